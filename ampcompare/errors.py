@@ -1,0 +1,86 @@
+"""Every error that a user can meet, and the exit code that the command line gives it.
+
+AmpCompareError
+├── ConfigError                 2   an option, arm, recipe or user's factory that cannot be used
+│   └── UnsupportedCombination  2   each part is legal, together they are not
+├── EnvironmentUnfit            4   this machine lacks something that was asked for
+│   └── BackendUnavailable      4   a backend, engine or package is not installed, or not usable here
+├── PreparationError            3   models or optimizers cannot be prepared as they are
+├── ScalingError                3   loss-scaling calls in an order that has no meaning
+├── LaunchError                 3   a worker process died or could not be started
+├── CheckpointError             2   a checkpoint that cannot be read or does not fit
+│   └── ConversionError         2   a checkpoint that cannot be carried to another layout
+└── RecordError                 2   a record or report file that cannot be read
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AmpCompareError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "EnvironmentUnfit",
+    "LaunchError",
+    "PreparationError",
+    "RecordError",
+    "ScalingError",
+    "UnsupportedCombination",
+]
+
+
+class AmpCompareError(Exception):
+    """Base of all errors meant for users: the message says what was seen and what to do."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ConfigError(AmpCompareError):
+    """An option, arm, recipe or user's factory cannot be used."""
+
+    exit_code = 2
+
+
+class UnsupportedCombination(ConfigError):
+    """Each part is legal; together they are not."""
+
+
+class EnvironmentUnfit(AmpCompareError):
+    """This machine lacks something that was asked for."""
+
+    exit_code = 4
+
+
+class BackendUnavailable(EnvironmentUnfit):
+    """A backend, engine or package is not installed, or cannot work here."""
+
+
+class PreparationError(AmpCompareError):
+    """Models or optimizers cannot be prepared as they are."""
+
+
+class ScalingError(AmpCompareError):
+    """Loss-scaling calls came in an order that has no meaning."""
+
+
+class LaunchError(AmpCompareError):
+    """A worker process died or could not be started."""
+
+
+class CheckpointError(AmpCompareError):
+    """A checkpoint cannot be read, or does not fit the model."""
+
+    exit_code = 2
+
+
+class ConversionError(CheckpointError):
+    """A checkpoint cannot be carried to another layout."""
+
+
+class RecordError(AmpCompareError):
+    """A record or report file cannot be read."""
+
+    exit_code = 2
