@@ -1,0 +1,161 @@
+"""What a run is told to do: frozen data, checked when it is built, with JSON Schema for editors.
+
+A `Recipe` is all that must be equal for two arms to be compared. A `RunConfig` is a recipe, an arm, and how and where
+to run them. Neither imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ampcompare.arm import Arm
+from ampcompare.errors import ConfigError
+
+__all__ = [
+    "DataConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Recipe",
+    "RunConfig",
+    "ScheduleConfig",
+    "validated",
+]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataConfig(_Frozen):
+    """Which samples are trained on, and how they are shown."""
+
+    name: str = Field("digits", description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder:PATH or module:factory")
+    dir: str | None = Field(None, description="folder that holds the downloaded sets")
+    download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
+    image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
+    train_size: PositiveInt | None = Field(None, description="use only so many training samples")
+    val_size: PositiveInt | None = Field(None, description="use only so many validation samples")
+    augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
+
+
+class ModelConfig(_Frozen):
+    """Which network is trained."""
+
+    arch: str = Field("convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the network")
+
+
+class OptimizerConfig(_Frozen):
+    """Which optimizer updates the weights."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegative = 1e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: NonNegative = 1e-8
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov needs sgd with a momentum above 0")
+        return self
+
+
+class ScheduleConfig(_Frozen):
+    """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
+
+    name: Literal["constant", "step", "cosine"] = "constant"
+    warmup_epochs: NonNegative = Field(0.0, description="epochs of linear warm-up from 0 to the learning rate")
+    step_epochs: PositiveInt = Field(30, description="epochs between two drops of the step schedule")
+    gamma: Positive = Field(0.1, description="factor of one drop of the step schedule")
+
+
+class Recipe(_Frozen):
+    """All that must be equal for two runs to be compared fairly."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    epochs: PositiveInt = 5
+    max_steps: PositiveInt | None = Field(None, description="end after so many updates, whatever the epochs say")
+    batch_size: PositiveInt = Field(64, description="samples in one update of one process")
+    grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
+    clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    channels_last: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Recipe:
+        if self.batch_size % self.grad_accum_steps:
+            raise ValueError(f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches")
+        return self
+
+
+class RunConfig(_Frozen):
+    """One arm of a recipe, and how to run it."""
+
+    recipe: Recipe = Recipe()
+    arm: str = "fp32"
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
+    cpu_half: Literal["auto", "emulated", "native"] = Field(
+        "auto", description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels"
+    )
+    on_nan: Literal["stop", "continue"] = Field("stop", description="what to do when training has diverged")
+    nan_patience: PositiveInt = Field(10, description="applied steps in a row with a non-finite loss that count as divergence")
+    drain_every: PositiveInt = Field(10, description="steps between two reads of losses and loss scales from the device")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
+    workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
+    threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
+    deterministic: bool = Field(False, description="refuse operations without a deterministic version")
+
+    @field_validator("arm")
+    @classmethod
+    def _canonical(cls, text: str) -> str:
+        try:
+            return str(Arm.parse(text))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, text: str) -> str:
+        kind, _, index = text.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()):
+            raise ValueError(f"device {text!r} is not auto, cpu, cuda or cuda:INDEX")
+        return text
+
+    def digest(self) -> str:
+        """Return the name of this cell: 12 hexadecimal digits that change with any setting."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
+    """Build `model` from `values`.
+
+    Raises:
+        ConfigError: one line naming each bad field, the value seen and what it takes.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors():
+            where = ".".join(str(part) for part in fault["loc"])
+            text = fault["msg"].removeprefix("Value error, ")
+            seen = "" if isinstance(fault["input"], dict) else f" (seen: {fault['input']!r})"
+            faults.append(f"{where}: {text}{seen}" if where else text)
+        raise ConfigError("; ".join(faults)) from None
