@@ -1,0 +1,54 @@
+"""Stand in for NVIDIA Apex 25.05: the same packages and names, on any device and any torch from 2.4 on.
+
+Sub-packages load when they are first touched, so importing this package costs no `import torch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+__all__ = [
+    "DeprecatedFeatureWarning",
+    "__version__",
+    "amp",
+    "deprecated_warning",
+    "fp16_utils",
+    "multi_tensor_apply",
+    "normalization",
+    "optimizers",
+    "parallel",
+]
+
+__version__ = "25.05+compat"
+
+_SUBPACKAGES = frozenset({"amp", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers", "parallel"})
+
+
+class DeprecatedFeatureWarning(FutureWarning):
+    """A feature that Apex itself declared deprecated, and later removed."""
+
+
+def deprecated_warning(message: str) -> None:
+    """Emit a `DeprecatedFeatureWarning`, on rank 0 only once a process group exists.
+
+    The warning points at the caller of the function that calls this one.
+    """
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if distributed.get_rank() != 0:
+            return
+    warnings.warn(message, DeprecatedFeatureWarning, stacklevel=3)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
