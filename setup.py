@@ -1,0 +1,76 @@
+"""Packaging. The tools' settings are in pyproject.toml, the pins of torch and torchvision in constraints/."""
+
+import runpy
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+README = ROOT / "README.md"
+
+EXTRAS = {
+    "html": ["jinja2", "plotly"],
+    "gpu": ["nvidia-ml-py"],
+    "tensorboard": ["tensorboard"],
+    "timm": ["timm"],
+    "slurm": ["submitit"],
+    "migrate": ["libcst"],
+    "accelerate": ["accelerate"],
+    "dev": [
+        "hypothesis>=6.100",
+        "mypy>=1.15",
+        "pytest>=8",
+        "ruff>=0.9",
+        "types-PyYAML",
+        "types-psutil",
+        "types-tabulate",
+        "types-tqdm",
+    ],
+}
+
+setup(
+    name="ampcompare",
+    version=runpy.run_path(str(ROOT / "ampcompare" / "version.py"))["__version__"],
+    description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
+    # An image build may bring setup.py alone, to cache the layer with the dependencies.
+    long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
+    long_description_content_type="text/markdown",
+    author="ampcompare contributors",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
+    packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
+    package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js"]},
+    # Lower bounds only. `apex` must never be listed: that name on PyPI is another project.
+    install_requires=[
+        "torch>=2.4",
+        "torchvision>=0.19",
+        "numpy>=1.26",
+        "scipy>=1.11",
+        "scikit-learn>=1.3",
+        "click>=8.1",
+        "tabulate>=0.9",
+        "PyYAML>=6",
+        "pydantic>=2",
+        "tqdm>=4.60",
+        "psutil>=5.9",
+        "safetensors>=0.4",
+    ],
+    extras_require=EXTRAS,
+    # Third parties add backends under the entry-point group `ampcompare.precisions`; our own are in its built-in table.
+    entry_points={"console_scripts": ["ampcompare = ampcompare.cli:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
