@@ -1,0 +1,122 @@
+"""What training sees of a data set: sizes, and batches that depend on (seed, epoch, index) only."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks.randomness import generator
+
+__all__ = ["Data", "cut_batches", "spread", "training_order"]
+
+
+@dataclass(frozen=True, eq=False)
+class Data(abc.ABC):
+    """A classification data set with a training and a validation part.
+
+    A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`, both on the
+    device that was asked for. Two objects made with the same arguments give bitwise the same batches, whatever was
+    drawn from global generators in between; those generators are left as they were.
+
+    Attributes:
+        name: as given on the command line.
+        num_classes: labels are 0 ... num_classes - 1.
+        sample_shape: of one sample; (channels, height, width) for images.
+        num_train: training samples.
+        num_val: validation samples.
+    """
+
+    name: str
+    num_classes: int
+    sample_shape: tuple[int, ...]
+    num_train: int
+    num_val: int
+
+    @abc.abstractmethod
+    def train_batches(
+        self,
+        epoch: int,
+        batch_size: int,
+        *,
+        device: str | torch.device,
+        workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = True,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch.
+
+        The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch would
+        see i-th. Without `drop_last` the last batch may be smaller, and unequal between ranks by one sample.
+
+        Raises:
+            ConfigError: no batch can be made.
+        """
+
+    @abc.abstractmethod
+    def val_batches(
+        self,
+        batch_size: int,
+        *,
+        device: str | torch.device,
+        workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every `world_size`-th validation sample from `rank` on: over all ranks each sample comes exactly once."""
+
+    def num_batches(self, batch_size: int, world_size: int = 1, *, drop_last: bool = True) -> int:
+        """Return how many training batches an epoch has, equal for all ranks.
+
+        Raises:
+            ConfigError: there are too few samples for one batch.
+        """
+        if batch_size < 1:
+            raise ConfigError(f"the batch size is {batch_size}; it must be at least 1")
+        full, rest = divmod(self.num_train, batch_size * world_size)
+        # A last batch in which some rank would have nothing to do would leave the others waiting for its gradients.
+        count = full if drop_last or rest < world_size else full + 1
+        if count == 0:
+            raise ConfigError(
+                f"{self.name} has {self.num_train} training samples, fewer than one batch of {batch_size} on each of "
+                f"{world_size} rank(s); use a smaller --batch-size"
+            )
+        return count
+
+
+def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+    """Return the order of an epoch: a permutation of `range(num_samples)`, int64."""
+    return torch.randperm(num_samples, generator=generator("order", seed, epoch))
+
+
+def cut_batches(order: Tensor, batch_size: int, count: int, *, rank: int, world_size: int) -> list[Tensor]:
+    """Cut the positions of `order` that belong to `rank` into at most `count` batches."""
+    return list(order[rank::world_size].split(batch_size)[:count])
+
+
+def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
+    """Choose `size` of `num_samples` samples evenly, over the classes too where `labels` are known.
+
+    The choice depends on nothing random: a subset is the same for every seed.
+
+    Returns:
+        Ascending positions, int64; all of them where `size` is None.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+    if size is None or size == num_samples:
+        return torch.arange(num_samples)
+    if not 1 <= size <= num_samples:
+        raise ConfigError(
+            f"{size} samples were asked for, and {what} has {num_samples}; choose between 1 and {num_samples}"
+        )
+    picked = torch.arange(size) * num_samples // size
+    if labels is not None:
+        picked = torch.argsort(labels, stable=True)[picked]
+    return picked.sort().values

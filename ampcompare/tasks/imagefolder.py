@@ -1,0 +1,110 @@
+"""Images in folders, laid out as ImageNet usually is: `train/CLASS/*.jpg` and `val/CLASS/*.jpg`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.tasks.data import spread
+from ampcompare.tasks.stream import KeyedSamples, StreamData
+from ampcompare.tasks.torchvision_loader import load_torchvision
+
+__all__ = ["imagefolder"]
+
+_DEFAULT_SIZE = 224
+# What ImageNet's usual validation resizes to before it crops 224.
+_RESIZE_RATIO = 256 / 224
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def imagefolder(
+    name: str,
+    root: str,
+    *,
+    seed: int,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    augment: bool,
+) -> StreamData:
+    """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
+
+    Training images are a random part of the original, resized and perhaps flipped; validation images, and training
+    images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
+
+    Raises:
+        ConfigError: the folders are not laid out so, or hold no images, or something other than 3 channels was asked for.
+        BackendUnavailable: torchvision or Pillow is missing.
+    """
+    if channels not in (None, 3):
+        raise ConfigError(f"{channels} channels were asked for, and {name} gives images of 3")
+    _check_layout(root)
+    vision = load_torchvision()
+    size = image_size or _DEFAULT_SIZE
+    transforms = vision.transforms
+    finish = [transforms.ToTensor(), transforms.Normalize(_IMAGENET_MEAN, _IMAGENET_STD)]
+    center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
+    random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    parts = {}
+    for part, count in (("train", train_size), ("val", val_size)):
+        transform = transforms.Compose([*(random if part == "train" and augment else center), *finish])
+        try:
+            images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
+            ) from error
+        chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
+        parts[part] = KeyedSamples(images, chosen, purpose=part, seed=seed, channels=None)
+    classes = len(parts["train"].samples.classes)
+    return StreamData(
+        name, classes, (3, size, size), len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"]
+    )
+
+
+def _check_layout(root: str) -> None:
+    folder = Path(root)
+    if not root or not folder.is_dir():
+        raise ConfigError(
+            f"imagefolder:{root}: there is no folder {root!r}; write imagefolder:PATH with a folder that has train and val"
+        )
+    missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
+    if missing:
+        seen = sorted(entry.name for entry in folder.iterdir())[:5]
+        raise ConfigError(
+            f"{root} has no folder {' and no folder '.join(missing)}; seen there: {', '.join(seen) or 'nothing'}"
+        )
+    train, val = ({entry.name for entry in (folder / part).iterdir() if entry.is_dir()} for part in ("train", "val"))
+    for part, classes in (("train", train), ("val", val)):
+        if not classes:
+            raise ConfigError(f"{folder / part} has no folders; make one for each class, with its images inside")
+    if train != val:
+        differences = [
+            f"only in {part}: {', '.join(sorted(names)[:5])}"
+            for part, names in (("train", train - val), ("val", val - train))
+            if names
+        ]
+        raise ConfigError(
+            f"{root} has {len(train)} classes in train and {len(val)} in val, and they differ ({'; '.join(differences)})"
+        )
+
+
+def _open(path: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"images are read with Pillow, which cannot be imported ({error}): pip install pillow"
+        ) from error
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as an image ({type(error).__name__}: {error}); repair or remove it"
+        ) from error

@@ -1,0 +1,98 @@
+"""From the name of a data set to its batches."""
+
+from __future__ import annotations
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks.bundled import digits, synthetic
+from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES, close_matches
+from ampcompare.tasks.data import Data
+from ampcompare.tasks.downloaded import downloaded
+from ampcompare.tasks.imagefolder import imagefolder
+from ampcompare.tasks.user_data import user_data
+
+__all__ = ["load_data"]
+
+
+def load_data(
+    name: str,
+    *,
+    seed: int,
+    data_dir: str | None = None,
+    download: bool = False,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
+    augment: bool = True,
+) -> Data:
+    """Load the data set called `name`; a subset, resized images or repeated gray channels if asked for.
+
+    Args:
+        name: one of `list_data`, `imagefolder:PATH`, or `package.module:factory`.
+        seed: orders and augmentation follow from it; the choice of samples does not.
+        data_dir: where torchvision's sets lie; None is the folder `data`.
+        download: fetch such a set if it is not there.
+        image_size: height and width in pixels; None takes the set's own, 224 for folders of images.
+        channels: what the model needs; None takes the set's own.
+        train_size: use so many training samples, spread evenly over the classes; `val_size` likewise.
+        augment: shift, crop and flip training images at random, as each set defines it.
+
+    Raises:
+        ConfigError: unknown name, files not there, or options that the set cannot fulfill.
+        EnvironmentUnfit: a download failed, or a package is missing.
+    """
+    for option, value in (
+        ("image_size", image_size),
+        ("channels", channels),
+        ("train_size", train_size),
+        ("val_size", val_size),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} is {value}; it must be at least 1")
+    if name in ("digits", "synthetic"):
+        bundled = digits if name == "digits" else synthetic
+        return bundled(
+            seed=seed,
+            image_size=image_size,
+            channels=channels,
+            train_size=train_size,
+            val_size=val_size,
+            augment=augment,
+        )
+    if name in TORCHVISION_FILES:
+        return downloaded(
+            name,
+            seed=seed,
+            data_dir=data_dir,
+            download=download,
+            image_size=image_size,
+            channels=channels,
+            train_size=train_size,
+            val_size=val_size,
+            augment=augment,
+        )
+    kind, colon, path = name.partition(":")
+    if kind == "imagefolder":
+        return imagefolder(
+            name,
+            path,
+            seed=seed,
+            image_size=image_size,
+            channels=channels,
+            train_size=train_size,
+            val_size=val_size,
+            augment=augment,
+        )
+    if colon:
+        return user_data(
+            name,
+            seed=seed,
+            data_dir=data_dir,
+            download=download,
+            image_size=image_size,
+            channels=channels,
+            train_size=train_size,
+            val_size=val_size,
+            augment=augment,
+        )
+    raise ConfigError(f"there is no data set {name!r}; {close_matches(name, DATA_SETS)}")

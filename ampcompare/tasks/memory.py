@@ -1,0 +1,164 @@
+"""Data sets small enough to lie on the device as two tensors: a batch is one gather, without loader or workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks.data import Data, cut_batches, spread, training_order
+from ampcompare.tasks.randomness import generator
+
+__all__ = ["MemoryData", "memory_data", "resize_images", "shift_images"]
+
+
+@dataclass
+class _Epoch:
+    """The last epoch that was made ready on a device."""
+
+    number: int
+    images: Tensor
+    order: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryData(Data):
+    """Images in memory, shifted at random by up to `max_shift` pixels in each direction when training.
+
+    `workers` is accepted and not used: there is nothing to do beside the training process.
+    """
+
+    seed: int
+    max_shift: int
+    train: tuple[Tensor, Tensor] = field(repr=False)
+    val: tuple[Tensor, Tensor] = field(repr=False)
+    _moved: dict[torch.device, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = field(
+        default_factory=dict, repr=False
+    )
+    _epochs: dict[torch.device, _Epoch] = field(default_factory=dict, repr=False)
+
+    def train_batches(
+        self,
+        epoch: int,
+        batch_size: int,
+        *,
+        device: str | torch.device,
+        workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = True,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        count = self.num_batches(batch_size, world_size, drop_last=drop_last)
+        ready = self._ready(epoch, torch.device(device))
+        labels = self._on(torch.device(device))[0][1]
+        batches = cut_batches(ready.order, batch_size, count, rank=rank, world_size=world_size)
+        return _gather(ready.images, labels, batches)
+
+    def val_batches(
+        self,
+        batch_size: int,
+        *,
+        device: str | torch.device,
+        workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = self._on(torch.device(device))[1]
+        order = torch.arange(self.num_val, device=images.device)
+        return _gather(images, labels, cut_batches(order, batch_size, self.num_val, rank=rank, world_size=world_size))
+
+    def _on(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        if device not in self._moved:
+            train, val = self.train, self.val
+            self._moved[device] = (train[0].to(device), train[1].to(device)), (val[0].to(device), val[1].to(device))
+        return self._moved[device]
+
+    def _ready(self, epoch: int, device: torch.device) -> _Epoch:
+        last = self._epochs.get(device)
+        if last is None or last.number != epoch:
+            images = self._on(device)[0][0]
+            if self.max_shift:
+                draws = generator("shift", self.seed, epoch)
+                shifts = torch.randint(-self.max_shift, self.max_shift + 1, (self.num_train, 2), generator=draws)
+                images = shift_images(images, shifts.to(device))
+            last = _Epoch(epoch, images, training_order(self.seed, epoch, self.num_train).to(device))
+            self._epochs[device] = last
+        return last
+
+
+def memory_data(
+    name: str,
+    train: tuple[Tensor, Tensor],
+    val: tuple[Tensor, Tensor],
+    *,
+    num_classes: int,
+    seed: int,
+    image_size: int | None,
+    channels: int | None,
+    train_size: int | None,
+    val_size: int | None,
+    max_shift: int,
+) -> MemoryData:
+    """Choose, resize and repeat the channels of images, and join them to a data set.
+
+    Args:
+        train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
+        image_size: height and width wanted; None leaves them.
+        channels: wanted; gray images can be repeated to any number.
+        max_shift: pixels by which a training image may be moved.
+
+    Raises:
+        ConfigError: too few samples, or channels that cannot be had.
+    """
+    parts = []
+    for (images, labels), size, word in ((train, train_size, "training"), (val, val_size, "validation")):
+        chosen = spread(len(labels), size, what=f"the {word} part of {name}", labels=labels)
+        images, labels = images[chosen], labels[chosen]
+        if image_size is not None:
+            images = resize_images(images, image_size)
+        parts.append((_repeat_channels(images, channels, name).contiguous(), labels))
+    shape = tuple(parts[0][0].shape[1:])
+    return MemoryData(name, num_classes, shape, len(parts[0][1]), len(parts[1][1]), seed, max_shift, parts[0], parts[1])
+
+
+def resize_images(images: Tensor, size: int) -> Tensor:
+    """Scale images (N, C, H, W) bilinearly to (N, C, size, size), smoothing where they shrink."""
+    if images.shape[-2:] == (size, size):
+        return images
+    return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
+
+
+def shift_images(images: Tensor, shifts: Tensor) -> Tensor:
+    """Move each image by its own whole number of pixels, filling with zeros.
+
+    Args:
+        images: (N, C, H, W).
+        shifts: (N, 2) int64, rows down and columns right, each smaller than the image.
+    """
+    count, channels, height, width = images.shape
+    margin = int(shifts.abs().max()) if count else 0
+    padded = F.pad(images, (margin, margin, margin, margin))
+    rows = torch.arange(height, device=images.device) + margin - shifts[:, :1]
+    columns = torch.arange(width, device=images.device) + margin - shifts[:, 1:]
+    samples = torch.arange(count, device=images.device)[:, None, None, None]
+    planes = torch.arange(channels, device=images.device)[:, None, None]
+    return padded[samples, planes, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _repeat_channels(images: Tensor, channels: int | None, name: str) -> Tensor:
+    if channels is None or channels == images.shape[1]:
+        return images
+    if images.shape[1] != 1:
+        raise ConfigError(
+            f"{channels} channels were asked for, and {name} has {images.shape[1]}; only gray images can be repeated"
+        )
+    return images.expand(-1, channels, -1, -1)
+
+
+def _gather(images: Tensor, labels: Tensor, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    for batch in batches:
+        yield images.index_select(0, batch), labels.index_select(0, batch)

@@ -1,0 +1,68 @@
+"""Importing torchvision, also beside a torch without CUDA.
+
+A torchvision built for CUDA cannot load its compiled operators beside a CPU build of torch. Two of them, `nms` and
+`qnms`, are expected at import, so the whole package fails although classifiers, data sets and transforms need none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import warnings
+from types import ModuleType
+
+import torch
+
+from ampcompare.errors import BackendUnavailable
+
+__all__ = ["load_torchvision"]
+
+_INSTALL_HINT = "install the version that matches torch (2.13 takes torchvision 0.28): pip install torchvision"
+
+
+def load_torchvision() -> ModuleType:
+    """Import torchvision and return it, defining the two operators that its import needs where they are missing.
+
+    A torchvision that imports as it is stays untouched. Detection operators (`nms`) still raise when called, if the
+    compiled ones could not be loaded.
+
+    Raises:
+        BackendUnavailable: torchvision is not installed, or cannot be imported for another reason.
+    """
+    try:
+        return _import()
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise _unavailable(error) from error
+    except ImportError as error:
+        raise _unavailable(error) from error
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    try:
+        _define_missing_operators()
+        return _import()
+    except (RuntimeError, ImportError) as error:
+        raise _unavailable(error) from error
+
+
+def _import() -> ModuleType:
+    with warnings.catch_warnings():
+        # Some versions warn that their image decoders cannot be loaded; images are decoded by PIL here.
+        warnings.simplefilter("ignore", UserWarning)
+        return importlib.import_module("torchvision")
+
+
+@functools.cache
+def _define_missing_operators() -> torch.library.Library:
+    """Declare the schemas of `nms` and `qnms`; the cache keeps the library alive, which is what keeps them declared."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def _unavailable(error: Exception) -> BackendUnavailable:
+    text = str(error).partition("\n")[0]
+    return BackendUnavailable(f"torchvision cannot be imported ({type(error).__name__}: {text}); {_INSTALL_HINT}")
