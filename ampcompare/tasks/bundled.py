@@ -12,6 +12,9 @@ from ampcompare.tasks.randomness import generator
 __all__ = ["digits", "synthetic"]
 
 _DIGITS_HOLDOUT = 5
+_DIGITS_MEAN = 4.88  # of pixel values from 0 to 16
+_DIGITS_STD = 6.02
+_DIGITS_MOVED_SHARE = 0.1
 _SYNTHETIC_CLASSES = 10
 _SYNTHETIC_SIZE = 32
 _SYNTHETIC_TRAIN = 2048
@@ -28,9 +31,10 @@ def digits(
     val_size: int | None = None,
     augment: bool = True,
 ) -> MemoryData:
-    """Load scikit-learn's digits: 1,437 for training, 360 for validation, values in [0, 1].
+    """Load scikit-learn's digits: 1,437 for training, 360 for validation, of mean 0 and standard deviation 1.
 
-    Every fifth digit of each class is for validation, whatever the seed. Augmentation moves by up to one pixel.
+    Every fifth digit of each class is for validation, whatever the seed. Augmentation moves every tenth image by up to
+    one pixel: the digits fill their frame, and moving all of them cuts off so much that six epochs stay below 97 %.
 
     Raises:
         BackendUnavailable: scikit-learn is not installed.
@@ -42,7 +46,8 @@ def digits(
             f"digits need scikit-learn, which cannot be imported ({error}): pip install scikit-learn"
         ) from error
     bunch = load_digits()
-    images = torch.from_numpy(bunch.images).to(torch.float32)[:, None] / 16
+    images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
+    images = (images - _DIGITS_MEAN) / _DIGITS_STD
     labels = torch.from_numpy(bunch.target).to(torch.int64)
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True
@@ -56,7 +61,8 @@ def digits(
         channels=channels,
         train_size=train_size,
         val_size=val_size,
-        max_shift=1 if augment else 0,
+        moved_share=_DIGITS_MOVED_SHARE if augment else 0.0,
+        background=-_DIGITS_MEAN / _DIGITS_STD,
     )
 
 
@@ -92,7 +98,8 @@ def synthetic(
         channels=None,
         train_size=None,
         val_size=None,
-        max_shift=1 if augment else 0,
+        moved_share=1.0 if augment else 0.0,
+        background=0.0,
     )
 
 

@@ -27,13 +27,16 @@ class _Epoch:
 
 @dataclass(frozen=True, eq=False)
 class MemoryData(Data):
-    """Images in memory, shifted at random by up to `max_shift` pixels in each direction when training.
+    """Images in memory; in each epoch a random `moved_share` of those for training is shifted by up to one pixel.
+
+    What a shift uncovers is filled with `background`.
 
     `workers` is accepted and not used: there is nothing to do beside the training process.
     """
 
     seed: int
-    max_shift: int
+    moved_share: float
+    background: float
     train: tuple[Tensor, Tensor] = field(repr=False)
     val: tuple[Tensor, Tensor] = field(repr=False)
     _moved: dict[torch.device, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = field(
@@ -81,10 +84,11 @@ class MemoryData(Data):
         last = self._epochs.get(device)
         if last is None or last.number != epoch:
             images = self._on(device)[0][0]
-            if self.max_shift:
+            if self.moved_share:
                 draws = generator("shift", self.seed, epoch)
-                shifts = torch.randint(-self.max_shift, self.max_shift + 1, (self.num_train, 2), generator=draws)
-                images = shift_images(images, shifts.to(device))
+                shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
+                shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
+                images = shift_images(images, shifts.to(device), self.background)
             last = _Epoch(epoch, images, training_order(self.seed, epoch, self.num_train).to(device))
             self._epochs[device] = last
         return last
@@ -101,7 +105,8 @@ def memory_data(
     channels: int | None,
     train_size: int | None,
     val_size: int | None,
-    max_shift: int,
+    moved_share: float,
+    background: float,
 ) -> MemoryData:
     """Choose, resize and repeat the channels of images, and join them to a data set.
 
@@ -109,7 +114,8 @@ def memory_data(
         train: float32 images (N, C, H, W) and int64 labels (N,); `val` likewise.
         image_size: height and width wanted; None leaves them.
         channels: wanted; gray images can be repeated to any number.
-        max_shift: pixels by which a training image may be moved.
+        moved_share: part of the training images that an epoch moves by up to one pixel.
+        background: value of a pixel where there is nothing.
 
     Raises:
         ConfigError: too few samples, or channels that cannot be had.
@@ -121,8 +127,19 @@ def memory_data(
         if image_size is not None:
             images = resize_images(images, image_size)
         parts.append((_repeat_channels(images, channels, name).contiguous(), labels))
-    shape = tuple(parts[0][0].shape[1:])
-    return MemoryData(name, num_classes, shape, len(parts[0][1]), len(parts[1][1]), seed, max_shift, parts[0], parts[1])
+    chosen_train, chosen_val = parts
+    return MemoryData(
+        name,
+        num_classes,
+        tuple(chosen_train[0].shape[1:]),
+        len(chosen_train[1]),
+        len(chosen_val[1]),
+        seed=seed,
+        moved_share=moved_share,
+        background=background,
+        train=chosen_train,
+        val=chosen_val,
+    )
 
 
 def resize_images(images: Tensor, size: int) -> Tensor:
@@ -132,16 +149,17 @@ def resize_images(images: Tensor, size: int) -> Tensor:
     return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
 
 
-def shift_images(images: Tensor, shifts: Tensor) -> Tensor:
-    """Move each image by its own whole number of pixels, filling with zeros.
+def shift_images(images: Tensor, shifts: Tensor, fill: float = 0.0) -> Tensor:
+    """Move each image by its own whole number of pixels.
 
     Args:
         images: (N, C, H, W).
-        shifts: (N, 2) int64, rows down and columns right, each smaller than the image.
+        shifts: (N, 2) int64, rows down and columns right.
+        fill: value of the pixels that come in from outside.
     """
     count, channels, height, width = images.shape
     margin = int(shifts.abs().max()) if count else 0
-    padded = F.pad(images, (margin, margin, margin, margin))
+    padded = F.pad(images, (margin, margin, margin, margin), value=fill)
     rows = torch.arange(height, device=images.device) + margin - shifts[:, :1]
     columns = torch.arange(width, device=images.device) + margin - shifts[:, 1:]
     samples = torch.arange(count, device=images.device)[:, None, None, None]
