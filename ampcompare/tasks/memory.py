@@ -88,7 +88,7 @@ class MemoryData(Data):
                 draws = generator("shift", self.seed, epoch)
                 shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
                 shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
-                images = shift_images(images, shifts.to(device), self.background)
+                images = shift_images(images, shifts, self.background)
             last = _Epoch(epoch, images, training_order(self.seed, epoch, self.num_train).to(device))
             self._epochs[device] = last
         return last
@@ -159,6 +159,7 @@ def shift_images(images: Tensor, shifts: Tensor, fill: float = 0.0) -> Tensor:
     """
     count, channels, height, width = images.shape
     margin = int(shifts.abs().max()) if count else 0
+    shifts = shifts.to(images.device)
     padded = F.pad(images, (margin, margin, margin, margin), value=fill)
     rows = torch.arange(height, device=images.device) + margin - shifts[:, :1]
     columns = torch.arange(width, device=images.device) + margin - shifts[:, 1:]
