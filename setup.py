@@ -21,6 +21,7 @@ EXTRAS = {
         "mypy>=1.15",
         "pytest>=8",
         "ruff>=0.9",
+        "setuptools>=64",
         "types-PyYAML",
         "types-psutil",
         "types-tabulate",

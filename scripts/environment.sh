@@ -8,6 +8,9 @@ log=$venv/install.log
 busy=$venv/.installing
 cpu_index=https://download.pytorch.org/whl/cpu
 
+# An activated .venv must not be made from itself.
+PATH=${PATH//"$root/$venv/bin:"/}
+
 # Settings of a user's pip that cannot work in a virtual environment, or that would wait for an answer.
 export PIP_USER=0 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -69,29 +72,28 @@ unreachable() {
     grep -qE 'ConnectionError|ConnectTimeout|ReadTimeout|connection broken|ProxyError|SSLError|Could not fetch URL' $log
 }
 
-last_error() { sed -n 's/^ERROR: //p' $log | tail -n 1; }
-
-# Ends with one line about why pip failed. What it had installed is whole, unless the disk was full.
-explain() {
-    if grep -q 'No space left on device' $log; then
-        die "the disk is full: free some space (log: $log)"
-    fi
+# Ends with one line: $1, and what pip said last. What pip has installed is whole, unless the disk was full.
+fail() {
+    if grep -q 'No space left on device' $log; then die "the disk is full: free some space (log: $log)"; fi
     rm -f $busy
+    die "$1 (log: $log): $(sed -n '/ResolutionImpossible/d; s/^ERROR: //p' $log | tail -n 1)"
+}
+
+explain() {
     if unreachable; then
-        set -- "the package registry cannot be reached: check the network, or the index and proxy that pip is set to use"
+        fail "the package registry cannot be reached: check the network, or the index and proxy that pip is set to use"
     fi
-    die "$1 (log: $log): $(last_error)"
+    fail "$1"
 }
 
 install_torch_without_cuda() {
-    pip_install --no-deps -c constraints/cpu.txt torch && return
-    if unreachable || [ "$(uname -s)" != Linux ]; then
-        explain "torch has no wheel for Python $(version_of "$python") on $(uname -sm)"
-    fi
-    pip_install --timeout 15 --index-url $cpu_index --no-deps -c constraints/cpu.txt torch && return
-    rm -f $busy
-    die "no CPU wheel of torch for Python $(version_of "$python") on $(uname -sm), neither in the sources that pip is set" \
-        "to use nor at $cpu_index (log: $log): $(last_error)"
+    local pin wanted
+    pin=$(grep -o '^torch==[^;]*+cpu' constraints/cpu.txt)
+    wanted="CPU wheel of ${pin/==/ } for Python $(version_of $venv/bin/python) on $(uname -m)"
+    pip_install --no-deps "$pin" && return
+    if unreachable || ! grep -q 'No matching distribution' $log; then explain "the $wanted could not be installed"; fi
+    pip_install --timeout 15 --index-url $cpu_index --no-deps "$pin" ||
+        fail "there is no $wanted in the sources that pip is set to use, nor could it be had from $cpu_index"
 }
 
 install() {
@@ -110,14 +112,16 @@ install() {
         [ "$free_gb" -ge $need_gb ] || die "$root has $free_gb GB free, and $need_gb GB are needed: free some space"
         mkdir $venv
         echo $$ >$busy
-        "$python" -m venv $([ $kind != system ] || echo --system-site-packages) $venv >$log 2>&1 || explain "$python -m venv failed"
+        "$python" -m venv $([ $kind != system ] || echo --system-site-packages) $venv >$log 2>&1 ||
+            explain "$python -m venv failed"
     elif grep -q 'include-system-site-packages = true' $venv/pyvenv.cfg; then
         kind=system
     fi
     echo $$ >$busy
     say "installing into $venv, some minutes (log: $log)"
-    [ $kind != cpu ] || install_torch_without_cuda
-    pip_install $([ $kind = system ] || echo -c "constraints/$kind.txt") -e ".[$1]" || explain "the packages could not be installed"
+    if [ $kind = cpu ] && [ "$(uname -s)" = Linux ]; then install_torch_without_cuda; fi
+    pip_install $([ $kind = system ] || echo -c "constraints/$kind.txt") -e ".[$1]" ||
+        explain "the packages could not be installed"
     for extra in ${1//,/ }; do recipe >"$venv/.ready-$extra"; done
     rm -f $busy
 }

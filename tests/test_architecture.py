@@ -1,0 +1,191 @@
+"""The floors of the house: which part of the package may import which, read from the source with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "ampcompare"
+
+FLOORS = {
+    "__main__": 8,
+    "cli": 7,
+    "compare": 6,
+    "legacy": 6,
+    "report": 5,
+    "launch": 5,
+    "training": 4,
+    "precision": 3,
+    "parallel": 3,
+    "tasks": 3,
+    "apex": 2,
+    "convert": 2,
+    "migrate": 2,
+    "config": 1,
+    "record": 1,
+    "environment": 1,
+    "registry": 1,
+    "arm": 1,
+    "errors": 0,
+    "version": 0,
+}
+TORCH_FREE = ("cli", "compare", "migrate", "report")
+HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+MAY_PRINT = ("apex", "legacy", "cli", "__main__")
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def _targets(module: str, node: ast.AST) -> Iterator[str]:
+    """Yield the full names that an import statement may load; `from a import b` may load `a.b` too."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*parents, *filter(None, [node.module])])
+        yield base
+        yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in MODULES)
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Yield the statements that run when a module is imported: not those of functions, nor those for type checkers."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _at_import(node.orelse)
+            continue
+        yield node
+        for field in ("body", "orelse", "finalbody", "handlers"):
+            yield from _at_import(getattr(node, field, []))
+
+
+@cache
+def _loads(module: str) -> frozenset[str]:
+    """Return what importing `module` imports directly, parent packages included."""
+    loaded = {target for node in _at_import(_tree(module).body) for target in _targets(module, node)}
+    for name in [module, *loaded]:
+        if name in MODULES:
+            loaded.update(parent for parent in _parents(name) if parent != module)
+    return frozenset(loaded)
+
+
+def _parents(name: str) -> Iterator[str]:
+    while "." in name:
+        name = name.rpartition(".")[0]
+        if name in MODULES:
+            yield name
+
+
+def _chains(module: str) -> dict[str, str]:
+    """Return every module that importing `module` imports, and by which way."""
+    ways = {module: module}
+    queue = [module]
+    for current in queue:
+        for target in sorted(_loads(current) if current in MODULES else ()):
+            if target not in ways:
+                ways[target] = f"{ways[current]} -> {target}"
+                queue.append(target)
+    return ways
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def _in_room(*rooms: str) -> list[str]:
+    return [module for module in MODULES if _room(module) in rooms]
+
+
+def test_every_room_has_a_floor() -> None:
+    """Nothing lies in the package that the list of floors does not know."""
+    unknown = {_room(module) for module in MODULES} - {"", *FLOORS}
+    assert not unknown, f"give {sorted(unknown)} a floor in this file, or move them into a room"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "ampcompare"])
+def test_imports_go_down(module: str) -> None:
+    """A file imports only from its own room and from lower floors, inside functions too."""
+    room = _room(module)
+    wrong = []
+    for node in ast.walk(_tree(module)):
+        for target in _targets(module, node):
+            other = _room(target) if target.split(".")[0] == "ampcompare" else ""
+            # The ground floor's files are one room.
+            same = other in ("", room) or FLOORS[other] == FLOORS[room] == 1
+            if not same and FLOORS[other] >= FLOORS[room]:
+                wrong.append(f"line {node.lineno}: {target}")  # type: ignore[attr-defined]
+    assert not wrong, f"{module} (floor {FLOORS[room]}) imports upwards or sideways: {wrong}"
+
+
+@pytest.mark.parametrize("module", _in_room(*TORCH_FREE))
+def test_loads_without_torch(module: str) -> None:
+    """Reports, verdicts, source rewriting and the command line import no torch until a function needs it."""
+    ways = [way for target, way in _chains(module).items() if target.split(".")[0] in ("torch", "torchvision")]
+    assert not ways, f"torch is imported by {ways[0]}"
+
+
+@pytest.mark.parametrize("module", _in_room("cli"))
+def test_command_line_starts_light(module: str) -> None:
+    """A command's heavy imports are inside its function, so that `--help` answers at once."""
+    ways = [way for target, way in _chains(module).items() if target.split(".")[0] in HEAVY]
+    assert not ways, f"imported at start: {ways[0]}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if _room(name) != "cli"])
+def test_click_lives_in_cli(module: str) -> None:
+    """Only the command line knows click."""
+    found = [target for node in ast.walk(_tree(module)) for target in _targets(module, node)]
+    assert not [target for target in found if target.split(".")[0] == "click"]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if _room(name) not in MAY_PRINT])
+def test_only_the_command_line_prints_and_exits(module: str) -> None:
+    """Below the command line nothing prints or exits, but for the last line of what runs as `python -m`."""
+    ends = {"print", "exit", "quit", "sys.exit", "SystemExit"}
+    body = [
+        node for node in _tree(module).body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+    ]
+    calls = [node for part in body for node in ast.walk(part) if isinstance(node, ast.Call)]
+    wrong = [f"line {call.lineno}: {ast.unparse(call.func)}" for call in calls if ast.unparse(call.func) in ends]
+    assert not wrong
+
+
+def test_no_file_is_called_utils() -> None:
+    """A file's name says what is in it."""
+    assert not [name for name in MODULES if name.rpartition(".")[2] in ("utils", "helpers", "misc", "common")]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_say_what_they_are(module: str) -> None:
+    """Every module begins with a docstring."""
+    assert ast.get_docstring(_tree(module)), f"{MODULES[module]} has no docstring"
+
+
+def test_import_is_instant() -> None:
+    """`import ampcompare` loads none of the heavy packages, nor pydantic."""
+    code = "import sys, ampcompare; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "ampcompare" in loaded
+    assert not loaded & (HEAVY | {"pydantic", "click", "yaml"})

@@ -1,0 +1,129 @@
+"""The package as others see it: public names, version, metadata, and what a wheel of it contains."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ampcompare
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The egg-info folder that setup.py writes."""
+    pytest.importorskip("setuptools")
+    out = tmp_path_factory.mktemp("egg")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return out / "ampcompare.egg-info"
+
+
+@pytest.mark.parametrize("name", ampcompare.__all__)
+def test_public_names_resolve(name: str) -> None:
+    """Every name in `__all__` can be had from the package, and is the object of its home module."""
+    value = getattr(ampcompare, name)
+    home = ampcompare._HOMES.get(name)
+    if home is not None:
+        assert value is getattr(importlib.import_module(home), name)
+    assert name in dir(ampcompare)
+
+
+def test_public_names_are_pinned() -> None:
+    """The names that users may rely on change only together with this test."""
+    assert ampcompare.__all__ == [
+        "Arm",
+        "Precision",
+        "Recipe",
+        "RunConfig",
+        "RunRecord",
+        "StepOutcome",
+        "StepRecord",
+        "__version__",
+        "compare",
+        "make_precision",
+        "run",
+    ]
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A name that does not exist fails as on any module."""
+    with pytest.raises(AttributeError, match="no attribute 'comparison'"):
+        _ = ampcompare.comparison
+
+
+@pytest.mark.parametrize("first", ["", "import ampcompare.compare.plan", "ampcompare.compare", "ampcompare.run"])
+def test_compare_is_room_and_function(first: str) -> None:
+    """`ampcompare.compare(...)` calls the function, whatever was imported before, and the room stays importable."""
+    code = f"""
+import ampcompare
+{first}
+import ampcompare.compare.api as api
+api.compare = lambda *args, **kwargs: (args, kwargs)
+print(ampcompare.compare(["fp32"], seeds=[1]))
+"""
+    assert _python(code) == "((['fp32'],), {'seeds': [1]})"
+
+
+def test_version_has_one_source(metadata: Path) -> None:
+    """The metadata carry the version of version.py, and reading it imports nothing."""
+    assert f"Version: {ampcompare.__version__}\n" in (metadata / "PKG-INFO").read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", ampcompare.__version__)
+    assert "import" not in (ROOT / "ampcompare" / "version.py").read_text(encoding="utf-8").split('"""')[2]
+
+
+def test_requirements_are_lower_bounds(metadata: Path) -> None:
+    """No requirement has an upper bound or a pin, and `apex` is not among them."""
+    lines = (metadata / "requires.txt").read_text(encoding="utf-8").split()
+    names = {re.match(r"[\w-]+", line).group().lower() for line in lines if line[0] != "["}  # type: ignore[union-attr]
+    assert {"torch", "torchvision", "numpy", "scipy", "scikit-learn", "click", "pydantic", "safetensors"} <= names
+    assert "apex" not in names
+    assert not [line for line in lines if re.search(r"==|<|~=|!=", line)]
+
+
+def test_sources_are_packaged(metadata: Path) -> None:
+    """Every source file of the package and the mark of typed packages are in the list of sources."""
+    listed = set((metadata / "SOURCES.txt").read_text(encoding="utf-8").split("\n"))
+    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ampcompare").rglob("*.py")}
+    assert wanted | {"ampcompare/py.typed", "LICENSE", "constraints/cpu.txt", "scripts/test"} <= listed
+
+
+def test_console_script(metadata: Path) -> None:
+    """The command `ampcompare` is the command line's `main`."""
+    assert "ampcompare = ampcompare.cli:main" in (metadata / "entry_points.txt").read_text(encoding="utf-8")
+
+
+def test_pins_name_a_pair_that_matches() -> None:
+    """The constraints pin torch and torchvision only, to one pair; without a GPU, to a build without CUDA."""
+    pins = {}
+    for kind in ("cpu", "cuda"):
+        lines = (ROOT / "constraints" / f"{kind}.txt").read_text(encoding="utf-8").splitlines()
+        pins[kind] = [line for line in lines if not line.startswith("#")]
+    torch, torchvision = pins["cuda"]
+    assert pins["cpu"] == [
+        f'{torch}+cpu; platform_system == "Linux"',
+        f'{torch}; platform_system != "Linux"',
+        torchvision,
+    ]
+    assert re.fullmatch(r"torch==2\.\d+\.\d+", torch)
+    # torchvision 0.N goes with torch 2.(N - 15).
+    assert int(torchvision.split(".")[1]) == int(torch.split(".")[1]) + 15
+
+
+def test_module_runs_as_a_command() -> None:
+    """`python -m ampcompare` is the command line, from a checkout too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ampcompare.__version__ in done.stdout

@@ -1,0 +1,335 @@
+"""The scripts that set up, in a copy of what they read, with a stand-in for Python: nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Plays the interpreter, its venv module, pip, and the tools; writes each call to the file "calls".
+PYTHON_STUB = r"""#!/bin/bash
+case "$1 $2" in
+    "-c "*version_info*) echo "${STUB_VERSION:-3.11}" ;;
+    "-c "*ensurepip*) exit "${STUB_NO_VENV:-0}" ;;
+    "- "*) exit "${STUB_NO_TORCH:-1}" ;;
+    "-m venv")
+        shift 2
+        echo "venv $*" >>calls
+        mkdir -p .venv/bin
+        cp "$0" .venv/bin/python
+        printf '#!/bin/bash\necho "ampcompare $*" >>calls\nexit "${STUB_COMMAND:-0}"\n' >.venv/bin/ampcompare
+        chmod +x .venv/bin/ampcompare
+        echo "VIRTUAL_ENV=$PWD/.venv" >.venv/bin/activate
+        case "$*" in *system*) kept=true ;; *) kept=false ;; esac
+        echo "include-system-site-packages = $kept" >.venv/pyvenv.cfg
+        ;;
+    "-m pip")
+        shift 2
+        echo "pip $*" >>calls
+        [ -z "${STUB_PIP:-}" ] || { printf "$STUB_PIP\n" >&2; exit 1; }
+        ;;
+    *)
+        echo "python $* threads=${OMP_NUM_THREADS:-}" >>calls
+        [ "$2" != "${STUB_FAILING:-}" ]
+        ;;
+esac
+"""
+LARGE = 20 * 1024 * 1024
+NO_WHEEL = "ERROR: No matching distribution found for torch"
+NO_NETWORK = (
+    "WARNING: Retrying after connection broken by NewConnectionError\\nERROR: No matching distribution found for torch"
+)
+
+
+@dataclass
+class Frame:
+    """A copy of what the scripts read, with a PATH on which the stand-ins come first."""
+
+    root: Path
+    bin: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def program(self, name: str, text: str) -> Path:
+        """Put an executable on the PATH."""
+        path = self.bin / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a script of the copy from another folder, as a user may."""
+        environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), **self.environment, **variables}
+        return subprocess.run(
+            [str(self.root / script), *arguments],
+            env=environment,
+            cwd=self.root.parent,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def fails(self, **variables: str) -> str:
+        """Run the tests' script, expect it to end with exit code 4, and return its last line."""
+        done = self.run("scripts/test", **variables)
+        assert done.returncode == 4, done
+        assert "Traceback" not in done.stderr
+        lines = done.stderr.splitlines()
+        assert all(line.startswith("scripts/test: ") for line in lines), lines
+        return lines[-1]
+
+    def calls(self) -> list[str]:
+        """Return what the stand-ins were asked to do, in order."""
+        path = self.root / "calls"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def installations(self) -> int:
+        """Return how often the project itself was installed."""
+        return sum(" -e " in call for call in self.calls())
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> Frame:
+    """A fresh copy, on a machine with Python 3.11, much space and no GPU."""
+    root, programs = tmp_path / "a checkout", tmp_path / "bin"
+    programs.mkdir()
+    for folder in ("scripts", "constraints", ".ci"):
+        shutil.copytree(ROOT / folder, root / folder)
+    shutil.copy(ROOT / "setup.py", root)
+    made = Frame(root, programs)
+    made.program("python3", PYTHON_STUB)
+    made.program("nvidia-smi", "#!/bin/bash\nexit 9\n")
+    made.program("df", f"#!/bin/bash\necho Filesystem\necho /dev/disk 1 1 {LARGE} 1% /\n")
+    return made
+
+
+def test_second_call_installs_nothing(frame: Frame) -> None:
+    """The first call installs, the second goes straight to pytest and says nothing."""
+    first = frame.run("scripts/test")
+    assert (first.returncode, frame.installations()) == (0, 1)
+    assert "installing into .venv" in first.stderr
+    before = len(frame.calls())
+    second = frame.run("scripts/test")
+    assert (second.returncode, second.stderr) == (0, "")
+    assert frame.calls()[before:] == ["python -m pytest threads=1"]
+
+
+def test_demo_and_test_share_an_environment(frame: Frame) -> None:
+    """What the tests installed serves the demo; after the demo the tests install only what is missing."""
+    frame.run("scripts/demo")
+    assert frame.installations() == 1
+    frame.run("scripts/test")
+    assert frame.installations() == 2
+    frame.run("scripts/demo")
+    assert frame.installations() == 2
+    assert sum(call.startswith("venv") for call in frame.calls()) == 1
+
+
+def test_changed_requirements_install_again(frame: Frame) -> None:
+    """A change of setup.py is noticed, and goes into the environment that is there."""
+    frame.run("scripts/test")
+    with (frame.root / "setup.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    frame.run("scripts/test")
+    assert frame.installations() == 2
+    assert sum(call.startswith("venv") for call in frame.calls()) == 1
+
+
+def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
+    """What a killed installation left behind is removed, not taken as complete."""
+    frame.run("scripts/test")
+    (frame.root / ".venv" / ".installing").write_text("999999999\n", encoding="utf-8")
+    (frame.root / ".venv" / "half-written").touch()
+    assert frame.run("scripts/test").returncode == 0
+    assert frame.installations() == 2
+    assert not (frame.root / ".venv" / "half-written").exists()
+
+
+def test_installation_under_way_is_left_alone(frame: Frame) -> None:
+    """A second call beside a running installation stops, and names the process."""
+    frame.run("scripts/test")
+    (frame.root / ".venv" / ".installing").write_text(f"{os.getpid()}\n", encoding="utf-8")
+    assert f"process {os.getpid()} is installing" in frame.fails()
+    assert frame.installations() == 1
+
+
+def test_moved_checkout_starts_afresh(frame: Frame) -> None:
+    """An environment copied with its checkout names the old folder inside, so it is made anew."""
+    frame.run("scripts/test")
+    frame.root = shutil.copytree(frame.root, frame.root.parent / "elsewhere")
+    frame.run("scripts/test")
+    assert sum(call.startswith("venv") for call in frame.calls()) == 2
+
+
+def test_another_python_starts_afresh(frame: Frame) -> None:
+    """PYTHON of another version than the environment's makes it anew; of the same version it is kept."""
+    frame.run("scripts/test")
+    same = frame.program("same", PYTHON_STUB)
+    frame.run("scripts/test", PYTHON=str(same))
+    assert frame.installations() == 1
+    other = frame.program("other", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.12"))
+    frame.run("scripts/test", PYTHON=str(other))
+    assert frame.installations() == 2
+
+
+def test_activated_environment_is_not_made_from_itself(frame: Frame) -> None:
+    """With .venv activated and in need of repair, the interpreter is looked for outside of it."""
+    frame.run("scripts/test")
+    inside = frame.root / ".venv" / "bin"
+    shutil.copy(inside / "python", inside / "python3")
+    (frame.root / ".venv" / ".installing").write_text("999999999\n", encoding="utf-8")
+    done = frame.run("scripts/test", PATH=f"{inside}:{frame.bin}:/usr/bin:/bin")
+    assert (done.returncode, frame.installations()) == (0, 2)
+
+
+def test_old_python_is_one_line(frame: Frame) -> None:
+    """Too old an interpreter: one line with the version seen and the versions that work."""
+    line = frame.fails(PYTHON=str(frame.bin / "python3"), STUB_VERSION="3.8")
+    assert "Python 3.10 to 3.14 is needed" in line
+    assert "is 3.8" in line
+    assert frame.calls() == []
+
+
+def test_absent_python_is_one_line(frame: Frame) -> None:
+    """A PYTHON that cannot be run is named."""
+    assert "/nowhere/python cannot be run" in frame.fails(PYTHON="/nowhere/python")
+
+
+def test_newer_python_beside_an_old_one_is_taken(frame: Frame) -> None:
+    """Where python3 is too old, python3.12 serves."""
+    frame.program("python3", PYTHON_STUB.replace("STUB_VERSION:-3.11", "STUB_VERSION:-3.9"))
+    for name in ("python3.13", "python3.11", "python3.10"):
+        frame.program(name, "#!/bin/bash\nexit 127\n")
+    frame.program("python3.12", PYTHON_STUB)
+    assert frame.run("scripts/test").returncode == 0
+
+
+def test_missing_venv_module_is_one_line(frame: Frame) -> None:
+    """Debian's Python without python3-venv: one line that names the package."""
+    line = frame.fails(PYTHON=str(frame.bin / "python3"), STUB_NO_VENV="1")
+    assert "lacks venv and ensurepip" in line
+    assert "python3-venv" in line
+    assert frame.calls() == []
+
+
+def test_little_space_is_one_line(frame: Frame) -> None:
+    """Too little space is found before anything is downloaded."""
+    frame.program("df", f"#!/bin/bash\necho Filesystem\necho /dev/disk 1 1 {1024 * 1024} 99% /\n")
+    assert "has 1 GB free, and 2 GB are needed" in frame.fails()
+    assert frame.calls() == []
+    frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
+    assert "8 GB are needed" in frame.fails()
+
+
+def test_full_disk_is_one_line(frame: Frame) -> None:
+    """A disk that fills up is reported as that, and the next call starts afresh."""
+    assert "the disk is full" in frame.fails(STUB_PIP="ERROR: Could not install: [Errno 28] No space left on device")
+    frame.run("scripts/test")
+    assert sum(call.startswith("venv") for call in frame.calls()) == 2
+
+
+def test_no_network_is_one_line(frame: Frame) -> None:
+    """No registry: one line, with pip's own last error, and no second download host is tried."""
+    line = frame.fails(STUB_PIP=NO_NETWORK)
+    assert "the package registry cannot be reached" in line
+    assert "No matching distribution found for torch" in line
+    assert sum(call.startswith("pip") for call in frame.calls()) == 1
+
+
+def test_failed_installation_is_not_complete(frame: Frame) -> None:
+    """After a failure the next call installs, into the same environment."""
+    frame.fails(STUB_PIP=NO_NETWORK)
+    assert frame.run("scripts/test").returncode == 0
+    assert frame.installations() == 1
+    assert sum(call.startswith("venv") for call in frame.calls()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the plain torch has no CUDA, and there is one source")
+def test_no_wheel_is_one_line(frame: Frame) -> None:
+    """No wheel of torch: PyTorch's own CPU index is asked too, for torch alone, then one line names the Python."""
+    line = frame.fails(STUB_PIP=NO_WHEEL)
+    assert "there is no CPU wheel of torch 2.13.0+cpu for Python 3.11" in line
+    first, second = [call for call in frame.calls() if call.startswith("pip")]
+    assert first == "pip install --retries 1 --no-deps torch==2.13.0+cpu"
+    assert "--index-url https://" in second
+    assert second.endswith("--no-deps torch==2.13.0+cpu")
+
+
+def test_cpu_machine_gets_no_cuda(frame: Frame) -> None:
+    """Without a GPU torch comes first and alone, and everything is held to the CPU pins."""
+    frame.run("scripts/test")
+    pips = [call for call in frame.calls() if call.startswith("pip")]
+    assert pips == [
+        "pip install --retries 1 --no-deps torch==2.13.0+cpu",
+        "pip install --retries 1 -c constraints/cpu.txt -e .[dev,html]",
+    ]
+
+
+def test_gpu_machine_gets_the_cuda_pair(frame: Frame) -> None:
+    """With a GPU the pair of the CUDA pins comes from the registry in one step."""
+    frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
+    frame.run("scripts/test")
+    pips = [call for call in frame.calls() if call.startswith("pip")]
+    assert pips == ["pip install --retries 1 -c constraints/cuda.txt -e .[dev,html]"]
+
+
+def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
+    """A base Python whose torch works on the GPU lends it: nothing pins or replaces it, at later installations too."""
+    frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
+    frame.run("scripts/demo", STUB_NO_TORCH="0")
+    frame.run("scripts/test", STUB_NO_TORCH="0")
+    setup = [call for call in frame.calls() if call.startswith(("venv", "pip"))]
+    assert setup == [
+        "venv --system-site-packages .venv",
+        "pip install --retries 1 -e .[html]",
+        "pip install --retries 1 -e .[dev,html]",
+    ]
+
+
+def test_fast_and_other_arguments(frame: Frame) -> None:
+    """`--fast` becomes a mark expression, everything else reaches pytest as it was written."""
+    frame.run("scripts/test", "-k", "a or b", "--fast", "tests/apex")
+    assert frame.calls()[-1] == "python -m pytest -k a or b -m not slow tests/apex threads=1"
+
+
+def test_demo_runs_the_comparison(frame: Frame) -> None:
+    """The demo passes its arguments on and its exit code back, and says how to reach the command."""
+    done = frame.run("scripts/demo", "--epochs", "1", STUB_COMMAND="3")
+    assert frame.calls()[-1] == "ampcompare compare --seeds 0-1 --output-dir runs/demo --epochs 1"
+    assert done.returncode == 3
+    assert "activate" in done.stderr.splitlines()[-1]
+
+
+def test_ci_runs_check_and_tests(frame: Frame) -> None:
+    """CI runs both words, pytest last, and fails when only the check fails."""
+    assert frame.run(".ci/run").returncode == 0
+    asked = [call.split()[2] for call in frame.calls() if call.startswith("python")]
+    assert asked == ["ruff", "ruff", "mypy", "pytest", "pytest"]
+    failed = frame.run(".ci/run", STUB_FAILING="ruff")
+    assert failed.returncode != 0
+    assert frame.calls()[-1] == "python -m pytest threads=1"
+    assert frame.run(".ci/run", STUB_FAILING="pytest").returncode != 0
+
+
+def test_lint_mends_then_formats(frame: Frame) -> None:
+    """`lint` is ruff with permission to write."""
+    assert frame.run("scripts/lint").returncode == 0
+    assert [call for call in frame.calls() if call.startswith("python")] == [
+        "python -m ruff check --fix . threads=",
+        "python -m ruff format . threads=",
+    ]
+
+
+@pytest.mark.slow
+def test_real_pip_without_a_registry(frame: Frame) -> None:
+    """With the real venv and the real pip, a registry that refuses connections gives the one line."""
+    line = frame.fails(PYTHON=sys.executable, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:9/simple/")
+    assert "the package registry cannot be reached" in line
+    assert "No matching distribution found for torch" in line
