@@ -1,0 +1,55 @@
+"""`FusedAdagrad`: Adagrad without learning-rate decay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
+
+__all__ = ["FusedAdagrad"]
+
+
+class FusedAdagrad(FusedOptimizer):
+    """Adagrad for fp16 and fp32 parameters, with L2 decay (`adagrad_w_mode=True`: decoupled).
+
+    State: `sum` in the parameter's dtype, from 0.
+
+    Source: Apex 25.05, `apex.optimizers.FusedAdagrad`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+    ) -> None:
+        self.adagrad_w_mode = 1 if adagrad_w_mode else 0
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, set_grad_none=set_grad_none)
+
+    def _settings(self) -> tuple[str, ...]:
+        return (*super()._settings(), "adagrad_w_mode")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have gradients; return what `closure` returned."""
+        loss = self._evaluate(closure)
+        for group in self.param_groups:
+            params = self._with_gradient(group["params"])
+            if params:
+                steps.adagrad(
+                    self._gradients(params),
+                    self._data(params),
+                    self._state_tensors(params, "sum"),
+                    lr=group["lr"],
+                    eps=group["eps"],
+                    adagrad_w=bool(self.adagrad_w_mode),
+                    weight_decay=group["weight_decay"],
+                )
+        return loss

@@ -1,0 +1,185 @@
+"""`FusedAdam`: Adam and AdamW with fp32 moments for parameters of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer, GradientScaling
+
+__all__ = ["FusedAdam"]
+
+
+class FusedAdam(FusedOptimizer):
+    """Adam with decoupled weight decay by default (`adam_w_mode=False`: L2), for fp16, bf16 and fp32 parameters.
+
+    State: `exp_avg` and `exp_avg_sq` in fp32 for each parameter; `step` in the group, an int, or an int32 tensor of one
+    element if `capturable`. Gradients may have another dtype than their parameters.
+
+    Args:
+        capturable: keep `lr`, `step` and the overflow test on the device, and take part in `GradScaler.step`: gradients
+            are unscaled in place, and an overflow changes nothing, the step count included.
+        master_weights: update fp32 copies, made at construction, that the parameters follow. They are saved nowhere:
+            load a model before building its optimizer.
+
+    Raises:
+        RuntimeError: `amsgrad`, or `master_weights` without `capturable`.
+
+    Source: Apex 25.05, `apex.optimizers.FusedAdam`.
+    """
+
+    supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
+    exact_state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+        master_weights: bool = False,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedAdam got amsgrad=True, which it does not support; use torch.optim.AdamW")
+        if master_weights and not capturable:
+            raise RuntimeError("FusedAdam got master_weights=True without capturable=True; give both")
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.capturable = capturable
+        self.master_weights = master_weights
+        self.param_groups_master: list[dict[str, list[Tensor | None]]] = []
+        self._overflowed: Tensor | None = None
+        rate = torch.tensor(lr, dtype=torch.float32) if capturable else lr
+        defaults = {
+            "lr": rate,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
+        if capturable:
+            self._step_supports_amp_scaling = True
+        if self._strict:
+            # From here on groups are added without masters, and `step` pairs the two lists.
+            self._master_groups_are_fixed = True
+
+    def _settings(self) -> tuple[str, ...]:
+        own = ("adam_w_mode", "capturable", "master_weights", "param_groups_master", "_overflowed")
+        return (*super()._settings(), *own, "_step_supports_amp_scaling", "_master_groups_are_fixed")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, with its own device tensors and masters where the optimizer keeps them."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if self.capturable and isinstance(group["lr"], Tensor):
+            # A default that is a tensor would be shared by all groups, and a schedule fills it in place.
+            group["lr"] = group["lr"].clone()
+        self._to_parameter_device(group)
+        if not getattr(self, "_master_groups_are_fixed", False):
+            masters = [param.detach().clone().float() if self.master_weights else None for param in group["params"]]
+            self.param_groups_master.append({"params": masters})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load state; the moments stay fp32 whatever the parameters are."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            self._to_parameter_device(group)
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        grads: None = None,
+        output_params: None = None,
+        scale: None = None,
+        grad_norms: None = None,
+        **options: Any,
+    ) -> Any:
+        """Update the parameters that have gradients; return what `closure` returned.
+
+        Args:
+            options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry (read if `capturable`).
+                It is not a named argument because torch warns at each step of an optimizer that names it.
+
+        Raises:
+            RuntimeError: one of the arguments `grads` to `grad_norms`, which belong to FusedAdam of 2018.
+            TypeError: an unknown option.
+        """
+        if any(argument is not None for argument in (grads, output_params, scale, grad_norms)):
+            raise RuntimeError(
+                "FusedAdam.step got grads, output_params, scale or grad_norms, which it has not taken since 2019;"
+                " call step() and let amp or a GradScaler do the scaling"
+            )
+        grad_scaler = options.pop("grad_scaler", None)
+        if options:
+            raise TypeError(f"FusedAdam.step got unexpected options: {', '.join(sorted(options))}")
+        loss = self._evaluate(closure)
+        for group, master_group in zip(self.param_groups, self.param_groups_master, strict=not self._strict):
+            if group["params"]:
+                self._step_group(group, master_group["params"], grad_scaler)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], masters: list[Tensor | None], grad_scaler: Any) -> None:
+        scaling = GradientScaling(None, None)
+        if self.capturable:
+            scaling = GradientScaling.of_step(self, grad_scaler, group["params"][0].device)
+            self._advance_on_device(group, scaling.found_inf)
+        else:
+            self._advance(group)
+        params = self._with_gradient(group["params"])
+        if not params:
+            return
+        grads, weights = self._gradients(params), self._data(params)
+        targets, copies = weights, []
+        if self.master_weights:
+            by_param = dict(zip(group["params"], masters, strict=True))
+            kept = [by_param[param] for param in params]
+            targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
+            copies = weights
+        steps.adam(
+            grads,
+            targets,
+            self._state_tensors(params, "exp_avg", torch.float32),
+            self._state_tensors(params, "exp_avg_sq", torch.float32),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            step=group["step"],
+            adam_w=bool(self.adam_w_mode),
+            bias_correction=bool(group["bias_correction"]),
+            weight_decay=group["weight_decay"],
+            grad_scale=scaling.scale,
+            found_inf=scaling.found_inf,
+            copies=copies,
+        )
+
+    def _advance_on_device(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
+        device = group["params"][0].device
+        if found_inf is None:
+            found_inf = torch.zeros((), device=device)
+        # Apex lets the flag of the call before decide whether this call counts, and always counts the first.
+        decisive = self._overflowed if self._strict else found_inf
+        if self._strict and "step" not in group:
+            decisive = None
+        counted = torch.ones(1, dtype=torch.int32, device=device)
+        if decisive is not None:
+            counted -= decisive.to(torch.int32)
+        group["step"] = counted if "step" not in group else group["step"] + counted
+        self._overflowed = found_inf
+
+    def _to_parameter_device(self, group: dict[str, Any]) -> None:
+        if self.capturable and group["params"]:
+            for name in ("lr", "step"):
+                if isinstance(group.get(name), Tensor):
+                    group[name] = group[name].to(device=group["params"][0].device)

@@ -1,0 +1,100 @@
+"""`FusedLAMB`: LAMB with clipping by the norm of all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
+from ampcompare.apex.multi_tensor_apply.lamb import clip_divisor, lamb
+from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
+
+__all__ = ["FusedLAMB"]
+
+
+class FusedLAMB(FusedOptimizer):
+    """LAMB for fp16 and fp32 parameters, with decoupled weight decay (`adam_w_mode=False`: L2).
+
+    State: `exp_avg` and `exp_avg_sq` in the parameter's dtype; `step` in the group, an int. After `step` the gradients
+    hold the update, as in Apex.
+
+    Args:
+        max_grad_norm: limit of the norm over all groups; it is read from the constructor, never from a group.
+        use_nvlamb: adapt the rate also where there is no weight decay.
+
+    Raises:
+        RuntimeError: `amsgrad`.
+
+    Source: Apex 25.05, `apex.optimizers.FusedLAMB`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("FusedLAMB got amsgrad=True, which it does not support; leave it out")
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.use_nvlamb = use_nvlamb
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+        }
+        super().__init__(params, defaults, set_grad_none=set_grad_none)
+
+    def _settings(self) -> tuple[str, ...]:
+        return (*super()._settings(), "adam_w_mode", "use_nvlamb")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have gradients; return what `closure` returned."""
+        loss = self._evaluate(closure)
+        chosen = [self._with_gradient(group["params"]) for group in self.param_groups]
+        grads = [self._gradients(params) for params in chosen]
+        # A norm of norms lets groups live on several devices.
+        norms = [global_norm(of_group) for of_group in grads if of_group]
+        if not norms:
+            for group in self.param_groups:
+                self._advance(group)
+            return loss
+        norm = torch.linalg.vector_norm(torch.cat([part.to(norms[0].device) for part in norms]))
+        divisor = clip_divisor(norm, self.defaults["max_grad_norm"])
+        for group, params, of_group in zip(self.param_groups, chosen, grads, strict=True):
+            step = self._advance(group)
+            if params:
+                lamb(
+                    of_group,
+                    self._data(params),
+                    self._state_tensors(params, "exp_avg"),
+                    self._state_tensors(params, "exp_avg_sq"),
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    eps=group["eps"],
+                    step=step,
+                    bias_correction=bool(group["bias_correction"]),
+                    weight_decay=group["weight_decay"],
+                    grad_averaging=bool(group["grad_averaging"]),
+                    adam_w=bool(self.adam_w_mode),
+                    divisor=divisor.to(params[0].device),
+                    use_nvlamb=self.use_nvlamb,
+                )
+        return loss
