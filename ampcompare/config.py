@@ -38,7 +38,10 @@ class _Frozen(BaseModel):
 class DataConfig(_Frozen):
     """Which samples are trained on, and how they are shown."""
 
-    name: str = Field("digits", description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder:PATH or module:factory")
+    name: str = Field(
+        "digits",
+        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder:PATH or module:factory",
+    )
     dir: str | None = Field(None, description="folder that holds the downloaded sets")
     download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
     image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
@@ -100,7 +103,9 @@ class Recipe(_Frozen):
     @model_validator(mode="after")
     def _batch_divides(self) -> Recipe:
         if self.batch_size % self.grad_accum_steps:
-            raise ValueError(f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches")
+            raise ValueError(
+                f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches"
+            )
         return self
 
 
@@ -111,11 +116,16 @@ class RunConfig(_Frozen):
     arm: str = "fp32"
     device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
     cpu_half: Literal["auto", "emulated", "native"] = Field(
-        "auto", description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels"
+        "auto",
+        description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels",
     )
     on_nan: Literal["stop", "continue"] = Field("stop", description="what to do when training has diverged")
-    nan_patience: PositiveInt = Field(10, description="applied steps in a row with a non-finite loss that count as divergence")
-    drain_every: PositiveInt = Field(10, description="steps between two reads of losses and loss scales from the device")
+    nan_patience: PositiveInt = Field(
+        10, description="applied steps in a row with a non-finite loss that count as divergence"
+    )
+    drain_every: PositiveInt = Field(
+        10, description="steps between two reads of losses and loss scales from the device"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
     threads: PositiveInt = Field(1, description="threads of one operation on the CPU")

@@ -1,0 +1,84 @@
+"""The command line: click lives only here. Commands are imported when they are called, so `--help` costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import click
+
+from ampcompare.errors import AmpCompareError
+from ampcompare.version import __version__
+
+__all__ = ["COMMANDS", "cli", "main"]
+
+COMMANDS = {
+    "run": "Train one arm and print its row.",
+    "compare": "Train a matrix of arms and seeds and print them side by side.",
+    "report": "Render the records of a run directory again.",
+    "list": "Show arms, models and data sets, available or why not.",
+}
+EPILOG = (
+    "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
+    "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted. "
+    "Every option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS."
+)
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name; imports one only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{cmd_name}_command")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_LazyGroup, epilog=EPILOG)
+@click.version_option(__version__, prog_name="ampcompare")
+def cli() -> None:
+    """Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."""
+
+
+def _underscores_too(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors meant for users are one line on stderr."""
+    try:
+        result = cli.main(
+            arguments,
+            prog_name="ampcompare",
+            standalone_mode=False,
+            auto_envvar_prefix="AMPCOMPARE",
+            token_normalize_func=_underscores_too,
+        )
+        return result if isinstance(result, int) else 0
+    except AmpCompareError as error:
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted; the same command goes on where this one stopped", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _fail(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    click.echo(f"ampcompare: {line}", err=True)
+    return code

@@ -1,0 +1,81 @@
+"""`ampcompare compare`: train a matrix of arms and seeds."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
+from ampcompare.errors import ConfigError
+
+__all__ = ["command"]
+
+
+@click.command("compare")
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    metavar="ARM",
+    help="an arm such as fp32, apex:O2 or native:bf16; repeat it  [default: nine arms]",
+)
+@click.option("--seeds", metavar="SEEDS", help="such as 0-4 or 0,2,7  [default: 0]")
+@click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
+@recipe_options
+@output_options
+def command(**parameters: Any) -> int:
+    """Train a matrix of arms and seeds and print them side by side.
+
+    All arms of one seed start from the same weights and see the same batches. Running the same command again goes on
+    where it stopped.
+    """
+    from ampcompare.cli.show import Display
+    from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
+    from ampcompare.compare.run import run_plan
+    from ampcompare.launch.forked import ForkedLauncher
+    from ampcompare.report.files import FORMATS, write_reports
+
+    from_file = read_config_file(parameters["config_file"])
+    file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
+    arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
+    seeds = parse_seeds(
+        parameters["seeds"] if parameters["seeds"] is not None else str(0 if file_seeds is None else file_seeds)
+    )
+    plan = make_plan(build_config(parameters, from_file), arms, seeds)
+    folder = Path(parameters["output_dir"] or Path("runs") / f"compare-{plan.digest()}")
+    if parameters["dry_run"]:
+        click.echo(f"{len(plan.cells)} cells into {folder}, in this order:")
+        for cell in plan.cells:
+            click.echo(f"  {cell.digest()}  {cell.arm}, seed {cell.recipe.seed}")
+        return 0
+    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
+    words = shlex.join(["ampcompare", *sys.argv[1:]])
+    try:
+        with ForkedLauncher() as launcher:
+            comparison = run_plan(
+                plan, folder, launcher, command=words, force=parameters["force"], observer=display, save=write_reports
+            )
+    except KeyboardInterrupt:
+        display.note(f"what is done is in {folder / 'report.md'}")
+        raise
+    failed = [record for record in comparison.records if record.status == "failed"]
+    if len(failed) == len(comparison.records) and len({record.error for record in failed}) == 1:
+        click.echo(f"ampcompare: every cell failed: {failed[0].error}", err=True)
+        return int(failed[0].environment.get("exit_code", 3))
+    click.echo(FORMATS["json" if parameters["as_json"] else "table"]().render(comparison), nl=False)
+    if not parameters["quiet"]:
+        click.echo(f"report: {folder / 'report.md'}", err=True)
+    finished = any(record.status in ("completed", "diverged") for record in comparison.records)
+    return 3 if not finished or (failed and parameters["strict"]) else 0
+
+
+def _texts(arms: Any) -> list[str]:
+    if arms is None:
+        return []
+    if not isinstance(arms, list) or not all(isinstance(arm, str) for arm in arms):
+        raise ConfigError(f"arms in the config file is {arms!r}; write a list of texts such as [fp32, 'apex:O2']")
+    return arms

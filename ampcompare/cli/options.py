@@ -1,0 +1,179 @@
+"""Options that several commands share, and how flags, environment, YAML and defaults come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ampcompare.config import RunConfig, validated
+from ampcompare.errors import ConfigError
+
+__all__ = ["build_config", "output_options", "recipe_options"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# flag names, place in RunConfig, keyword arguments of click.option
+RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
+    (("--data",), "recipe.data.name", {"metavar": "NAME"}),
+    (("--data-dir",), "recipe.data.dir", {"metavar": "DIR"}),
+    (("--download/--no-download",), "recipe.data.download", {}),
+    (("--image-size",), "recipe.data.image_size", {"type": int}),
+    (("--train-size",), "recipe.data.train_size", {"type": int}),
+    (("--val-size",), "recipe.data.val_size", {"type": int}),
+    (("--augment/--no-augment",), "recipe.data.augment", {}),
+    (("--arch", "-a"), "recipe.model.arch", {"metavar": "NAME"}),
+    (("--optimizer",), "recipe.optimizer.name", {"metavar": "sgd|adam|adamw"}),
+    (("--lr",), "recipe.optimizer.lr", {"type": float, "help": "base learning rate"}),
+    (("--momentum",), "recipe.optimizer.momentum", {"type": float, "help": "of sgd"}),
+    (("--nesterov/--no-nesterov",), "recipe.optimizer.nesterov", {"help": "of sgd"}),
+    (("--weight-decay", "--wd"), "recipe.optimizer.weight_decay", {"type": float}),
+    (("--eps",), "recipe.optimizer.eps", {"type": float, "help": "of adam and adamw"}),
+    (("--schedule",), "recipe.schedule.name", {"metavar": "constant|step|cosine"}),
+    (("--warmup-epochs",), "recipe.schedule.warmup_epochs", {"type": float}),
+    (("--step-epochs",), "recipe.schedule.step_epochs", {"type": int}),
+    (("--gamma",), "recipe.schedule.gamma", {"type": float}),
+    (("--epochs",), "recipe.epochs", {"type": int, "help": "passes over the training set"}),
+    (("--max-steps",), "recipe.max_steps", {"type": int}),
+    (("--batch-size", "-b"), "recipe.batch_size", {"type": int}),
+    (("--grad-accum-steps",), "recipe.grad_accum_steps", {"type": int}),
+    (("--clip-grad",), "recipe.clip_grad", {"type": float}),
+    (("--label-smoothing",), "recipe.label_smoothing", {"type": float}),
+    (("--channels-last/--no-channels-last",), "recipe.channels_last", {"help": "memory format of models and images"}),
+    (("--device",), "device", {"metavar": "auto|cpu|cuda[:N]"}),
+    (("--cpu-half",), "cpu_half", {"metavar": "auto|emulated|native"}),
+    (("--on-nan",), "on_nan", {"metavar": "stop|continue"}),
+    (("--nan-patience",), "nan_patience", {"type": int}),
+    (("--drain-every",), "drain_every", {"type": int}),
+    (("--warmup-steps",), "warmup_steps", {"type": int}),
+    (("--workers", "-j"), "workers", {"type": int}),
+    (("--threads",), "threads", {"type": int}),
+    (("--deterministic/--no-deterministic",), "deterministic", {}),
+]
+
+
+def _field(place: str) -> Any:
+    """Return the pydantic field that a place such as `recipe.data.name` names."""
+    model: Any = RunConfig
+    *parents, name = place.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    return model.model_fields[name]
+
+
+def _parameter(place: str) -> str:
+    return place.replace(".", "__")
+
+
+def _option(entry: tuple[tuple[str, ...], str, dict[str, Any]]) -> Callable[[Function], Function]:
+    """Return the click option of one entry, its help and default read from the field where it has none of its own."""
+    flags, place, settings = entry
+    field = _field(place)
+    default = "none" if field.default is None else field.default
+    shown = str(default).lower() if isinstance(default, bool) else default
+    text = settings.get("help") or field.description or ""
+    return click.option(*flags, _parameter(place), default=None, **{**settings, "help": f"{text}  [default: {shown}]"})
+
+
+def recipe_options(function: Function) -> Function:
+    """Add every option of a recipe, `--model-arg`, `--config` and `--set`."""
+    last = [
+        click.option("--model-arg", "model_args", multiple=True, metavar="NAME=VALUE", help="argument of the network"),
+        click.option("--config", "-c", "config_file", metavar="FILE", help="YAML file of settings"),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="A.B=C",
+            help="a setting by its place: recipe.optimizer.eps=1e-4",
+        ),
+    ]
+    for option in reversed([*map(_option, RECIPE_OPTIONS), *last]):
+        function = option(function)
+    return function
+
+
+def output_options(function: Function) -> Function:
+    """Add where results go and how much is said."""
+    options = [
+        click.option("--output-dir", "-o", metavar="DIR", help="run directory  [default: runs/COMMAND-HASH]"),
+        click.option("--force", is_flag=True, help="run again what has a usable record"),
+        click.option("--dry-run", is_flag=True, help="print what would run, and end"),
+        click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table"),
+        click.option("--no-progress", is_flag=True, help="no progress bar"),
+        click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr"),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _place(values: dict[str, Any], place: str, value: Any) -> None:
+    *parents, name = place.split(".")
+    node = values
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{place} cannot be set: {parent} is {node!r}, not a group of settings")
+    node[name] = value
+
+
+def _yaml(text: str, what: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def read_config_file(name: str | None) -> dict[str, Any]:
+    """Return the settings of a YAML file; none where no file is named.
+
+    Raises:
+        ConfigError: it cannot be read, or is not a mapping.
+    """
+    if name is None:
+        return {}
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {name}: {getattr(error, 'strerror', None) or error}") from None
+    values = _yaml(text, name)
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{name} holds {type(values).__name__}, not a mapping of settings such as 'recipe:' and 'device:'"
+        )
+    return values
+
+
+def _assignment(text: str, flag: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
+    return name, _yaml(value, f"{flag} {text!r}")
+
+
+def build_config(parameters: dict[str, Any], from_file: dict[str, Any]) -> RunConfig:
+    """Join flags and environment (in `parameters`), `--set`, and the YAML file, in this order of precedence.
+
+    Raises:
+        ConfigError: naming each setting that cannot be used.
+    """
+    values: dict[str, Any] = dict(from_file)
+    for text in parameters["overrides"]:
+        _place(values, *_assignment(text, "--set"))
+    for _, place, _ in RECIPE_OPTIONS:
+        if (value := parameters[_parameter(place)]) is not None:
+            _place(values, place, value)
+    for text in parameters["model_args"]:
+        name, value = _assignment(text, "--model-arg")
+        _place(values, f"recipe.model.args.{name}", value)
+    if parameters.get("seed") is not None:
+        _place(values, "recipe.seed", parameters["seed"])
+    if parameters.get("arm_text") is not None:
+        values["arm"] = parameters["arm_text"]
+    config: RunConfig = validated(RunConfig, values)
+    return config

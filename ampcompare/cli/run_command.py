@@ -1,0 +1,106 @@
+"""`ampcompare run`: train one arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampcompare.arm import Arm
+from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
+from ampcompare.errors import ConfigError
+
+__all__ = ["command"]
+
+ARM_OPTIONS = (
+    "opt_level",
+    "loss_scale",
+    "keep_batchnorm_fp32",
+    "master_weights",
+    "cast_model_outputs",
+    "min_loss_scale",
+    "max_loss_scale",
+    "engine",
+    "dtype",
+    "bn_fp32",
+    "init_scale",
+    "growth_factor",
+    "backoff_factor",
+    "growth_interval",
+)
+
+
+@click.command("run")
+@click.option("--backend", metavar="NAME", help="fp32, apex, native, half, or one of another package  [default: fp32]")
+@click.option(
+    "--arm", "arm_text", metavar="ARM", help="backend and options in one word, such as apex:O2,loss_scale=128"
+)
+@click.option("--opt-level", metavar="O0|O1|O2|O3", help="of apex  [default: O1]")
+@click.option(
+    "--engine", metavar="auto|nvidia|compat", help="of apex: the real Apex, or this package's own  [default: auto]"
+)
+@click.option("--loss-scale", metavar="dynamic|NUMBER", help="of apex and half (a number)")
+@click.option("--keep-batchnorm-fp32", metavar="true|false", help="of apex at O2 and O3")
+@click.option("--master-weights", metavar="true|false", help="of apex at O2 and O3")
+@click.option("--cast-model-outputs", metavar="DTYPE", help="of apex")
+@click.option("--min-loss-scale", metavar="NUMBER", help="of apex: floor of a dynamic scale")
+@click.option("--max-loss-scale", metavar="NUMBER", help="of apex: ceiling of a dynamic scale")
+@click.option("--dtype", metavar="float16|bfloat16", help="of native and half  [default: float16]")
+@click.option("--bn-fp32/--no-bn-fp32", default=None, help="of half: batch norm stays in fp32")
+@click.option("--init-scale", metavar="NUMBER", help="of native")
+@click.option("--growth-factor", metavar="NUMBER", help="of native")
+@click.option("--backoff-factor", metavar="NUMBER", help="of native")
+@click.option("--growth-interval", metavar="STEPS", help="of native")
+@click.option("--seed", type=int, help="of weights, order and augmentation  [default: 0]")
+@recipe_options
+@output_options
+def command(**parameters: Any) -> int:
+    """Train one arm and print its row.
+
+    Without options it trains fp32 on the embedded digits: ampcompare run --backend apex --opt-level O2
+    """
+    from ampcompare.cli.show import Display
+    from ampcompare.compare.api import run_in
+    from ampcompare.compare.summary import summarize
+    from ampcompare.launch.forked import ForkedLauncher
+    from ampcompare.record import dump_json
+    from ampcompare.report.terminal import Terminal
+
+    parameters["arm_text"] = _arm_text(parameters)
+    config = build_config(parameters, read_config_file(parameters["config_file"]))
+    folder = Path(parameters["output_dir"] or Path("runs") / f"run-{config.digest()}")
+    if parameters["dry_run"]:
+        click.echo(dump_json(config))
+        return 0
+    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
+    with ForkedLauncher() as launcher:
+        record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
+    if parameters["as_json"]:
+        click.echo(dump_json(record))
+    if record.status == "failed":
+        log = folder / "cells" / record.cell / "log.txt"
+        click.echo(f"ampcompare: {record.arm} failed: {record.error} (log: {log})", err=True)
+        return int(record.environment.get("exit_code", 3))
+    if not parameters["as_json"]:
+        click.echo(Terminal().render(summarize([record], arms=[record.arm], reference=record.arm)), nl=False)
+        if not parameters["quiet"]:
+            click.echo(f"record: {folder / 'cells' / record.cell / 'record.json'}", err=True)
+    return 0
+
+
+def _arm_text(parameters: dict[str, Any]) -> str | None:
+    """Return the arm that the flags name; None where they name none and a file may."""
+    given = {name: parameters[name] for name in ARM_OPTIONS if parameters[name] is not None}
+    text, backend = parameters["arm_text"], parameters["backend"]
+    if text is not None:
+        if backend is not None or given:
+            seen = ", ".join(f"--{name.replace('_', '-')}" for name in [*(["backend"] if backend else []), *given])
+            raise ConfigError(f"--arm says it all, and {seen} was given beside it; use one or the other")
+        return str(Arm.parse(text))
+    if backend is None:
+        if not given:
+            return None
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{flags} belongs to a backend; name it with --backend")
+    return str(Arm.make(backend, **given))

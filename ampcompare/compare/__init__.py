@@ -1,0 +1,1 @@
+"""The matrix of arms and seeds: planned, run cell by cell, summed up."""

@@ -1,0 +1,77 @@
+"""`run` and `compare` for scripts and notebooks: all that the command line does, without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.compare.plan import DEFAULT_ARMS, make_plan
+from ampcompare.compare.run import Observer, cell_folder, check_output_dir, reusable, run_plan
+from ampcompare.config import Recipe, RunConfig
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.record import Comparison, RunRecord
+
+__all__ = ["compare", "run", "run_in"]
+
+
+def run(config: RunConfig | None = None, *, output_dir: str | Path | None = None, force: bool = False) -> RunRecord:
+    """Train one arm in a process of its own and return its record.
+
+    Args:
+        config: what to train; the defaults train fp32 on the embedded digits.
+        output_dir: run directory, by default `runs/run-<digest of config>`.
+        force: train again where a usable record is there.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+        LaunchError: no process could be started.
+    """
+    config = config or RunConfig()
+    with ForkedLauncher() as launcher:
+        return run_in(config, Path(output_dir or Path("runs") / f"run-{config.digest()}"), launcher, force=force)
+
+
+def run_in(
+    config: RunConfig, folder: Path, launcher: Launcher, *, force: bool = False, observer: Observer | None = None
+) -> RunRecord:
+    """Train one cell with a launcher into a run directory, or return the record that is there."""
+    check_output_dir(folder)
+    observer = observer or Observer()
+    known = None if force else reusable(folder, config)
+    if known is not None and known.reason:
+        observer.note(f"{config.arm} runs again: {known.reason}")
+    observer.begin(config, 1, 1)
+    earlier = known.record if known is not None else None
+    record = earlier or launcher.launch(config, cell_folder(folder, config), observer.progress)
+    observer.end(record, reused=earlier is not None)
+    return record
+
+
+def compare(
+    arms: Sequence[str] = DEFAULT_ARMS,
+    *,
+    seeds: Iterable[int] = (0,),
+    recipe: Recipe | None = None,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Comparison:
+    """Train every arm with every seed on the same weights and batches, and sum up.
+
+    Args:
+        arms: texts such as "fp32" or "apex:O2"; fp32, or else the first, is the reference.
+        seeds: each is one pair of runs between any two arms.
+        recipe: what all arms train.
+        output_dir: run directory, by default `runs/compare-<digest of the plan>`.
+        force: run every cell again.
+        options: further fields of `RunConfig`.
+
+    Raises:
+        ConfigError: an arm or option that cannot be used.
+    """
+    base = RunConfig(recipe=recipe or Recipe(), **options)
+    plan = make_plan(base, arms, list(seeds))
+    with ForkedLauncher() as launcher:
+        return run_plan(plan, Path(output_dir or Path("runs") / f"compare-{plan.digest()}"), launcher, force=force)

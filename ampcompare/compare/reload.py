@@ -1,0 +1,55 @@
+"""A comparison out of files that an earlier call has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ampcompare.compare.run import load_records
+from ampcompare.compare.summary import summarize
+from ampcompare.errors import RecordError
+from ampcompare.record import Comparison, RunRecord, read_comparison, read_record
+
+__all__ = ["reload_comparison"]
+
+
+def reload_comparison(path: Path) -> Comparison:
+    """Read a run directory, a `record.json` or a `report.json`.
+
+    A run directory is summed up again from its records, in the order of its plan, where it has one.
+
+    Raises:
+        RecordError: there is nothing to read, or something that cannot be read.
+    """
+    if path.is_dir():
+        return _from_folder(path)
+    if not path.exists():
+        raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kind = {}
+    if isinstance(kind, dict) and "records" in kind:
+        return read_comparison(path)
+    record = read_record(path)
+    return summarize([record], arms=[record.arm], reference=record.arm)
+
+
+def _from_folder(folder: Path) -> Comparison:
+    records = load_records(folder)
+    try:
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        arms, reference = list(plan["arms"]), str(plan["reference"])
+        command, order = str(plan["command"]), list(plan["order"])
+        cells = set(plan["cells"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        arms = sorted({record.arm for record in records})
+        return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
+    mine = [record for record in records if record.cell in cells]
+    return summarize(_sorted(mine, arms), arms=arms, reference=reference, command=command, order=order)
+
+
+def _sorted(records: list[RunRecord], arms: list[str]) -> list[RunRecord]:
+    return sorted(
+        records, key=lambda record: (record.config.recipe.seed, arms.index(record.arm) if record.arm in arms else 0)
+    )

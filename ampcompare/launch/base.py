@@ -1,0 +1,66 @@
+"""The contract of a launcher, and the files of a cell."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.config import RunConfig
+from ampcompare.record import RunRecord, dump_json, write_atomically
+
+__all__ = ["Launcher", "Progress", "failed_record", "log_tail", "write_record"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a cell has come, in updates and epochs."""
+
+    steps: int
+    total_steps: int
+    epoch: int
+
+
+class Launcher(abc.ABC):
+    """Runs cells; use it as a context, so that no process is left behind."""
+
+    @abc.abstractmethod
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        """Train one cell and return its record, which is written to `folder` as well.
+
+        A cell that fails, or whose process dies, is a record with status "failed".
+
+        Raises:
+            LaunchError: no process could be started at all.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most launchers hold nothing between cells
+        """End every process that is still there."""
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write `record.json` in one move."""
+    write_atomically(folder / "record.json", dump_json(record))
+
+
+def failed_record(config: RunConfig, error: str) -> RunRecord:
+    """Return the record of a cell that could not say what happened to it."""
+    return RunRecord(cell=config.digest(), arm=config.arm, status="failed", config=config, error=error)
+
+
+def log_tail(folder: Path, lines: int = 1) -> str:
+    """Return the last non-empty lines of a cell's log."""
+    try:
+        text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

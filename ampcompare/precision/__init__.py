@@ -1,0 +1,1 @@
+"""How numbers are stored and gradients kept finite: one file per backend, behind one contract."""

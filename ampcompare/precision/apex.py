@@ -1,0 +1,157 @@
+"""Apex opt levels O0 to O3, on any object with the surface of `apex.amp`: the real module, or `ampcompare.apex.amp`."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.environment import probe_apex
+from ampcompare.errors import BackendUnavailable
+from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, refuse_wrapped
+from ampcompare.record import EngineInfo
+
+__all__ = ["Apex", "choose_engine", "make_apex"]
+
+
+class Apex(Precision):
+    """One opt level of `apex.amp`.
+
+    Args:
+        amp: module or object with the functions of `apex.amp`.
+        opt_level: O0, O1, O2 or O3.
+        num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
+        engine: which implementation `amp` is, for the record.
+        overrides: keyword arguments of `amp.initialize`.
+    """
+
+    key = "amp"
+
+    def __init__(
+        self,
+        amp: Any,
+        opt_level: str = "O1",
+        *,
+        num_losses: int = 1,
+        engine: EngineInfo | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.amp = amp
+        self.opt_level = opt_level
+        self.num_losses = num_losses
+        self.engine = engine
+        self.overrides = overrides
+        self.half_dtype = None if opt_level == "O0" else torch.float16
+        self._null: AbstractContextManager[None] = nullcontext()
+        self._scalers: Sequence[Any] = ()
+
+    def prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        refuse_wrapped(models)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
+            prepared_models, prepared_optimizers = self.amp.initialize(
+                list(models),
+                list(optimizers),
+                opt_level=self.opt_level,
+                num_losses=self.num_losses,
+                verbosity=0,
+                **self.overrides,
+            )
+        self._scalers = self.amp._amp_state.loss_scalers
+        return prepared_models, prepared_optimizers
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return self._null
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        scaled: AbstractContextManager[Tensor] = self.amp.scale_loss(
+            loss, list(optimizers), loss_id=loss_id, delay_unscale=delay_unscale
+        )
+        return scaled
+
+    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
+        return list(self.amp.master_params(optimizer))
+
+    def step(self, *optimizers: Optimizer) -> StepOutcome:
+        applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
+        for optimizer in optimizers:
+            optimizer.step()
+        return FixedOutcome(applied, self.loss_scales())
+
+    def loss_scales(self) -> tuple[float, ...]:
+        return tuple([scaler.loss_scale() for scaler in self._scalers])
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.amp.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.amp.load_state_dict(dict(state))
+
+
+def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
+    """Import the implementation of `apex.amp` to use, and say why that one.
+
+    Args:
+        engine: "nvidia", "compat" or "auto", which takes the real Apex where it can work.
+
+    Raises:
+        BackendUnavailable: "nvidia" was asked for and is not usable here.
+    """
+    installed = probe_apex()
+    on_cuda = torch.device(device).type == "cuda"
+    breaks_o1 = opt_level == "O1" and torch.__version__ >= torch.torch_version.TorchVersion("2.4")
+    if engine == "nvidia" or (engine == "auto" and installed.has_amp and on_cuda and not breaks_o1):
+        if not installed.has_amp:
+            raise BackendUnavailable(installed.reason)
+        if not on_cuda:
+            raise BackendUnavailable(
+                f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat"
+            )
+        if breaks_o1:
+            warnings.warn(
+                f"O1 of the real Apex can raise on torch {torch.__version__} (a weight used twice, a second forward, "
+                "RNN modules, evaluation without no_grad); --engine compat does not",
+                stacklevel=2,
+            )
+        try:
+            amp = importlib.import_module("apex.amp")
+        except Exception as error:
+            raise BackendUnavailable(
+                f"{installed.reason}, and importing apex.amp failed: {type(error).__name__}: {error}"
+            ) from error
+        return amp, EngineInfo(name="nvidia", version=installed.version, reason=installed.reason)
+    if engine == "compat":
+        reason = "asked for"
+    elif not installed.has_amp:
+        reason = installed.reason.partition(";")[0]
+    elif not on_cuda:
+        reason = f"the real Apex runs on CUDA only, and the device is {device}"
+    else:
+        reason = f"O1 of the real Apex can raise on torch {torch.__version__}"
+    package = importlib.import_module("ampcompare.apex")
+    amp = importlib.import_module("ampcompare.apex.amp")
+    return amp, EngineInfo(name="compat", version=package.__version__, reason=reason)
+
+
+def make_apex(
+    *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
+) -> Apex:
+    """Build the backend of an `apex` arm: choose the engine, read dtypes by name.
+
+    Raises:
+        BackendUnavailable: as for `choose_engine`.
+    """
+    amp, info = choose_engine(engine, opt_level, device)
+    if "cast_model_outputs" in overrides:
+        overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])
+    return Apex(amp, opt_level, num_losses=num_losses, engine=info, **overrides)

@@ -1,0 +1,319 @@
+"""What a run leaves behind: step records, the record of a cell, and a comparison of cells, to and from strict JSON.
+
+Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none. Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import EnvironmentUnfit, RecordError
+
+__all__ = [
+    "SCHEMA",
+    "ArmSummary",
+    "Comparison",
+    "EngineInfo",
+    "EpochResult",
+    "RunRecord",
+    "RunSummary",
+    "StepRecord",
+    "dump_json",
+    "iter_steps",
+    "read_comparison",
+    "read_record",
+    "write_atomically",
+]
+
+SCHEMA = 1
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _number(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One update.
+
+    Attributes:
+        step: updates before this one.
+        epoch: epochs before this one.
+        loss: mean over the micro-batches, at the precision of the loss; not scaled.
+        loss_scales_before: per loss scaler, the scale that multiplied this loss; empty where nothing is scaled.
+        loss_scales: per loss scaler, after its update.
+        applied: per optimizer; False means overflow, step skipped.
+        grad_norm: norm of the unscaled gradients before clipping; None without clipping.
+        seconds: from the start of the forward pass to the end of the optimizer step.
+        data_seconds: wait for the batch before it.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    loss_scales_before: tuple[float, ...]
+    loss_scales: tuple[float, ...]
+    applied: tuple[bool, ...]
+    grad_norm: float | None
+    seconds: float
+    data_seconds: float
+
+
+class EpochResult(_Record):
+    """Evaluation after one epoch: exact counts over the whole validation set, and what the epoch took."""
+
+    epoch: int
+    samples: int
+    top1_correct: int
+    top5_correct: int
+    loss: Number
+    train_seconds: float
+    eval_seconds: float
+
+    @property
+    def top1(self) -> float:
+        """Share of samples whose best guess is right, 0 to 1."""
+        return self.top1_correct / self.samples
+
+    @property
+    def top5(self) -> float:
+        """Share of samples with the right class among the five best guesses, 0 to 1."""
+        return self.top5_correct / self.samples
+
+
+class EngineInfo(_Record):
+    """Which implementation of `apex.amp` ran, and why that one."""
+
+    name: Literal["nvidia", "compat"]
+    version: str
+    reason: str
+
+
+class RunSummary(_Record):
+    """A run in numbers. Shares are 0 to 1, times in seconds, sizes in bytes."""
+
+    top1_final: float | None = None
+    top1_best: float | None = None
+    top1_last_mean: float | None = Field(None, description="mean over the last `last_epochs` epochs")
+    last_epochs: int = 0
+    top5_final: float | None = None
+    loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
+    epochs: list[EpochResult] = []
+    num_steps: int = 0
+    losses_sha256: str | None = Field(None, description="over the losses of all steps, as little-endian float64")
+    skipped_steps: int = 0
+    warmup_steps: int = Field(0, description="first steps left out of the times below")
+    step_seconds_median: float | None = None
+    step_seconds_iqr: float | None = None
+    data_seconds_median: float | None = None
+    samples_per_second: float | None = None
+    epoch_seconds: float | None = Field(
+        None, description="median wall time of an epoch of training, without evaluation"
+    )
+    wall_seconds: float | None = None
+    peak_bytes: int | None = Field(
+        None, description="CUDA: most allocated; CPU: peak of resident memory over its value before the run"
+    )
+    peak_reserved_bytes: int | None = Field(None, description="CUDA: most reserved by the allocator")
+    final_loss_scale: Number | None = None
+    first_nonfinite_loss_step: int | None = None
+    diverged_step: int | None = Field(None, description="first bad step of a run that diverged")
+    divergence: str | None = Field(
+        None, description="what was seen: non-finite weights, or k non-finite losses in a row"
+    )
+
+
+class RunRecord(_Record):
+    """Everything known about one cell."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    cell: str
+    arm: str
+    status: Literal["completed", "diverged", "failed", "interrupted"]
+    config: RunConfig
+    engine: EngineInfo | None = None
+    half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
+    environment: dict[str, Any] = {}
+    summary: RunSummary = RunSummary()
+    error: str | None = None
+
+
+class ArmSummary(_Record):
+    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs."""
+
+    arm: str
+    engine: str | None
+    half: str | None
+    lr: float
+    seeds: list[int]
+    completed: int
+    diverged: int
+    failed: int
+    top1_mean: float | None = None
+    top1_sd: float | None = None
+    top1_best: float | None = None
+    epoch_seconds: float | None = None
+    epoch_seconds_sd: float | None = None
+    step_seconds_median: float | None = None
+    samples_per_second: float | None = None
+    peak_bytes: int | None = None
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
+    time_ratio_low: float | None = None
+    time_ratio_high: float | None = None
+    top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
+    top1_difference_low: float | None = None
+    top1_difference_high: float | None = None
+    final_loss_scale: Number | None = None
+    skipped_steps: int | None = None
+    num_steps: int | None = None
+    status: str = ""
+
+
+class Comparison(_Record):
+    """The matrix that was run: its records, one summary per arm, and a plain reading."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    command: str
+    reference: str
+    seeds: list[int]
+    order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
+    environment: dict[str, Any] = {}
+    arms: list[ArmSummary]
+    reading: list[str]
+    records: list[RunRecord]
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value
+
+
+def dump_json(value: Any, *, indent: int | None = 1) -> str:
+    """Return strict JSON of a record, a step or plain data."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(by_alias=True)
+    elif isinstance(value, StepRecord):
+        value = asdict(value)
+    return json.dumps(_strict(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one move, so that a reader or a crash never meets half a file.
+
+    Raises:
+        EnvironmentUnfit: the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another --output-dir"
+        ) from error
+
+
+def _read(path: Path, model: type[Any], what: str) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"cannot read {what} {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path} is not a {what}: it is not text") from None
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{path} is not a {what}: not JSON ({error}); run the cell again with --force") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        raise RecordError(f"{path} is not a {what}: it has no schema number")
+    if data["schema"] > SCHEMA:
+        raise RecordError(
+            f"{path} has schema {data['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise RecordError(f"{path} is not a {what}: {where}: {fault['msg']}") from None
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read the record of a cell.
+
+    Raises:
+        RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
+    """
+    record: RunRecord = _read(path, RunRecord, "run record")
+    return record
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a `report.json`.
+
+    Raises:
+        RecordError: as for `read_record`.
+    """
+    comparison: Comparison = _read(path, Comparison, "comparison")
+    return comparison
+
+
+def iter_steps(path: Path) -> Iterator[StepRecord]:
+    """Yield the steps of a `steps.jsonl`; a last line that was cut off ends the iteration.
+
+    Raises:
+        RecordError: the file cannot be read, or a line before the last is not a step.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise RecordError(f"cannot read steps {path}: {error.strerror or error}") from None
+    for number, line in enumerate(lines):
+        try:
+            raw = json.loads(line)
+            yield StepRecord(
+                step=raw["step"],
+                epoch=raw["epoch"],
+                loss=float(_number(raw["loss"])),
+                loss_scales_before=tuple(float(_number(scale)) for scale in raw["loss_scales_before"]),
+                loss_scales=tuple(float(_number(scale)) for scale in raw["loss_scales"]),
+                applied=tuple(raw["applied"]),
+                grad_norm=None if raw["grad_norm"] is None else float(_number(raw["grad_norm"])),
+                seconds=raw["seconds"],
+                data_seconds=raw["data_seconds"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) - 1:
+                return
+            raise RecordError(f"{path}, line {number + 1}, is not a step record: {error!r}") from None

@@ -1,0 +1,86 @@
+"""The contract of a report format, and the columns that all tables share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+from ampcompare.record import ArmSummary, Comparison
+
+__all__ = ["COLUMNS", "Reporter", "printable", "table_rows"]
+
+
+class Reporter(abc.ABC):
+    """Turns a comparison into text."""
+
+    @abc.abstractmethod
+    def render(self, comparison: Comparison) -> str:
+        """Return the report; it ends with a newline."""
+
+
+def printable(text: str, longest: int = 120) -> str:
+    """Return text that came from a user's names or errors as one harmless line."""
+    line = "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def _percent(value: float | None, sd: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
+
+
+def _seconds(value: float | None, sd: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
+
+
+def _mebibytes(value: int | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.1f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _ratio(row: ArmSummary) -> str:
+    if row.time_ratio is None:
+        return "-"
+    if row.time_ratio_low is None or row.time_ratio_high is None or row.time_ratio_low == row.time_ratio_high:
+        return f"{row.time_ratio:.2f}"
+    return f"{row.time_ratio:.2f} ({row.time_ratio_low:.2f}-{row.time_ratio_high:.2f})"
+
+
+def _skipped(row: ArmSummary) -> str:
+    return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
+
+
+def _scale(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _engine(row: ArmSummary) -> str:
+    words = [word for word in (row.engine, row.half if row.half == "fp16 emulated" else None) if word]
+    return "; ".join(words) or "torch"
+
+
+COLUMNS: dict[str, Callable[[ArmSummary], str]] = {
+    "arm": lambda row: printable(row.arm, 60),
+    "lr": lambda row: f"{row.lr:g}",
+    "top-1 %": lambda row: _percent(row.top1_mean, row.top1_sd),
+    "best %": lambda row: _percent(row.top1_best),
+    "epoch s": lambda row: _seconds(row.epoch_seconds, row.epoch_seconds_sd),
+    "memory MiB": lambda row: _mebibytes(row.peak_bytes),
+    "samples/s": lambda row: _count(row.samples_per_second),
+    "time / ref": _ratio,
+    "loss scale": lambda row: _scale(row.final_loss_scale),
+    "skipped": _skipped,
+    "status": lambda row: printable(row.status, 60),
+    "engine": _engine,
+}
+
+
+def table_rows(comparison: Comparison) -> list[list[str]]:
+    """Return the cells of the table, a row per arm in the order of `COLUMNS`."""
+    return [[column(row) for column in COLUMNS.values()] for row in comparison.arms]

@@ -1,0 +1,62 @@
+"""One line per cell, for spreadsheets and other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from ampcompare.record import Comparison, RunRecord
+from ampcompare.report.base import Reporter
+
+__all__ = ["Csv"]
+
+SUMMARY_FIELDS = (
+    "top1_final",
+    "top1_best",
+    "top1_last_mean",
+    "top5_final",
+    "loss_final",
+    "num_steps",
+    "skipped_steps",
+    "step_seconds_median",
+    "step_seconds_iqr",
+    "samples_per_second",
+    "epoch_seconds",
+    "peak_bytes",
+    "peak_reserved_bytes",
+    "final_loss_scale",
+    "first_nonfinite_loss_step",
+    "diverged_step",
+)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _safe(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) else text  # a spreadsheet would run it
+
+
+class Csv(Reporter):
+    """Plain numbers in full precision; shares are 0 to 1, times in seconds, sizes in bytes."""
+
+    def render(self, comparison: Comparison) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["arm", "seed", "status", "engine", "engine_version", "half", "lr", *SUMMARY_FIELDS, "error"])
+        for record in comparison.records:
+            writer.writerow(self._row(record))
+        return out.getvalue()
+
+    @staticmethod
+    def _row(record: RunRecord) -> list[object]:
+        engine = record.engine
+        recipe = record.config.recipe
+        head = [
+            _safe(record.arm),
+            recipe.seed,
+            record.status,
+            engine.name if engine else "",
+            engine.version if engine else "",
+        ]
+        values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
+        shown = ["" if value is None else value for value in values]
+        return [*head, record.half or "", recipe.optimizer.lr, *shown, _safe(record.error or "")]

@@ -1,0 +1,117 @@
+"""The order in which a run is put together; the only place that knows it.
+
+seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, `Parallel.wrap`: Apex's
+documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and DDP last because it records dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ampcompare.config import OptimizerConfig, Recipe
+from ampcompare.parallel.base import Parallel
+from ampcompare.precision.base import Precision
+from ampcompare.tasks.load import load_data
+from ampcompare.tasks.models import build_model, fixed_channels
+from ampcompare.tasks.task import Task
+from ampcompare.training.schedule import make_schedule
+
+__all__ = ["Assembly", "assemble", "make_optimizer", "make_task"]
+
+
+@dataclass
+class Assembly:
+    """All that one training loop needs.
+
+    Attributes:
+        models: as the loop calls them.
+        optimizers: as `Precision.prepare` returned them.
+        schedule: factor on the learning rates by step; None where they stay.
+        base_lrs: per optimizer and group, the learning rate that the factor multiplies.
+        steps_per_epoch, total_steps: updates.
+        workers: loader processes.
+    """
+
+    task: Task
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    precision: Precision
+    parallel: Parallel
+    device: torch.device
+    schedule: Callable[[int], float] | None
+    base_lrs: list[list[float]]
+    steps_per_epoch: int
+    total_steps: int
+    workers: int = 0
+
+
+def make_task(recipe: Recipe) -> Task:
+    """Load the data of a recipe, shown as its model needs it."""
+    data = load_data(
+        recipe.data.name,
+        seed=recipe.seed,
+        data_dir=recipe.data.dir,
+        download=recipe.data.download,
+        image_size=recipe.data.image_size,
+        channels=fixed_channels(recipe.model.arch),
+        train_size=recipe.data.train_size,
+        val_size=recipe.data.val_size,
+        augment=recipe.data.augment,
+    )
+    return Task(data, label_smoothing=recipe.label_smoothing)
+
+
+def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
+    """Build a torch optimizer with torch's default implementation, over all parameters of `model`."""
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+        )
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
+
+
+def assemble(
+    recipe: Recipe, task: Task, precision: Precision, parallel: Parallel, device: torch.device, *, workers: int = 0
+) -> Assembly:
+    """Put a run together, from the seed alone: equal recipes start from bitwise equal weights."""
+    torch.manual_seed(recipe.seed)
+    model = build_model(
+        recipe.model.arch,
+        num_classes=task.data.num_classes,
+        sample_shape=task.data.sample_shape,
+        model_args=recipe.model.args,
+    )
+    model = parallel.convert_batchnorm(model)
+    model = model.to(device)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = make_optimizer(recipe.optimizer, model)
+    models, optimizers = precision.prepare([model], [optimizer])
+    models = [parallel.wrap(model) for model in models]
+    steps_per_epoch = task.data.num_batches(recipe.batch_size)
+    total_steps = steps_per_epoch * recipe.epochs
+    if recipe.max_steps is not None:
+        total_steps = min(total_steps, recipe.max_steps)
+    return Assembly(
+        task=task,
+        models=models,
+        optimizers=optimizers,
+        precision=precision,
+        parallel=parallel,
+        device=device,
+        schedule=make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps),
+        base_lrs=[[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        workers=workers,
+    )

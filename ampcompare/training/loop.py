@@ -1,0 +1,159 @@
+"""The training step, the same for every backend, and the loop that repeats it without waiting for the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from ampcompare.parallel.base import Parallel
+from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.record import StepRecord
+from ampcompare.training.measure import Clock
+
+__all__ = ["Loop", "update"]
+
+Batch = tuple[Tensor, ...]
+
+
+def update(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    precision: Precision,
+    parallel: Parallel,
+    loss_of: Callable[[Sequence[nn.Module], Batch], Tensor],
+    microbatches: Sequence[Batch],
+    clip_norm: float | None = None,
+) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
+    """Make one update of the weights from one or more micro-batches.
+
+    Args:
+        loss_of: the mean loss of models on a micro-batch, a tensor of one element.
+        clip_norm: largest norm of the unscaled gradients of each optimizer.
+
+    Returns:
+        The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
+        before clipping (None without clipping), and what the step did.
+    """
+    count = len(microbatches)
+    losses = []
+    for index, batch in enumerate(microbatches):
+        with parallel.no_sync(models, enabled=index < count - 1):
+            with precision.autocast():
+                loss = loss_of(models, batch)
+                if count > 1:
+                    loss = loss / count
+            precision.backward(loss, optimizers, delay_unscale=index < count - 1)
+        losses.append(loss.detach())
+    norm = None
+    if clip_norm is not None:
+        norms = [clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers]
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+    outcome = precision.step(*optimizers)
+    for optimizer in optimizers:
+        optimizer.zero_grad()  # no arguments: Apex's replacement under O2 takes none
+    return losses, norm, outcome
+
+
+@dataclass
+class Loop:
+    """Repeats `update` over batches and yields what was recorded, a block of steps at a time.
+
+    Losses, norms and outcomes stay on the device until `drain_every` of them are read together.
+
+    Attributes:
+        accumulation: micro-batches that each batch is cut into.
+        schedule: factor on the learning rates by step; None where they stay.
+        base_lrs: per optimizer and group, the rate that the factor multiplies.
+        step: updates made so far.
+    """
+
+    models: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    precision: Precision
+    parallel: Parallel
+    loss_of: Callable[[Sequence[nn.Module], Batch], Tensor]
+    clock: Clock
+    accumulation: int = 1
+    clip_norm: float | None = None
+    schedule: Callable[[int], float] | None = None
+    base_lrs: Sequence[Sequence[float]] = ()
+    drain_every: int = 10
+    channels_last: bool = False
+    step: int = 0
+    _scales: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._scales = self.precision.loss_scales()
+
+    def run(self, batches: Iterable[Batch], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
+        """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
+        pending: list[tuple[Any, ...]] = []
+        mark, now = self.clock.mark, time.perf_counter
+        asked = now()
+        for batch in islice(batches, steps):
+            waited = now() - asked
+            if self.schedule is not None:
+                self._set_lr(self.schedule(self.step + len(pending)))
+            start = mark()
+            losses, norm, outcome = update(
+                self.models,
+                self.optimizers,
+                self.precision,
+                self.parallel,
+                self.loss_of,
+                self._microbatches(batch),
+                self.clip_norm,
+            )
+            pending.append((losses, norm, outcome, start, mark(), waited))
+            if len(pending) == self.drain_every:
+                yield self._drain(pending, epoch)
+                pending = []
+            asked = now()
+        if pending:
+            yield self._drain(pending, epoch)
+
+    def _microbatches(self, batch: Batch) -> Sequence[Batch]:
+        if self.channels_last:
+            batch = (batch[0].contiguous(memory_format=torch.channels_last), *batch[1:])
+        if self.accumulation == 1:
+            return (batch,)
+        size = len(batch[0]) // self.accumulation
+        return list(zip(*(part.split(size) for part in batch), strict=True))
+
+    def _set_lr(self, factor: float) -> None:
+        for optimizer, base_lrs in zip(self.optimizers, self.base_lrs, strict=True):
+            for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
+                group["lr"] = base * factor
+
+    def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
+        """Read a block from the device in one transfer, and build its records."""
+        flat = torch.stack([loss.float() for losses, *_ in pending for loss in losses]).double().cpu()
+        sums = flat.view(len(pending), -1).sum(dim=1).tolist()
+        norms = [norm for _, norm, *_ in pending if norm is not None]
+        norm_values = iter(torch.stack(norms).float().tolist() if norms else ())
+        records = []
+        for (_, norm, outcome, start, end, waited), loss in zip(pending, sums, strict=True):
+            before, self._scales = self._scales, outcome.loss_scales
+            records.append(
+                StepRecord(
+                    step=self.step,
+                    epoch=epoch,
+                    loss=loss,
+                    loss_scales_before=before,
+                    loss_scales=self._scales,
+                    applied=outcome.applied,
+                    grad_norm=next(norm_values) if norm is not None else None,
+                    seconds=self.clock.seconds(start, end),
+                    data_seconds=waited,
+                )
+            )
+            self.step += 1
+        return records

@@ -1,0 +1,120 @@
+"""Time of a step and peak memory, read without adding a synchronisation to the timed window."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+__all__ = ["Clock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
+
+
+class Clock(abc.ABC):
+    """Marks on the timeline of a device. Making a mark waits for nothing; the time between two is read at a drain."""
+
+    @abc.abstractmethod
+    def mark(self) -> Any:
+        """Mark this moment."""
+
+    @abc.abstractmethod
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two marks; may wait until the device has reached the second."""
+
+
+class HostClock(Clock):
+    """Wall time of the host, for devices that compute while the host waits."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class CudaClock(Clock):
+    """CUDA events on the current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+class PeakMemory:
+    """Peak memory of a run, in bytes.
+
+    Attributes:
+        used: CUDA: most bytes in tensors; CPU: peak of resident memory over its value when the meter was made.
+        reserved: CUDA: most bytes held by the caching allocator; None on a CPU.
+    """
+
+    def __init__(self, used: int, reserved: int | None) -> None:
+        self.used = used
+        self.reserved = reserved
+
+
+class MemoryMeter(abc.ABC):
+    """Measures from its making to each `peak` call."""
+
+    @abc.abstractmethod
+    def peak(self) -> PeakMemory:
+        """Return the peak so far."""
+
+
+class CudaMemoryMeter(MemoryMeter):
+    """Counts of torch's caching allocator on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def peak(self) -> PeakMemory:
+        return PeakMemory(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
+
+
+class ResidentMemoryMeter(MemoryMeter):
+    """Resident memory of this process, as the kernel sees it.
+
+    On Linux the kernel's own high-water mark is reset first; elsewhere the mark of the whole process life is all there
+    is, so the peak reads 0 where the process was larger before the run than in it.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak to the present value
+        self.before = psutil.Process().memory_info().rss
+
+    def peak(self) -> PeakMemory:
+        return PeakMemory(max(0, self._high_water() - self.before), None)
+
+    @staticmethod
+    def _high_water() -> int:
+        try:
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if os.uname().sysname == "Darwin" else peak * 1024
+
+
+def make_clock(device: torch.device) -> Clock:
+    """Return the clock of a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def make_memory_meter(device: torch.device) -> MemoryMeter:
+    """Return the memory meter of a device, started."""
+    return CudaMemoryMeter(device) if device.type == "cuda" else ResidentMemoryMeter()

@@ -1,0 +1,86 @@
+"""From steps and evaluations to the numbers of one run."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.record import EpochResult, RunSummary, StepRecord
+from ampcompare.training.divergence import DivergenceWatch
+from ampcompare.training.measure import PeakMemory
+
+__all__ = ["Tally"]
+
+LAST_EPOCHS = 3
+
+
+@dataclass
+class Tally:
+    """What is kept of the steps while they pass: two floats each.
+
+    Args:
+        warmup_steps: first steps left out of the times.
+        batch_size: samples in one update.
+    """
+
+    warmup_steps: int
+    batch_size: int
+    num_steps: int = 0
+    skipped_steps: int = 0
+    final_loss_scale: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    data_seconds: list[float] = field(default_factory=list)
+    epochs: list[EpochResult] = field(default_factory=list)
+    losses: Any = field(default_factory=hashlib.sha256)
+
+    def add_steps(self, records: Sequence[StepRecord]) -> None:
+        """Take in a block of steps."""
+        for record in records:
+            self.num_steps += 1
+            self.losses.update(struct.pack("<d", record.loss))
+            self.skipped_steps += not all(record.applied)
+            if record.loss_scales:
+                self.final_loss_scale = record.loss_scales[0]
+            if record.step >= self.warmup_steps:
+                self.seconds.append(record.seconds)
+                self.data_seconds.append(record.data_seconds)
+
+    def summary(self, watch: DivergenceWatch, memory: PeakMemory, wall_seconds: float) -> RunSummary:
+        """Return the numbers of the run; accuracy after divergence is left out."""
+        epochs = self.epochs
+        last = epochs[-LAST_EPOCHS:]
+        ended_well = bool(epochs) and watch.diverged_step is None
+        median = statistics.median(self.seconds) if self.seconds else None
+        iqr = None
+        if len(self.seconds) >= 4:
+            quarter, _, three_quarters = statistics.quantiles(self.seconds, n=4)
+            iqr = three_quarters - quarter
+        return RunSummary(
+            top1_final=epochs[-1].top1 if ended_well else None,
+            top1_best=max((epoch.top1 for epoch in epochs), default=None),
+            top1_last_mean=statistics.fmean(epoch.top1 for epoch in last) if ended_well else None,
+            last_epochs=len(last),
+            top5_final=epochs[-1].top5 if ended_well else None,
+            loss_final=epochs[-1].loss if epochs else None,
+            epochs=epochs,
+            num_steps=self.num_steps,
+            losses_sha256=self.losses.hexdigest(),
+            skipped_steps=self.skipped_steps,
+            warmup_steps=self.warmup_steps,
+            step_seconds_median=median,
+            step_seconds_iqr=iqr,
+            data_seconds_median=statistics.median(self.data_seconds) if self.data_seconds else None,
+            samples_per_second=self.batch_size / median if median else None,
+            epoch_seconds=statistics.median(epoch.train_seconds for epoch in epochs) if epochs else None,
+            wall_seconds=wall_seconds,
+            peak_bytes=memory.used,
+            peak_reserved_bytes=memory.reserved,
+            final_loss_scale=self.final_loss_scale,
+            first_nonfinite_loss_step=watch.first_nonfinite_loss_step,
+            diverged_step=watch.diverged_step,
+            divergence=watch.reason,
+        )
