@@ -112,7 +112,7 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
         "impostor",
         package,
         version,
-        f"apex {version} in {package} is the unrelated package of PyPI, not NVIDIA's: pip uninstall apex, then {REMEDY}",
+        f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}",
     )
 
 

@@ -149,7 +149,7 @@ def _reading(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference
         return
     if len(rows) > 1 and seeds < MIN_PAIRS:
         yield (
-            f"{seeds} seed{'s' if seeds > 1 else ''} cannot tell a difference between arms from the luck of the draw, so "
+            f"{seeds} seed{'s' if seeds > 1 else ''} cannot tell arms from the luck of the draw, so "
             "no winner is named; give --seeds 0-4 or more."
         )
     else:

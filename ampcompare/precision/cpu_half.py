@@ -35,6 +35,9 @@ EMULATED = frozenset(
 class EmulatedHalf(TorchDispatchMode):
     """Run half matrix products and convolutions in fp32, rounding every result once to half."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],

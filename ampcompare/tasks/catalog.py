@@ -104,6 +104,6 @@ def _available(name: str, data_dir: Path) -> tuple[bool, str]:
     if name in TORCHVISION_FILES and missing_files(name, data_dir):
         return (
             False,
-            f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with the folder that has it",
+            f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with its folder",
         )
     return True, ""

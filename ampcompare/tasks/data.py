@@ -19,8 +19,8 @@ __all__ = ["Data", "cut_batches", "spread", "training_order"]
 class Data(abc.ABC):
     """A classification data set with a training and a validation part.
 
-    A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`, both on the
-    device that was asked for. Two objects made with the same arguments give bitwise the same batches, whatever was
+    A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`, both on
+    the device that was asked for. Two objects made with the same arguments give bitwise the same batches, whatever was
     drawn from global generators in between; those generators are left as they were.
 
     Attributes:
@@ -51,8 +51,8 @@ class Data(abc.ABC):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch.
 
-        The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch would
-        see i-th. Without `drop_last` the last batch may be smaller, and unequal between ranks by one sample.
+        The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch
+        would see i-th. Without `drop_last` the last batch may be smaller, and unequal between ranks by one sample.
 
         Raises:
             ConfigError: no batch can be made.
@@ -68,7 +68,7 @@ class Data(abc.ABC):
         rank: int = 0,
         world_size: int = 1,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every `world_size`-th validation sample from `rank` on: over all ranks each sample comes exactly once."""
+        """Yield every `world_size`-th validation sample from `rank` on: all ranks together see each exactly once."""
 
     def num_batches(self, batch_size: int, world_size: int = 1, *, drop_last: bool = True) -> int:
         """Return how many training batches an epoch has, equal for all ranks.

@@ -113,7 +113,8 @@ def downloaded(
     if missing_files(name, folder):
         if not download:
             raise ConfigError(
-                f"{name} is not in {folder / TORCHVISION_FILES[name][0]}; pass --download to fetch it, or --data-dir with the folder that has it"
+                f"{name} is not in {folder / TORCHVISION_FILES[name][0]}; pass --download to fetch it, "
+                "or --data-dir with the folder that has it"
             )
         _fetch(name, dataset, folder)
     parts = {}

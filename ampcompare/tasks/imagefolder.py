@@ -38,7 +38,7 @@ def imagefolder(
     images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
 
     Raises:
-        ConfigError: the folders are not laid out so, or hold no images, or something other than 3 channels was asked for.
+        ConfigError: the folders are not laid out so, or hold no images, or other than 3 channels were asked for.
         BackendUnavailable: torchvision or Pillow is missing.
     """
     if channels not in (None, 3):
@@ -71,7 +71,7 @@ def _check_layout(root: str) -> None:
     folder = Path(root)
     if not root or not folder.is_dir():
         raise ConfigError(
-            f"imagefolder:{root}: there is no folder {root!r}; write imagefolder:PATH with a folder that has train and val"
+            f"imagefolder:{root}: there is no folder {root!r}; write imagefolder:PATH, a folder that has train and val"
         )
     missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
     if missing:
@@ -90,7 +90,8 @@ def _check_layout(root: str) -> None:
             if names
         ]
         raise ConfigError(
-            f"{root} has {len(train)} classes in train and {len(val)} in val, and they differ ({'; '.join(differences)})"
+            f"{root} has {len(train)} classes in train and {len(val)} in val that differ ({'; '.join(differences)}); "
+            "both need the same folders"
         )
 
 

@@ -22,7 +22,7 @@ __all__ = ["build_model", "fixed_channels"]
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
-# Auxiliary heads would make the output a tuple; the slow initialization is the one that torchvision itself is giving up.
+# Auxiliary heads would make the output a tuple; their slow initialization is one that torchvision is giving up.
 _SPECIAL_OPTIONS = {name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")}
 
 
@@ -32,8 +32,8 @@ def build_model(
     """Build the model called `arch`, in fp32 on the CPU, with weights from torch's global generator.
 
     Args:
-        arch: `convnet`, `mlp`, `transformer`, a torchvision classifier, or `package.module:factory`. A user's factory is called with
-            those of `num_classes`, `sample_shape` and `in_channels` that it names as parameters.
+        arch: `convnet`, `mlp`, `transformer`, a torchvision classifier, or `package.module:factory`. A user's factory
+            is called with those of `num_classes`, `sample_shape` and `in_channels` that it names as parameters.
         num_classes: width of the output.
         sample_shape: of one sample; (channels, height, width) for images.
         model_args: further keyword arguments; they win over those above.
@@ -53,7 +53,7 @@ def build_model(
 
 
 def fixed_channels(arch: str) -> int | None:
-    """Return how many channels `arch` takes whatever the data has: 3 for torchvision's; None if it adapts or is not known.
+    """Return how many channels `arch` insists on: 3 for torchvision's; None if it adapts or is not known.
 
     Raises:
         ConfigError: unknown name.
@@ -137,8 +137,7 @@ def _require_classifier(vision: ModuleType, arch: str) -> None:
     known = vision.models.list_models(module=vision.models)
     if arch in known:
         return
+    suggestion = close_matches(arch, [*BUILTIN_MODELS, *known])
     if arch in vision.models.list_models():
-        raise ConfigError(
-            f"{arch} is a torchvision model that does not classify images; {close_matches(arch, [*BUILTIN_MODELS, *known])}"
-        )
-    raise ConfigError(f"there is no model {arch!r}; {close_matches(arch, [*BUILTIN_MODELS, *known])}")
+        raise ConfigError(f"{arch} is a torchvision model that does not classify images; {suggestion}")
+    raise ConfigError(f"there is no model {arch!r}; {suggestion}")

@@ -82,7 +82,10 @@ class _Loader:
 
 @dataclass(frozen=True, eq=False)
 class StreamData(Data):
-    """Samples prepared by a DataLoader. Worker processes are kept between epochs; beginning an epoch ends an unfinished one."""
+    """Samples prepared by a DataLoader.
+
+    Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.
+    """
 
     seed: int
     train: KeyedSamples = field(repr=False)
@@ -138,7 +141,7 @@ class StreamData(Data):
             batches = _Batches()
             loader = DataLoader(
                 self.train if part == "train" else self.val,
-                batch_sampler=batches,  # type: ignore[arg-type]  # any iterable of key lists serves; stubs want a Sampler
+                batch_sampler=batches,
                 num_workers=workers,
                 pin_memory=pin,
                 persistent_workers=workers > 0,

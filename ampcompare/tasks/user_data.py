@@ -34,8 +34,8 @@ def user_data(
 ) -> Data:
     """Call the user's factory and make a data set of what it returns.
 
-    It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and `augment`
-    that it names as parameters. Global generators are seeded with a constant while it runs, so a random split
+    It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
+    `augment` that it names as parameters. Global generators are seeded with a constant while it runs, so a random split
     inside it is the same for every seed and arm, and are put back afterwards.
 
     Raises:
@@ -48,7 +48,7 @@ def user_data(
     taken = named_by(factory, offered)
     if image_size is not None and "image_size" not in taken:
         raise ConfigError(
-            f"factory {path} has no parameter image_size, and {image_size} was asked for; add it, or leave --image-size out"
+            f"factory {path} has no parameter image_size, and {image_size} was asked for; add it, or drop --image-size"
         )
     with isolated_globals():
         seed_globals(derive("user's factory"))
@@ -65,7 +65,7 @@ def user_data(
         _, sample = _checked(path, "train", train), _checked(path, "val", val)
         if channels is not None and sample.shape[0] not in (1, channels):
             raise ConfigError(
-                f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels} channels; "
+                f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels}; "
                 "return samples that fit, or choose another model"
             )
         classes = _count_classes(path, train) if num_classes is None else num_classes
