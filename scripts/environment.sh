@@ -72,11 +72,11 @@ unreachable() {
     grep -qE 'ConnectionError|ConnectTimeout|ReadTimeout|connection broken|ProxyError|SSLError|Could not fetch URL' $log
 }
 
-# Ends with one line: $1, and what pip said last. What pip has installed is whole, unless the disk was full.
+# Ends with one line: what is given, and what pip said last. What pip has installed is whole, unless the disk was full.
 fail() {
     if grep -q 'No space left on device' $log; then die "the disk is full: free some space (log: $log)"; fi
     rm -f $busy
-    die "$1 (log: $log): $(sed -n '/ResolutionImpossible/d; s/^ERROR: //p' $log | tail -n 1)"
+    die "$* (log: $log): $(sed -n '/ResolutionImpossible/d; s/^ERROR: //p' $log | tail -n 1)"
 }
 
 explain() {
@@ -93,7 +93,8 @@ install_torch_without_cuda() {
     pip_install --no-deps "$pin" && return
     if unreachable || ! grep -q 'No matching distribution' $log; then explain "the $wanted could not be installed"; fi
     pip_install --timeout 15 --index-url $cpu_index --no-deps "$pin" ||
-        fail "there is no $wanted in the sources that pip is set to use, nor could it be had from $cpu_index"
+        fail "there is no $wanted in the sources that pip is set to use, nor could it be had from $cpu_index;" \
+            "another interpreter can be named with PYTHON=/path/to/python"
 }
 
 install() {
