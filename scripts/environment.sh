@@ -72,10 +72,11 @@ unreachable() {
     grep -qE 'ConnectionError|ConnectTimeout|ReadTimeout|connection broken|ProxyError|SSLError|Could not fetch URL' $log
 }
 
-# Ends with one line: what is given, and what pip said last. What pip has installed is whole, unless the disk was full.
+# Ends with one line: what is given, and what pip said last.
 fail() {
     if grep -q 'No space left on device' $log; then die "the disk is full: free some space (log: $log)"; fi
-    rm -f $busy
+    # Then pip stopped before it wrote anything, and what is there is whole; after other failures that is not certain.
+    if tail -n 1 $log | grep -q 'No matching distribution'; then rm -f $busy; fi
     die "$* (log: $log): $(sed -n '/ResolutionImpossible/d; s/^ERROR: //p' $log | tail -n 1)"
 }
 
@@ -119,12 +120,15 @@ install() {
         kind=system
     fi
     echo $$ >$busy
+    # pip ends in good order when interrupted, half done; without the trap that would pass for a failure.
+    trap 'say "interrupted: the next call starts afresh"; exit 130' INT TERM
     say "installing into $venv, some minutes (log: $log)"
     if [ $kind = cpu ] && [ "$(uname -s)" = Linux ]; then install_torch_without_cuda; fi
     pip_install $([ $kind = system ] || echo -c "constraints/$kind.txt") -e ".[$1]" ||
         explain "the packages could not be installed"
     for extra in ${1//,/ }; do recipe >"$venv/.ready-$extra"; done
     rm -f $busy
+    trap - INT TERM
 }
 
 prepare() {

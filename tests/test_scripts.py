@@ -33,6 +33,7 @@ case "$1 $2" in
     "-m pip")
         shift 2
         echo "pip $*" >>calls
+        [ -z "${STUB_INTERRUPT:-}" ] || { kill -INT $PPID; exit 1; }
         [ -z "${STUB_PIP:-}" ] || { printf "$STUB_PIP\n" >&2; exit 1; }
         ;;
     *)
@@ -152,6 +153,15 @@ def test_interrupted_installation_starts_afresh(frame: Frame) -> None:
     assert not (frame.root / ".venv" / "half-written").exists()
 
 
+def test_ctrl_c_starts_afresh(frame: Frame) -> None:
+    """pip ends in good order on Ctrl-C; the script tells it from a failure, and trusts nothing that pip left."""
+    done = frame.run("scripts/test", STUB_INTERRUPT="1")
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr.splitlines()[-1]
+    frame.run("scripts/test")
+    assert sum(call.startswith("venv") for call in frame.calls()) == 2
+
+
 def test_installation_under_way_is_left_alone(frame: Frame) -> None:
     """A second call beside a running installation stops, and names the process."""
     frame.run("scripts/test")
@@ -243,12 +253,13 @@ def test_no_network_is_one_line(frame: Frame) -> None:
     assert sum(call.startswith("pip") for call in frame.calls()) == 1
 
 
-def test_failed_installation_is_not_complete(frame: Frame) -> None:
-    """After a failure the next call installs, into the same environment."""
-    frame.fails(STUB_PIP=NO_NETWORK)
+@pytest.mark.parametrize(("output", "environments"), [(NO_NETWORK, 1), ("ERROR: pip broke", 2)])
+def test_failed_installation_is_not_complete(frame: Frame, output: str, environments: int) -> None:
+    """After a failure the next call installs; into the same environment only where pip had surely changed nothing."""
+    frame.fails(STUB_PIP=output)
     assert frame.run("scripts/test").returncode == 0
     assert frame.installations() == 1
-    assert sum(call.startswith("venv") for call in frame.calls()) == 1
+    assert sum(call.startswith("venv") for call in frame.calls()) == environments
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the plain torch has no CUDA, and there is one source")
