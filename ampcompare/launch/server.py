@@ -19,6 +19,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from ampcompare.config import RunConfig
 from ampcompare.launch import worker
 from ampcompare.launch.base import Progress
@@ -76,8 +78,17 @@ def _serve(line: bytes, channel: int) -> bool:
             return False
 
 
+def _import_what_optimizers_need() -> None:
+    """Make a first optimizer, for which torch imports over a second's worth of modules, and 80 MiB of them.
+
+    Each cell would do it again, and its peak of memory would hold them.
+    """
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 def main() -> int:
     """Serve requests until standard input ends."""
+    _import_what_optimizers_need()
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
     channel = os.dup(1)
     os.dup2(2, 1)
