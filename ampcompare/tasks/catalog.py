@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 DEFAULT_DATA_DIR = "data"
+_MOST_NAMES = 12
 
 DATA_SETS = {
     "digits": "1,797 handwritten digits, 8x8, 10 classes, bundled with scikit-learn",
@@ -90,7 +91,10 @@ def close_matches(name: str, known: Iterable[str]) -> str:
     """Return the end of an error sentence that names what `name` may have been meant to be."""
     known = list(known)
     matches = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(matches)}?" if matches else f"known are {', '.join(known)}"
+    if matches:
+        return f"did you mean {' or '.join(matches)}?"
+    rest = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"known are {', '.join(known[:_MOST_NAMES])}{rest}"
 
 
 def _available(name: str, data_dir: Path) -> tuple[bool, str]:
