@@ -1,0 +1,101 @@
+"""Images in folders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks import load_data
+
+
+def test_images_are_read_by_class(image_root: Path) -> None:
+    """Classes are the folders in alphabetical order; images come in color, in the size asked for."""
+    data = load_data(f"imagefolder:{image_root}", seed=0, image_size=16, channels=3)
+    assert (data.num_train, data.num_val, data.num_classes, data.sample_shape) == (15, 9, 3, (3, 16, 16))
+    samples, labels = next(iter(data.val_batches(9, device="cpu")))
+    assert labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    brightest = samples.mean((2, 3)).argmax(1)
+    assert brightest.tolist() == [2, 2, 2, 1, 1, 1, 0, 0, 0]  # blue, green and red lie in channels 2, 1 and 0
+
+
+def test_the_default_size_is_that_of_imagenet(image_root: Path) -> None:
+    """Without an image size, training and validation images are 224x224."""
+    data = load_data(f"imagefolder:{image_root}", seed=0, val_size=2)
+    assert data.sample_shape == (3, 224, 224)
+    assert next(iter(data.val_batches(2, device="cpu")))[0].shape == (2, 3, 224, 224)
+    assert next(iter(data.train_batches(0, 2, device="cpu")))[0].shape == (2, 3, 224, 224)
+
+
+def test_a_subset_has_all_classes(image_root: Path) -> None:
+    """Three of fifteen images are one of each class, although files are sorted by class."""
+    data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8, train_size=3)
+    _, labels = next(iter(data.train_batches(0, 3, device="cpu")))
+    assert sorted(labels.tolist()) == [0, 1, 2]
+
+
+def test_augmentation_can_be_left_out(image_root: Path) -> None:
+    """Without augmentation an image looks the same in each epoch; with it, it does not."""
+    for augment in (False, True):
+        data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8, augment=augment)
+        epochs = [next(iter(data.train_batches(epoch, 15, device="cpu"))) for epoch in (0, 1)]
+        sums = [torch.stack(sorted(samples.sum((1, 2, 3)))) for samples, _ in epochs]
+        assert torch.allclose(*sums) is not augment
+
+
+def refused(name: str, **options: int) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_data(name, seed=0, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    """A path that is no folder, and an empty one, are named."""
+    assert f"there is no folder '{tmp_path / 'none'}'" in refused(f"imagefolder:{tmp_path / 'none'}")
+    assert "write imagefolder:PATH" in refused("imagefolder:")
+    assert "write imagefolder:PATH" in refused("imagefolder")
+
+
+def test_a_folder_without_train_and_val_says_what_is_there(image_root: Path, tmp_path: Path) -> None:
+    """The error lists what is missing and what was seen instead."""
+    shutil.move(image_root / "val", image_root / "validation")
+    assert "has no folder val; seen there: train, validation" in refused(f"imagefolder:{image_root}")
+    (tmp_path / "empty").mkdir()
+    assert "no folder train and no folder val; seen there: nothing" in refused(f"imagefolder:{tmp_path / 'empty'}")
+
+
+def test_folders_without_classes_or_images_are_told(image_root: Path) -> None:
+    """A part without class folders, and a class folder without images, are each named."""
+    for path in (image_root / "train" / "red").iterdir():
+        path.unlink()
+    message = refused(f"imagefolder:{image_root}")
+    assert "red" in message
+    assert str(image_root / "train") in message
+    shutil.rmtree(image_root / "train")
+    (image_root / "train").mkdir()
+    assert f"{image_root / 'train'} has no folders" in refused(f"imagefolder:{image_root}")
+
+
+def test_unequal_classes_are_told(image_root: Path) -> None:
+    """Classes that only one part has are listed with that part."""
+    shutil.move(image_root / "val" / "red", image_root / "val" / "pink")
+    message = refused(f"imagefolder:{image_root}")
+    assert "only in train: red" in message
+    assert "only in val: pink" in message
+
+
+def test_gray_was_asked_for(image_root: Path) -> None:
+    """Channels other than 3 are refused."""
+    assert "1 channels were asked for" in refused(f"imagefolder:{image_root}", channels=1)
+
+
+def test_a_damaged_image_is_named(image_root: Path) -> None:
+    """Reading on into a file that is no image names that file."""
+    (image_root / "val" / "blue" / "0.png").write_bytes(b"no image")
+    data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8)
+    with pytest.raises(ConfigError, match=r"blue.0\.png cannot be read as an image"):
+        next(iter(data.val_batches(9, device="cpu")))

@@ -1,0 +1,236 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.tasks import build_model, fixed_channels, models
+
+Write = Callable[[str, str], None]
+IMAGE_SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 11), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("arch", ["convnet", "mlp", "transformer"])
+@pytest.mark.parametrize("shape", IMAGE_SHAPES)
+def test_built_in_models_fit_any_image(arch: str, shape: tuple[int, int, int]) -> None:
+    """Forward and backward give logits of the right shape and a gradient for every parameter."""
+    torch.manual_seed(0)
+    model = build_model(arch, num_classes=7, sample_shape=shape)
+    logits = model(torch.randn(4, *shape))
+    assert logits.shape == (4, 7)
+    F.cross_entropy(logits, torch.tensor([0, 1, 2, 6])).backward()
+    for parameter in model.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+def test_rows_of_a_matrix_are_tokens() -> None:
+    """The transformer takes samples without channels, and the mlp takes any shape."""
+    assert build_model("transformer", num_classes=3, sample_shape=(6, 5))(torch.rand(2, 6, 5)).shape == (2, 3)
+    assert build_model("mlp", num_classes=3, sample_shape=(9,))(torch.rand(2, 9)).shape == (2, 3)
+    for arch, shape in (("convnet", (6, 5)), ("transformer", (9,))):
+        with pytest.raises(ConfigError, match="use mlp"):
+            build_model(arch, num_classes=3, sample_shape=shape)
+
+
+def test_patches_keep_every_pixel() -> None:
+    """Patches hold the image row by row, filled up with zeros where its sides are no multiples."""
+    model = build_model("transformer", num_classes=2, sample_shape=(2, 3, 5), model_args={"patch_size": 2})
+    image = torch.arange(1.0, 31.0).reshape(1, 2, 3, 5)
+    patches = model._patches(image)
+    assert patches.shape == (1, 6, 8)
+    assert patches[0, 0].tolist() == [1, 2, 6, 7, 16, 17, 21, 22]
+    assert patches[0, 5].tolist() == [15, 0, 0, 0, 30, 0, 0, 0]
+
+
+def test_attention_is_that_of_torch() -> None:
+    """A block's attention equals torch's own on the same projections."""
+    torch.manual_seed(0)
+    block = build_model("transformer", num_classes=2, sample_shape=(1, 8, 8)).blocks[0]
+    hidden = torch.randn(2, 16, 64)
+    query, key, value = block.qkv(hidden).reshape(2, 16, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+    expected = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(2, 16, 64)
+    torch.testing.assert_close(block._attention(hidden), block.project(expected))
+
+
+def test_default_convnet_has_the_known_size() -> None:
+    """On digits the default convnet has 65,834 parameters, and width and depth change that."""
+
+    def count(**arguments: int) -> int:
+        model = build_model("convnet", num_classes=10, sample_shape=(1, 8, 8), model_args=arguments)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    assert count() == 65_834
+    assert count(width=16) < 20_000
+    assert count(depth=3) > 200_000
+
+
+@pytest.mark.parametrize(
+    "arch, arguments, told",
+    [
+        ("convnet", {"widht": 8}, "did you mean width"),
+        ("convnet", {"width": 0}, "width is 0"),
+        ("mlp", {"depth": 1.5}, r"depth is 1\.5"),
+        ("transformer", {"width": 10, "heads": 4}, "multiple of the heads"),
+        ("transformer", {"patch_size": 0}, "patch_size is 0"),
+        ("resnet18", {"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_wrong_arguments_are_told(arch: str, arguments: dict[str, object], told: str) -> None:
+    """An argument that the model does not take, or cannot use, is an error of the user's."""
+    with pytest.raises(ConfigError, match=told):
+        build_model(arch, num_classes=10, sample_shape=(3, 8, 8), model_args=arguments)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
+def test_torchvision_classifiers_are_built_for_the_samples(arch: str) -> None:
+    """Classifiers of torchvision have the data's classes, and a vision transformer its image size."""
+    torch.manual_seed(0)
+    model = build_model(arch, num_classes=5, sample_shape=(3, 32, 32))
+    assert model.training
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_checking_the_shape_changes_nothing() -> None:
+    """Weights, buffers and the generator are what torchvision's own constructor leaves."""
+    from ampcompare.tasks import load_torchvision
+
+    torch.manual_seed(3)
+    plain = load_torchvision().models.get_model("shufflenet_v2_x0_5", weights=None, num_classes=4)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    built = build_model("shufflenet_v2_x0_5", num_classes=4, sample_shape=(3, 32, 32))
+    assert torch.equal(torch.get_rng_state(), state)
+    for (name, expected), (other, value) in zip(plain.state_dict().items(), built.state_dict().items(), strict=True):
+        assert name == other
+        assert value.device.type == "cpu"
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
+def test_auxiliary_heads_are_off(arch: str) -> None:
+    """In training mode too the output is one tensor."""
+    model = build_model(arch, num_classes=4, sample_shape=(3, 96, 96))
+    assert isinstance(model(torch.rand(2, 3, 96, 96)), torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    "arch, shape, told",
+    [
+        ("alexnet", (3, 8, 8), r"cannot process samples of shape \(3, 8, 8\)"),
+        ("vit_b_16", (3, 8, 8), "indivisible"),
+        ("vit_b_16", (3, 32, 64), "square"),
+        ("maxvit_t", (3, 32, 32), "cannot be built"),
+        ("resnet18", (1, 32, 32), "takes color images"),
+        ("resnet18", (7,), "takes color images"),
+    ],
+)
+def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, ...], told: str) -> None:
+    """A torchvision model that cannot process the samples is refused when it is built, in one line."""
+    with pytest.raises(ConfigError, match=told) as caught:
+        build_model(arch, num_classes=4, sample_shape=shape)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_get_suggestions() -> None:
+    """Misspelled names are answered with close ones, and detectors are told apart from classifiers."""
+    for call in (lambda name: build_model(name, num_classes=2, sample_shape=(3, 8, 8)), fixed_channels):
+        with pytest.raises(ConfigError, match="did you mean resnet18"):
+            call("resnet81")
+        with pytest.raises(ConfigError, match="did you mean convnet"):
+            call("convnett")
+        with pytest.raises(ConfigError, match="does not classify"):
+            call("fasterrcnn_resnet50_fpn")
+
+
+def test_fixed_channels_are_those_of_torchvision() -> None:
+    """Torchvision's models want 3 channels; the others adapt or cannot be asked."""
+    assert fixed_channels("resnet18") == 3
+    assert fixed_channels("convnet") is None
+    assert fixed_channels("package.module:make") is None
+
+
+def test_without_torchvision_its_models_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchvision cannot be imported, a name that is not built in leads to its installation."""
+
+    def missing() -> None:
+        raise BackendUnavailable("torchvision cannot be imported")
+
+    monkeypatch.setattr(models, "load_torchvision", missing)
+    with pytest.raises(BackendUnavailable):
+        build_model("resnet18", num_classes=2, sample_shape=(3, 8, 8))
+    assert build_model("convnet", num_classes=2, sample_shape=(3, 8, 8)).training
+
+
+FACTORIES = """
+from torch import nn
+
+def plain(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, num_classes))
+
+def named(in_channels, sample_shape, *, num_classes, width=2):
+    model = nn.Linear(in_channels, num_classes)
+    model.seen = in_channels, sample_shape, width
+    return model
+
+def anything(**options):
+    model = nn.Identity()
+    model.seen = options
+    return model
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layer = nn.Linear(3, num_classes)
+
+def fixed():
+    return nn.Identity()
+
+def wrong(num_classes):
+    return "a model"
+
+def raising(num_classes):
+    raise ValueError("no weights")
+"""
+
+
+def build_own(name: str, **arguments: object) -> nn.Module:
+    return build_model(f"own_models:{name}", num_classes=5, sample_shape=(3, 4, 4), model_args=arguments)
+
+
+def test_users_factories_get_what_they_name(user_module: Write) -> None:
+    """A factory is called with the parameters that it names, all of them for **kwargs, and the model's arguments."""
+    user_module("own_models", FACTORIES)
+    assert build_own("plain")(torch.rand(2, 3, 4, 4)).shape == (2, 5)
+    assert build_own("named", width=9).seen == (3, (3, 4, 4), 9)
+    assert build_own("anything", x=1).seen == {"num_classes": 5, "sample_shape": (3, 4, 4), "in_channels": 3, "x": 1}
+    assert build_own("anything", num_classes=8).seen["num_classes"] == 8
+    assert build_own("Net").layer.out_features == 5
+    assert isinstance(build_own("fixed"), nn.Identity)
+
+
+@pytest.mark.parametrize(
+    "name, arguments, told, cause",
+    [
+        ("wrong", {}, "returned a str; it must return a torch.nn.Module", None),
+        ("raising", {}, "calling it raised ValueError: no weights", ValueError),
+        ("plain", {"width": 3}, "TypeError", TypeError),
+        ("Nets", {}, "did you mean Net", None),
+    ],
+)
+def test_users_factories_that_fail_are_told(
+    user_module: Write, name: str, arguments: dict[str, object], told: str, cause: type | None
+) -> None:
+    """What a user's factory raises or returns wrongly is told with its name, and chained."""
+    user_module("own_models", FACTORIES)
+    with pytest.raises(ConfigError, match=told) as caught:
+        build_own(name, **arguments)
+    assert f"own_models:{name}" in str(caught.value)
+    assert cause is None or isinstance(caught.value.__cause__, cause)

@@ -1,0 +1,96 @@
+"""The loss, and that the data sets can be learned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks import Data, Task, build_model, classification_loss, load_data
+
+
+def test_loss_is_cross_entropy() -> None:
+    """The loss is the mean negative log probability, mixed with that of all classes under label smoothing."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
+    negative = -logits.log_softmax(1)
+    expected = negative[torch.arange(6), labels].mean()
+    torch.testing.assert_close(classification_loss(logits, labels), expected)
+    smoothed = 0.9 * expected + 0.1 * negative.mean()
+    torch.testing.assert_close(classification_loss(logits, labels, label_smoothing=0.1), smoothed)
+
+
+def test_task_uses_the_first_model_and_its_dtype() -> None:
+    """The loss of a task is that of the first model's logits, in the dtype that the model gives."""
+    data = load_data("digits", seed=0, train_size=20)
+    batch = next(iter(data.train_batches(0, 8, device="cpu")))
+    model = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)
+    task = Task(data, label_smoothing=0.2)
+    loss = task.loss([model, nn.Identity()], batch)
+    torch.testing.assert_close(loss, classification_loss(model(batch[0]), batch[1], label_smoothing=0.2))
+    half = task.loss([model.bfloat16()], (batch[0].bfloat16(), batch[1]))
+    assert half.dtype == torch.bfloat16
+
+
+def test_a_replaced_cross_entropy_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function is looked up when the loss is computed, as an arm that patches torch needs it."""
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda *arguments, **options: torch.tensor(42.0))
+    assert classification_loss(torch.zeros(1, 2), torch.tensor([0])) == 42
+
+
+def test_a_model_with_several_outputs_is_refused() -> None:
+    """A model that returns a tuple is told what it should return."""
+
+    class Two(nn.Module):
+        def forward(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return samples, samples
+
+    data = load_data("digits", seed=0, train_size=20)
+    with pytest.raises(ConfigError, match="returned a tuple"):
+        Task(data).loss([Two()], next(iter(data.train_batches(0, 8, device="cpu"))))
+
+
+def train(data: Data, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> float:
+    """Return the validation accuracy after `epochs` under a cosine schedule."""
+    task = Task(data)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * data.num_batches(64))
+    for epoch in range(epochs):
+        for batch in data.train_batches(epoch, 64, device="cpu"):
+            optimizer.zero_grad()
+            task.loss([model], batch).backward()
+            optimizer.step()
+            schedule.step()
+    model.eval()
+    with torch.no_grad():
+        hits = [(model(samples).argmax(1) == labels).sum() for samples, labels in data.val_batches(128, device="cpu")]
+    return int(torch.stack(hits).sum()) / data.num_val
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_convnet_learns_digits(seed: int) -> None:
+    """Six epochs of SGD with momentum bring the default model above 97 % of the validation digits."""
+    torch.manual_seed(seed)
+    data = load_data("digits", seed=seed)
+    model = build_model("convnet", num_classes=10, sample_shape=data.sample_shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    assert train(data, model, optimizer, epochs=6) >= 0.97
+
+
+def test_mlp_and_transformer_learn_digits() -> None:
+    """The other built-in models learn digits too, the transformer with AdamW."""
+    data = load_data("digits", seed=0)
+    torch.manual_seed(0)
+    mlp = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)
+    assert train(data, mlp, torch.optim.SGD(mlp.parameters(), lr=0.05, momentum=0.9), epochs=6) > 0.94
+    transformer = build_model("transformer", num_classes=10, sample_shape=data.sample_shape)
+    assert train(data, transformer, torch.optim.AdamW(transformer.parameters(), lr=3e-3), epochs=5) > 0.9
+
+
+def test_convnet_learns_synthetic_images() -> None:
+    """Two epochs are enough for a small convnet to tell most synthetic images apart."""
+    torch.manual_seed(0)
+    data = load_data("synthetic", seed=0, image_size=8, channels=1)
+    model = build_model("convnet", num_classes=10, sample_shape=data.sample_shape, model_args={"width": 16})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    assert train(data, model, optimizer, epochs=2) > 0.8

@@ -1,0 +1,100 @@
+"""Importing torchvision beside whatever torch there is. Child processes: an import happens once in a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Runs before ours: a torchvision that works, or fails, in a way that the machine at hand may not.
+FAKE = """
+import importlib, sys, types
+real = importlib.import_module
+calls = []
+def fake(name, *rest):
+    if name != "torchvision":
+        return real(name, *rest)
+    calls.append(name)
+    return answer(len(calls))
+importlib.import_module = fake
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_torchvision_works_after_loading() -> None:
+    """Models, transforms and data sets can be used, and a second call returns the same module."""
+    assert (
+        run(
+            "from ampcompare.tasks import load_torchvision\n"
+            "import torch\n"
+            "vision = load_torchvision()\n"
+            "assert load_torchvision() is vision is __import__('torchvision')\n"
+            "model = vision.models.resnet18(num_classes=5)\n"
+            "print(tuple(model(torch.rand(2, 3, 32, 32)).shape), vision.transforms.Resize(4).size, "
+            "vision.datasets.ImageFolder.__name__)\n"
+        )
+        == "(2, 5) 4 ImageFolder"
+    )
+
+
+def test_a_working_torchvision_is_left_alone() -> None:
+    """Where the plain import works nothing is purged or defined."""
+    assert (
+        run(
+            FAKE + "from ampcompare.tasks.torchvision_loader import load_torchvision, _define_missing_operators\n"
+            "sys.modules['torchvision.marker'] = types.ModuleType('torchvision.marker')\n"
+            "answer = lambda call: 'works'\n"
+            "print(load_torchvision(), len(calls), 'torchvision.marker' in sys.modules, "
+            "_define_missing_operators.cache_info().currsize)\n"
+        )
+        == "works 1 True 0"
+    )
+
+
+def test_missing_operators_are_defined_and_the_import_repeated() -> None:
+    """After the failure that a CPU torch causes, left-over modules are gone and both operators are declared."""
+    assert (
+        run(
+            FAKE + "import torch\n"
+            "from ampcompare.tasks.torchvision_loader import load_torchvision\n"
+            "sys.modules['torchvision.half'] = types.ModuleType('torchvision.half')\n"
+            "def answer(call):\n"
+            "    if call == 1:\n"
+            "        raise RuntimeError('operator torchvision::nms does not exist')\n"
+            "    return 'torchvision.half' in sys.modules, hasattr(torch.ops.torchvision, 'nms'), "
+            "hasattr(torch.ops.torchvision, 'qnms')\n"
+            "print(load_torchvision(), len(calls))\n"
+        )
+        == "(False, True, True) 2"
+    )
+
+
+@pytest.mark.parametrize(
+    "failure, calls",
+    [
+        ("ImportError('No module named torchvision')", 1),
+        ("RuntimeError('something else')", 1),
+        ("RuntimeError('operator torchvision::roi_align does not exist')", 2),
+    ],
+)
+def test_other_failures_say_what_to_install(failure: str, calls: int) -> None:
+    """A torchvision that is missing, or broken in another way, is an unusable environment with a remedy."""
+    text = run(
+        FAKE + "from ampcompare.errors import BackendUnavailable\n"
+        "from ampcompare.tasks.torchvision_loader import load_torchvision\n"
+        "def answer(call):\n"
+        f"    raise {failure}\n"
+        "try:\n"
+        "    load_torchvision()\n"
+        "except BackendUnavailable as error:\n"
+        "    print(len(calls), error.exit_code, error)\n"
+    )
+    assert text.startswith(f"{calls} 4 torchvision cannot be imported ({failure.partition('(')[0]}: ")
+    assert "pip install torchvision" in text
+    assert "\n" not in text

@@ -1,0 +1,152 @@
+"""Users' factories of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.errors import ConfigError
+from ampcompare.tasks import load_data
+
+Write = Callable[[str, str], None]
+
+START = """
+import torch
+from torch.utils.data import TensorDataset, random_split
+
+def pair(count, classes=3, channels=1):
+    return TensorDataset(torch.rand(count, channels, 4, 4), torch.arange(count) % classes)
+"""
+
+
+def refused(name: str, **options: int) -> pytest.ExceptionInfo[ConfigError]:
+    with pytest.raises(ConfigError) as caught:
+        load_data(name, seed=0, **options)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+    return caught
+
+
+@pytest.mark.parametrize("returned", ["pair(20), pair(8)", "pair(20), pair(8), 3", "[pair(20), pair(8)]"])
+def test_a_pair_of_data_sets_is_enough(user_module: Write, returned: str) -> None:
+    """Two map-style data sets make a data set; the classes are counted where their number is not given."""
+    user_module("own_pair", START + f"def make():\n    return {returned}\n")
+    data = load_data("own_pair:make", seed=0)
+    assert (data.num_train, data.num_val, data.num_classes, data.sample_shape) == (20, 8, 3, (1, 4, 4))
+    samples, labels = next(iter(data.train_batches(0, 5, device="cpu")))
+    assert (samples.shape, labels.dtype) == ((5, 1, 4, 4), torch.int64)
+
+
+def test_a_random_split_is_the_same_for_every_seed(user_module: Write) -> None:
+    """Random numbers that the factory draws depend neither on the seed nor on what was drawn before."""
+    user_module("own_split", START + "def make():\n    return (*random_split(pair(30), [20, 10]), 3)\n")
+    seen = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        seen.append(next(iter(load_data("own_split:make", seed=seed).val_batches(10, device="cpu")))[0])
+    assert torch.equal(*seen)
+
+
+def test_options_are_passed_to_whom_names_them(user_module: Write) -> None:
+    """A factory gets the options that it names; sizes that it does not name are applied to what it returns."""
+    user_module(
+        "own_options",
+        START + "def make(seed, image_size=None, *, train_size):\n"
+        "    assert (seed, image_size, train_size) == (4, 6, 12)\n"
+        "    return pair(40), pair(8)\n",
+    )
+    data = load_data("own_options:make", seed=4, image_size=6, train_size=12, val_size=5)
+    assert (data.num_train, data.num_val) == (40, 5)
+
+
+def test_gray_samples_are_repeated_for_a_color_model(user_module: Write) -> None:
+    """Channels that the model needs are made from gray samples and refused for others."""
+    user_module(
+        "own_colors",
+        START + "def gray():\n    return pair(6), pair(6)\ndef two():\n    return pair(6, 3, 2), pair(6, 3, 2)\n",
+    )
+    data = load_data("own_colors:gray", seed=0, channels=3)
+    assert data.sample_shape == (3, 4, 4)
+    assert next(iter(data.val_batches(6, device="cpu")))[0].shape == (6, 3, 4, 4)
+    assert "(2, 4, 4)" in str(refused("own_colors:two", channels=3).value)
+
+
+def test_a_finished_data_set_is_taken_as_it_is(user_module: Write) -> None:
+    """A factory may return a Data, and must take the sizes itself then."""
+    user_module(
+        "own_data",
+        "from ampcompare.tasks import load_data\ndef make(seed):\n    return load_data('digits', seed=seed)\n",
+    )
+    assert load_data("own_data:make", seed=2).name == "digits"
+    assert "no parameter train_size" in str(refused("own_data:make", train_size=5).value)
+
+
+def test_what_a_factory_raises_is_told_and_chained(user_module: Write) -> None:
+    """Name, type and text of the exception are in the one line, and the exception is its cause."""
+    user_module("own_error", "def make():\n    raise KeyError('path\\nof data')\n")
+    caught = refused("own_error:make")
+    assert "KeyError" in str(caught.value)
+    assert "path" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ("return None", "NoneType"),
+        ("return pair(4)", "TensorDataset"),
+        ("return pair(4), pair(4), 3, 1", "tuple of 4"),
+        ("return pair(4), pair(4), 'three'", "'three'"),
+        ("return pair(4), 5", "as val a int"),
+        ("return pair(0), pair(4)", "train data set without samples"),
+        ("return [(1.0, 2)], pair(4)", "(float, int)"),
+        ("return [7], pair(4)", "(int)"),
+        ("return [(torch.tensor(1.0), 0)], pair(4)", "without dimensions"),
+        ("return {}['x']", "KeyError"),
+        ("class Bad(list):\n        __getitem__ = None\n    return Bad([1]), pair(4)", "TypeError"),
+    ],
+)
+def test_other_returns_are_told(user_module: Write, body: str, told: str) -> None:
+    """Whatever else a factory returns is described in the error."""
+    user_module("own_wrong", START + f"def make():\n    {body}\n")
+    assert told in str(refused("own_wrong:make").value)
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("no_such_module:make", "no module 'no_such_module'"),
+        ("own_names:mak", "did you mean make?"),
+        ("own_names:NUMBER", "of type int, which cannot be called"),
+        ("own_names:", "write it as package.module:function"),
+        (":make", "write it as package.module:function"),
+        ("own_broken:make", "importing its module raised ZeroDivisionError"),
+        ("own_needs:make", "No module named 'no_such_dependency'"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told(user_module: Write, name: str, told: str) -> None:
+    """Wrong modules, wrong functions and modules that cannot be imported each have their own line."""
+    user_module("own_names", "NUMBER = 3\ndef make():\n    return None\n")
+    user_module("own_broken", "1 / 0\n")
+    user_module("own_needs", "import no_such_dependency\n")
+    assert told in str(refused(name).value)
+
+
+def test_an_image_size_that_nobody_takes_is_refused(user_module: Write) -> None:
+    """An option that the factory cannot follow is an error, not silently dropped."""
+    user_module("own_fixed", START + "def make():\n    return pair(4), pair(4)\n")
+    assert "no parameter image_size, and 32 was asked for" in str(refused("own_fixed:make", image_size=32).value)
+
+
+def test_factories_in_packages_are_found(user_module: Write) -> None:
+    """A dotted module and a dotted attribute lead to the factory."""
+    Path("own_package").mkdir()
+    Path("own_package/__init__.py").write_text("")
+    user_module(
+        "own_package/inner",
+        START + "class Sets:\n    @staticmethod\n    def make():\n        return pair(4), pair(4)\n",
+    )
+    assert load_data("own_package.inner:Sets.make", seed=0).num_train == 4
