@@ -1,0 +1,103 @@
+"""Hold the one amp session of this process, and the printer that obeys its verbosity.
+
+`ampcompare.apex.amp._amp_state` (the attribute of the package) is the state object; scripts read and write its fields.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._errors import AmpOptionError
+
+if TYPE_CHECKING:
+    from .frontend import Properties
+    from .handle import AmpHandle
+    from .scaler import LossScaler
+
+__all__ = ["AmpState", "master_params", "maybe_print", "warn_or_err"]
+
+STRICT_VARIABLE = "AMPCOMPARE_APEX_STRICT"
+
+
+def strict_from_environment() -> bool:
+    """Tell whether the environment asks for Apex's defects as well (`AMPCOMPARE_APEX_STRICT=1`)."""
+    return os.environ.get(STRICT_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+class AmpState:
+    """The amp session: options of the user, and what `initialize` and `init` made.
+
+    `opt_properties`, `loss_scalers`, `min_loss_scale`, `max_loss_scale` and `handle` are missing until something sets
+    them, as in Apex: scripts probe with `hasattr`.
+    """
+
+    hard_override: bool
+    allow_incoming_model_not_fp32: bool
+    verbosity: int
+    strict: bool
+    opt_properties: Properties
+    loss_scalers: list[LossScaler]
+    min_loss_scale: float | None
+    max_loss_scale: float | None
+    handle: AmpHandle
+    master_optimizers: list[weakref.ref[Any]]
+    registered: list[tuple[Any, str, str]]
+
+    def __init__(self) -> None:
+        self._set_defaults()
+
+    def _set_defaults(self) -> None:
+        self.hard_override = False
+        self.allow_incoming_model_not_fp32 = False
+        self.verbosity = 1
+        self.strict = strict_from_environment()
+        self.master_optimizers = []
+        self.registered = []
+
+    def close(self) -> None:
+        """Take back O1's patches and forget every setting, scaler and handle: the next `initialize` starts afresh.
+
+        Models and optimizers that went through `initialize` keep what it did to them.
+        """
+        handle = self.__dict__.get("handle")
+        if handle is not None:
+            handle._deactivate()
+            handle._is_active = False
+        self.__dict__.clear()
+        self._set_defaults()
+
+
+_amp_state = AmpState()
+
+
+def warn_or_err(message: str) -> None:
+    """Raise `AmpOptionError`, or print the message as a warning where the user set `hard_override`."""
+    if _amp_state.hard_override:
+        maybe_print(f"Warning:  {message}")
+    else:
+        raise AmpOptionError(f"{message} (set `amp._amp_state.hard_override = True` to go on at your own risk)")
+
+
+def maybe_print(message: str, rank0: bool = False) -> None:
+    """Print unless the verbosity is 0; with `rank0`, on the first rank of a process group only."""
+    if _amp_state.verbosity <= 0:
+        return
+    if rank0 and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if torch.distributed.get_world_size() > 1 and torch.distributed.get_rank() != 0:
+            return
+    print(message)
+
+
+def master_params(optimizer: Any) -> Iterator[Tensor]:
+    """Yield the tensors that `optimizer.step` updates: fp32 masters under master weights, else the model's own.
+
+    Source: Apex 25.05, `amp.master_params`; works on anything with `param_groups`.
+    """
+    for group in optimizer.param_groups:
+        yield from group["params"]

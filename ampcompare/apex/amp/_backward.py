@@ -1,0 +1,194 @@
+"""Prepare the gradients of one optimizer for a backward pass, and unscale what the pass wrote.
+
+Gradients that exist are moved aside first: the pass then writes into fresh buffers (autograd hands them over without a
+copy), only what it wrote is divided by the scale, and what was moved aside, already unscaled, is added.
+
+Source: Apex 25.05, `apex/amp/_process_optimizer.py`; the order of roundings is the same: multiply, then add.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._amp_state import _amp_state
+from ._stash import AmpOptimizerState
+from .scaler import LossScaler
+
+__all__ = [
+    "abandon_backward",
+    "post_backward_no_master_weights",
+    "post_backward_with_master_weights",
+    "prepare_backward_no_master_weights",
+    "prepare_backward_with_master_weights",
+    "take_grads",
+]
+
+
+def prepare_backward_no_master_weights(optimizer: Any) -> None:
+    """Move the gradients of all parameters aside."""
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
+    stash.stashed = take_grads(stash.all_fp32_params, stash.all_fp32_grad_stash) or half
+
+
+def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
+    """Unscale the gradients of the pass in place, then add those that were moved aside."""
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    with torch.no_grad():
+        sums = _Sums()
+        _drop_if_strict(stash, scaler)
+        if stash.all_fp16_params:
+            half = _collect(stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums)
+            scaler.unscale_(half, uniform=stash.uniform_device)
+        full = _collect(stash.all_fp32_params, stash.all_fp32_grad_stash, stash.stashed, sums)
+        scaler.unscale_(full, uniform=stash.uniform_device)
+        sums.add()
+    stash.stashed = False
+
+
+def prepare_backward_with_master_weights(optimizer: Any) -> None:
+    """Drop the half gradients of the model, and move aside those of parameters that are their own masters."""
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    for param in stash.all_fp16_params:
+        param.grad = None
+    stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+
+
+def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> None:
+    """Write the half gradients of the model into the masters, unscaled, adding to what is there.
+
+    The half gradients stay as they are, scaled.
+    """
+    optimizer._amp_lazy_init()
+    stash: AmpOptimizerState = optimizer._amp_stash
+    with torch.no_grad():
+        sums = _Sums()
+        fresh = _half_grads_to_buffers(stash, sums)
+        _drop_if_strict(stash, scaler)
+        fresh += _collect(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
+        scaler.unscale_(fresh, uniform=stash.uniform_device)
+        sums.add()
+    stash.stashed = False
+
+
+def abandon_backward(optimizer: Any) -> None:
+    """Give back the gradients moved aside for a backward pass that failed, and drop what it left behind."""
+    stash: AmpOptimizerState = optimizer._amp_stash
+    pairs = [(stash.all_fp16_params, stash.all_fp16_grad_stash)]
+    if stash.master_weights:
+        pairs.append((stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash))
+    else:
+        pairs.append((stash.all_fp32_params, stash.all_fp32_grad_stash))
+    for params, kept in pairs:
+        for index, param in enumerate(params):
+            param.grad = kept[index]
+            kept[index] = None
+    stash.stashed = False
+
+
+def take_grads(params: Sequence[Tensor], kept: list[Tensor | None]) -> bool:
+    """Move each `.grad` into `kept`, leaving None; tell whether there was any."""
+    found = False
+    for index, param in enumerate(params):
+        grad = param.grad
+        if grad is not None:
+            kept[index] = grad
+            param.grad = None
+            found = True
+    return found
+
+
+class _Sums:
+    """Additions to be made once the fresh gradients are unscaled."""
+
+    __slots__ = ("addends", "totals")
+
+    def __init__(self) -> None:
+        self.totals: list[Tensor] = []
+        self.addends: list[Tensor] = []
+
+    def note(self, total: Tensor, addend: Tensor) -> None:
+        self.totals.append(total)
+        self.addends.append(addend)
+
+    def add(self) -> None:
+        if not self.totals:
+            return
+        if any(grad.is_sparse for grad in self.totals) or any(grad.is_sparse for grad in self.addends):
+            for total, addend in zip(self.totals, self.addends):
+                total.add_(addend)
+        else:
+            torch._foreach_add_(self.totals, self.addends)
+
+
+def _collect(params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool, sums: _Sums) -> list[Tensor]:
+    if not stashed:
+        return [grad for param in params if (grad := param.grad) is not None]
+    fresh: list[Tensor] = []
+    for index, param in enumerate(params):
+        grad, old = param.grad, kept[index]
+        kept[index] = None
+        if grad is None:
+            param.grad = old
+            continue
+        fresh.append(grad)
+        if old is not None:
+            sums.note(grad, old)
+    return fresh
+
+
+def _drop_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
+    """Lose the gradients moved aside at a static scale of 1, as Apex does."""
+    if stash.stashed and _amp_state.strict and not scaler.dynamic and scaler.loss_scale() == 1.0:
+        names = (
+            ("all_fp32_from_fp32_grad_stash",)
+            if stash.master_weights
+            else ("all_fp16_grad_stash", "all_fp32_grad_stash")
+        )
+        for name in names:
+            kept = getattr(stash, name)
+            kept[:] = [None] * len(kept)
+        stash.stashed = False
+
+
+def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
+    """Copy the half gradients to fp32 buffers: the masters' own where they have no gradient yet."""
+    buffers = stash.master_grad_buffers
+    masters = stash.all_fp32_from_fp16_params
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    for index, param in enumerate(stash.all_fp16_params):
+        grad = param.grad
+        if grad is None:
+            continue
+        master = masters[index]
+        total = master.grad
+        if total is None:
+            target = buffers[index]
+            # Someone who kept the gradient of an earlier step must not see it change.
+            if target is None or sys.getrefcount(target) != stash.buffer_references:
+                target = buffers[index] = torch.empty_like(master, requires_grad=False)
+                stash.buffer_references = sys.getrefcount(target)
+            master.grad = target
+        else:
+            target = torch.empty_like(master, requires_grad=False)
+            sums.note(total, target)
+        sources.append(grad)
+        targets.append(target)
+    if sources:
+        try:
+            torch._foreach_copy_(targets, sources)
+        except (NotImplementedError, RuntimeError):
+            if not any(grad.is_sparse for grad in sources):
+                raise
+            for target, grad in zip(targets, sources):
+                target.copy_(grad.to_dense() if grad.is_sparse else grad)
+    return targets

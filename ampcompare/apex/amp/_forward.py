@@ -1,0 +1,145 @@
+"""Cast what goes into and comes out of a model, by a `forward` of its own that copies, pickles and replicates with it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._amp_state import _amp_state
+
+__all__ = ["CastForward", "applier", "to_type"]
+
+
+def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> Tensor:
+    """Return `value` in `dtype` if it is a floating-point tensor, else as it is.
+
+    With `expect_cuda`, warns about a tensor that is not on a CUDA device.
+    """
+    if expect_cuda and not value.is_cuda:
+        warnings.warn(
+            "An input or output tensor of an amp model on CUDA is on the CPU.  Move it to the model's device.",
+            stacklevel=3,
+        )
+    if value.is_floating_point():
+        return value.to(dtype)
+    return value
+
+
+def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """Apply `fn` to every tensor inside `value`, or to `value` itself if it knows `.to`.
+
+    Mappings become plain dicts; other iterables keep their type. Strings, arrays and scalars stay as they are.
+
+    Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
+    """
+    if isinstance(value, (Tensor, str)):
+        return fn(value) if isinstance(value, Tensor) else value
+    kind = type(value)
+    if value is None or kind in (int, float, bool) or kind.__module__ == "numpy":
+        return value
+    if hasattr(value, "to"):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {applier(key, fn): applier(entry, fn) for key, entry in value.items()}
+    if isinstance(value, (range, bytes)):
+        return value
+    if isinstance(value, Iterator):
+        return (applier(entry, fn) for entry in value)
+    if hasattr(value, "__iter__"):
+        entries = [applier(entry, fn) for entry in value]
+        return kind(*entries) if hasattr(value, "_fields") else kind(entries)
+    return value
+
+
+class CastForward:
+    """Stand as `model.forward`: cast inputs, run the model without O1's casts, cast outputs.
+
+    It holds the module that it serves, so a deep copy or an unpickled model runs its own weights; replicas made by
+    `nn.DataParallel` get one each.
+
+    Args:
+        module: the model.
+        inputs: dtype of floating-point inputs, or None to leave them alone.
+        outputs: dtype of floating-point outputs.
+    """
+
+    def __init__(self, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype) -> None:
+        self.module = module
+        self.inputs = inputs
+        self.outputs = outputs
+        self.expect_cuda = any(param.is_cuda for param in module.parameters())
+        # A `forward` that someone set on the instance before, an earlier amp layer included.
+        self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    @classmethod
+    def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype) -> None:
+        """Replace `module.forward`, on this instance only."""
+        forward = cls(module, inputs, outputs)
+        module.forward = forward
+        module._replicate_for_data_parallel = forward.replicate  # type: ignore[assignment, method-assign]
+
+    def replicate(self) -> nn.Module:
+        """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""
+        replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
+        self.rebind(replica)
+        return replica
+
+    def rebind(self, replica: nn.Module) -> CastForward:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.module = replica
+        if isinstance(self.inner, CastForward):
+            twin.inner = self.inner.rebind(replica)
+        replica.__dict__["forward"] = twin
+        replica.__dict__["_replicate_for_data_parallel"] = twin.replicate
+        return twin
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._original())
+
+    def _original(self) -> Callable[..., Any]:
+        if self.inner is not None:
+            return self.inner
+        bound: Callable[..., Any] = type(self.module).forward.__get__(self.module)
+        return bound
+
+    def _cast_input(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return to_type(self.inputs, value, expect_cuda=self.expect_cuda)  # type: ignore[arg-type]
+        return value.to(self.inputs)
+
+    def _cast_output(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return to_type(self.outputs, value, expect_cuda=self.expect_cuda)
+        return value.to(self.outputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.inputs is not None:
+            args = tuple([self._cast_argument(value) for value in args])
+            if kwargs:
+                kwargs = {name: self._cast_argument(value) for name, value in kwargs.items()}
+        original = self.inner
+        if original is None:
+            module = self.module
+            original = type(module).forward.__get__(module)
+        handle = _amp_state.__dict__.get("handle")
+        if handle is None or self.inputs is None or not handle._is_active or _amp_state.strict:
+            result = original(*args, **kwargs)
+        else:
+            # Another model's O1 patches are in force: this one was prepared for a level without them.
+            with handle._disable_casts():
+                result = original(*args, **kwargs)
+        if type(result) is Tensor and not self.expect_cuda:
+            return result.to(self.outputs) if result.is_floating_point() else result
+        return applier(result, self._cast_output)
+
+    def _cast_argument(self, value: Any) -> Any:
+        if type(value) is Tensor and not self.expect_cuda:
+            return value.to(self.inputs) if value.is_floating_point() else value
+        return applier(value, self._cast_input)

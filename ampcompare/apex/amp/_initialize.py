@@ -1,0 +1,197 @@
+"""Prepare models and optimizers for an opt level: `initialize` after its options are settled.
+
+Source: Apex 25.05, `apex/amp/_initialize.py`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _refresh
+from ._amp_state import _amp_state, warn_or_err
+from ._errors import AmpPreparationError, AmpPreparationTypeError
+from ._forward import CastForward
+from ._optimizer_state import cast_state, recast_through_state_dict
+from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
+from .amp import init as amp_init
+from .handle import disable_casts
+from .scaler import LossScaler
+
+if TYPE_CHECKING:
+    from .frontend import Properties
+
+__all__ = ["check_models", "check_optimizers", "check_params_fp32", "convert_network"]
+
+
+def is_single_optimizer(value: Any) -> bool:
+    """Tell a torch optimizer, or Apex's LARC around one, from a list of them."""
+    return isinstance(value, torch.optim.Optimizer) or any(cls.__name__ == "LARC" for cls in type(value).__mro__)
+
+
+def check_models(models: list[nn.Module]) -> None:
+    """Raise `AmpPreparationError` for models inside a parallel wrapper."""
+    for model in models:
+        wrapped = isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel))
+        if not wrapped and not _amp_state.strict:
+            wrapped = any(cls.__name__ == "DistributedDataParallel" for cls in type(model).__mro__)
+        if wrapped:
+            raise AmpPreparationError(
+                f"Incoming model is an instance of {type(model).__module__}.{type(model).__name__}. Parallel wrappers "
+                "should only be applied AFTER the model(s) have been returned from amp.initialize."
+            )
+
+
+def check_params_fp32(models: list[nn.Module]) -> None:
+    """Refuse (softly) half parameters and buffers: amp casts itself where it has to."""
+    for model in models:
+        for kind, entries in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+            for name, tensor in entries:
+                if tensor.dtype is torch.float16:
+                    warn_or_err(
+                        f"Found {kind} {name} with dtype {tensor.dtype}, expected torch.float32.  Do not call .half() on "
+                        "a model before amp.initialize: it casts what the opt level wants cast."
+                    )
+
+
+def check_optimizers(optimizers: list[Any]) -> None:
+    """Raise `AmpPreparationError` for FP16_Optimizer, which scales losses itself."""
+    for optimizer in optimizers:
+        for cls in type(optimizer).__mro__:
+            if cls.__name__ == "FP16_Optimizer":
+                raise AmpPreparationError(
+                    f"An incoming optimizer is an instance of {cls.__module__}.FP16_Optimizer, which scales losses "
+                    "itself.  Pass the optimizer that it wraps to amp.initialize."
+                )
+
+
+def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Show half entries of a state dict as fp32 copies; a state-dict hook of every sub-module."""
+    for key, value in state_dict.items():
+        if isinstance(value, Tensor) and value.dtype is torch.float16:
+            state_dict[key] = value.to(torch.float32)
+
+
+def convert_network(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast a model to `dtype` in place, but for batch norms with affine parameters.
+
+    Parameters stay the same objects; each module's own parameters, gradients and buffers are cast.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine is True:
+            continue
+        for param in module._parameters.values():
+            if param is not None and param.is_floating_point():
+                param.data = param.data.to(dtype)
+                if param.grad is not None:
+                    param.grad.data = param.grad.data.to(dtype)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                buffer.data = buffer.data.to(dtype)
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    return model
+
+
+def _normalize_optimizers(optimizers: Any) -> list[Any]:
+    if optimizers is None:
+        return []
+    if is_single_optimizer(optimizers):
+        return [optimizers]
+    if isinstance(optimizers, list):
+        check_optimizers(optimizers)
+        return optimizers
+    check_optimizers([optimizers])
+    raise AmpPreparationTypeError(
+        f"optimizers must be an optimizer or a list of optimizers, got {type(optimizers).__name__}."
+    )
+
+
+def _normalize_models(models: Any) -> list[nn.Module]:
+    if isinstance(models, nn.Module):
+        return [models]
+    if isinstance(models, list):
+        return models
+    raise AmpPreparationTypeError(f"models must be a torch.nn.Module or a list of them, got {type(models).__name__}.")
+
+
+def _initialize(
+    models: Any, optimizers: Any, properties: Properties, num_losses: int, cast_model_outputs: torch.dtype | None
+) -> Any:
+    """Carry out what `properties` say, and return models and optimizers in the shape they came in."""
+    optimizer_list = _normalize_optimizers(optimizers)
+    model_list = _normalize_models(models)
+    check_models(model_list)
+    if not _amp_state.allow_incoming_model_not_fp32:
+        check_params_fp32(model_list)
+    for optimizer in optimizer_list:
+        check_unprocessed(optimizer)
+
+    if properties.cast_model_type:
+        _cast_models(model_list, optimizer_list, properties, cast_model_outputs)
+    elif cast_model_outputs is not None:
+        for model in model_list:
+            CastForward.install(model, None, cast_model_outputs)
+
+    for index, optimizer in enumerate(optimizer_list):
+        optimizer_list[index] = _process_optimizer(optimizer, properties)
+    if properties.master_weights and not _amp_state.strict:
+        _refresh.watch_loads(model_list, optimizer_list)
+
+    _amp_state.loss_scalers = [
+        LossScaler(
+            properties.loss_scale,
+            min_loss_scale=_amp_state.min_loss_scale,
+            max_loss_scale=_amp_state.max_loss_scale,
+        )
+        for _ in range(num_losses)
+    ]
+
+    if properties.patch_torch_functions:
+        on_cuda = any(param.is_cuda for model in model_list for param in model.parameters())
+        amp_init(verbose=_amp_state.verbosity == 2, _cuda_only=on_cuda)
+        for optimizer in optimizer_list:
+            _step_without_casts(optimizer)
+
+    if optimizers is None:
+        return models
+    return models, optimizers
+
+
+def _cast_models(
+    models: list[nn.Module], optimizers: list[Any], properties: Properties, cast_model_outputs: torch.dtype | None
+) -> None:
+    dtype = properties.cast_model_type
+    for model in models:
+        if properties.keep_batchnorm_fp32:
+            convert_network(model, dtype)
+        else:
+            model.to(dtype)
+        CastForward.install(model, dtype, torch.float32 if cast_model_outputs is None else cast_model_outputs)
+        for module in model.modules():
+            if half_entries_to_float not in module._state_dict_hooks.values():
+                module._register_state_dict_hook(half_entries_to_float)
+    for optimizer in optimizers:
+        if _amp_state.strict:
+            recast_through_state_dict(optimizer)
+        else:
+            cast_state(optimizer, keep_half_params_full=bool(properties.master_weights))
+
+
+def _step_without_casts(optimizer: Any) -> None:
+    """Let `optimizer.step` run with O1's casts off, and drop casts of weights that it changed."""
+    inner: Callable[..., Any] = optimizer.step
+
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with disable_casts():
+            result = inner(*args, **kwargs)
+        if not _amp_state.strict:
+            _amp_state.handle._clear_cache()
+        return result
+
+    _mark_like(step, inner)
+    optimizer.step = types.MethodType(step, optimizer)

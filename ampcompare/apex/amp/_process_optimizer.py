@@ -1,0 +1,282 @@
+"""Install on an optimizer what amp needs: master weights, and methods that keep them in step with the model.
+
+Everything is set on the instance, so `copy.deepcopy(optimizer)` loses it, as with Apex.
+
+Source: Apex 25.05, `apex/amp/_process_optimizer.py`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _backward, _fused_sgd
+from ._amp_state import _amp_state
+from ._errors import AmpPreparationError, AmpScalingError, ParameterTypeError
+from ._optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
+from ._stash import AmpOptimizerState
+
+if TYPE_CHECKING:
+    from .frontend import Properties
+
+__all__ = ["check_unprocessed"]
+
+_INSTALLED = (
+    "_lazy_init_maybe_master_weights",
+    "_master_params_to_model_params",
+    "_prepare_amp_backward",
+    "_post_amp_backward",
+    "_amp_lazy_init",
+)
+
+
+def check_unprocessed(optimizer: Any) -> None:
+    """Raise `AmpPreparationError` for an optimizer that went through `initialize` before."""
+    if hasattr(optimizer, "_amp_stash"):
+        raise AmpPreparationError(
+            f"{type(optimizer).__name__} went through amp.initialize before.  Hand each optimizer to amp.initialize "
+            "once; build a new one, or keep the one that came back."
+        )
+    for name in _INSTALLED:
+        if hasattr(optimizer, name):
+            raise AmpPreparationError(
+                f"{type(optimizer).__name__} has an attribute {name!r}, a name that amp.initialize uses itself.  Rename it."
+            )
+
+
+def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
+    """Install amp's methods on `optimizer`, and return the same object."""
+    check_unprocessed(optimizer)
+    master_weights = bool(properties.master_weights)
+    optimizer._amp_stash = AmpOptimizerState(master_weights)
+    if master_weights:
+        _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
+        _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
+        if _fused_sgd.keeps_half_grads(optimizer):
+            _bind(optimizer, "_prepare_amp_backward", _fused_sgd.prepare_backward)
+            _bind(optimizer, "_post_amp_backward", _fused_sgd.post_backward)
+        else:
+            _bind(optimizer, "_prepare_amp_backward", _backward.prepare_backward_with_master_weights)
+            _bind(optimizer, "_post_amp_backward", _backward.post_backward_with_master_weights)
+        _replace_step(optimizer)
+        _replace_zero_grad(optimizer)
+        if not _amp_state.strict:
+            _replace_load_state_dict(optimizer)
+    else:
+        _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_no_master_weights)
+        _bind(optimizer, "_prepare_amp_backward", _backward.prepare_backward_no_master_weights)
+        _bind(optimizer, "_post_amp_backward", _backward.post_backward_no_master_weights)
+    _bind(optimizer, "_amp_lazy_init", _amp_lazy_init)
+    _replace_add_param_group(optimizer)
+    return optimizer
+
+
+def _bind(optimizer: Any, name: str, function: Callable[..., Any]) -> None:
+    setattr(optimizer, name, types.MethodType(function, optimizer))
+
+
+def _amp_lazy_init(optimizer: Any) -> None:
+    """Create masters and parameter lists, at the first call."""
+    stash: AmpOptimizerState = optimizer._amp_stash
+    if not stash.lazy_init_called:
+        optimizer._lazy_init_maybe_master_weights()
+        stash.lazy_init_called = True
+
+
+def _type_error(param: Tensor) -> ParameterTypeError:
+    return ParameterTypeError(
+        f"Optimizer parameters must be float16 or float32, got {param.dtype}.  Cast the model before building the "
+        "optimizer, or leave this parameter out of amp."
+    )
+
+
+def lazy_init_with_master_weights(optimizer: Any) -> None:
+    """Put an fp32 master in place of each half parameter, at the same index of its group, with its optimizer state.
+
+    Raises:
+        ParameterTypeError: a trainable parameter is neither float16 nor float32.
+    """
+    stash: AmpOptimizerState = optimizer._amp_stash
+    stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups = [], [], []
+    for group in optimizer.param_groups:
+        _split_group(optimizer, stash, group["params"])
+    _flatten(stash)
+    for param in (*stash.all_fp32_from_fp16_params, *stash.all_fp32_from_fp32_params):
+        param.grad = None
+    # The state that moved from half parameters to masters becomes fp32.
+    if _amp_state.strict:
+        recast_through_state_dict(optimizer)
+    else:
+        cast_state(optimizer)
+
+
+def _split_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor]) -> None:
+    half: list[Tensor] = []
+    masters: list[Tensor] = []
+    full: list[Tensor] = []
+    for index, param in enumerate(params):
+        if not param.requires_grad:
+            continue
+        if param.dtype is torch.float16:
+            master = param.detach().clone().float()
+            master.requires_grad = True
+            params[index] = master
+            half.append(param)
+            masters.append(master)
+            if param in optimizer.state:
+                optimizer.state[master] = optimizer.state.pop(param)
+        elif param.dtype is torch.float32:
+            full.append(param)
+        else:
+            raise _type_error(param)
+    stash.fp16_groups.append(half)
+    stash.fp32_from_fp16_groups.append(masters)
+    stash.fp32_from_fp32_groups.append(full)
+
+
+def _flatten(stash: AmpOptimizerState) -> None:
+    """Build the flat lists from the groups; gradients moved aside for known parameters stay at their places."""
+
+    def extend(kept: list[Any], length: int) -> list[Any]:
+        return kept + [None] * (length - len(kept))
+
+    stash.all_fp16_params = [param for group in stash.fp16_groups for param in group]
+    stash.all_fp32_from_fp16_params = [param for group in stash.fp32_from_fp16_groups for param in group]
+    stash.all_fp32_from_fp32_params = [param for group in stash.fp32_from_fp32_groups for param in group]
+    halves, fulls = len(stash.all_fp16_params), len(stash.all_fp32_from_fp32_params)
+    stash.all_fp16_grad_stash = extend(getattr(stash, "all_fp16_grad_stash", []), halves)
+    stash.master_grad_buffers = extend(getattr(stash, "master_grad_buffers", []), halves)
+    stash.all_fp32_from_fp32_grad_stash = extend(getattr(stash, "all_fp32_from_fp32_grad_stash", []), fulls)
+    stash.index_of_half = {id(param): index for index, param in enumerate(stash.all_fp16_params)}
+    stash.buffer_references = getattr(stash, "buffer_references", 0)
+    stash.note_devices([*stash.all_fp16_params, *stash.all_fp32_from_fp32_params])
+
+
+def lazy_init_no_master_weights(optimizer: Any) -> None:
+    """Sort all parameters, frozen ones too, by dtype.
+
+    Raises:
+        ParameterTypeError: a parameter is neither float16 nor float32.
+    """
+    stash: AmpOptimizerState = optimizer._amp_stash
+    stash.all_fp16_params, stash.all_fp32_params = [], []
+    for group in optimizer.param_groups:
+        _sort_params(stash, group["params"])
+    stash.all_fp16_grad_stash = [None] * len(stash.all_fp16_params)
+    stash.all_fp32_grad_stash = [None] * len(stash.all_fp32_params)
+
+
+def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
+    for param in params:
+        if param.dtype is torch.float16:
+            stash.all_fp16_params.append(param)
+        elif param.dtype is torch.float32:
+            stash.all_fp32_params.append(param)
+        else:
+            raise _type_error(param)
+    stash.note_devices([*stash.all_fp16_params, *stash.all_fp32_params])
+
+
+def _master_params_to_model_params(optimizer: Any) -> None:
+    """Round the masters into the half parameters of the model."""
+    stash: AmpOptimizerState = optimizer._amp_stash
+    if stash.all_fp16_params:
+        with torch.no_grad():
+            torch._foreach_copy_(stash.all_fp16_params, stash.all_fp32_from_fp16_params)
+
+
+def _replace_step(optimizer: Any) -> None:
+    inner = optimizer.step
+    writes_model = _fused_sgd.is_fused_sgd(optimizer)
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            raise AmpScalingError(
+                "optimizer.step(closure) does not work with amp's master weights: the closure would compute gradients "
+                "of the half parameters only.  Compute the loss outside, and call step() without a closure."
+            )
+        self._amp_lazy_init()
+        result = inner()
+        if not writes_model:
+            self._master_params_to_model_params()
+        for master in self._amp_stash.all_fp32_from_fp16_params:
+            master.grad = None
+        return result
+
+    _mark_like(step, inner)
+    _bind(optimizer, "step", step)
+
+
+def _mark_like(function: Any, inner: Any) -> None:
+    """Pass on the mark of a scheduler that wrapped `step` earlier, else it warns that its wrapper was lost."""
+    if hasattr(inner, "_wrapped_by_lr_sched"):
+        function._wrapped_by_lr_sched = True
+
+
+def _replace_zero_grad(optimizer: Any) -> None:
+    def zero_grad(self: Any, set_to_none: bool = False) -> None:
+        self._amp_lazy_init()
+        stash: AmpOptimizerState = self._amp_stash
+        params = (*stash.all_fp16_params, *stash.all_fp32_from_fp32_params)
+        if set_to_none:
+            for param in params:
+                param.grad = None
+        else:
+            grads = []
+            for param in params:
+                if (grad := param.grad) is not None:
+                    if grad.requires_grad:
+                        grad.detach_()
+                    grads.append(grad)
+            _zero(grads)
+        for master in stash.all_fp32_from_fp16_params:
+            master.grad = None
+
+    _bind(optimizer, "zero_grad", zero_grad)
+
+
+def _zero(grads: list[Tensor]) -> None:
+    if any(grad.is_sparse for grad in grads):
+        for grad in grads:
+            grad.zero_()
+    elif grads:
+        torch._foreach_zero_(grads)
+
+
+def _replace_load_state_dict(optimizer: Any) -> None:
+    inner = optimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Mapping[str, Any]) -> None:
+        load_state_keeping_precision(self, inner, state_dict)
+
+    _bind(optimizer, "load_state_dict", load_state_dict)
+
+
+def _replace_add_param_group(optimizer: Any) -> None:
+    inner = optimizer.add_param_group
+
+    def add_param_group(self: Any, new_group: dict[str, Any]) -> None:
+        self._amp_lazy_init()
+        assert isinstance(new_group, dict), f"a parameter group must be a dict, got {type(new_group).__name__}"
+        group = new_group if _amp_state.strict else dict(new_group)
+        params = group["params"]
+        if isinstance(params, Tensor):
+            params = [params]
+        elif isinstance(params, set):
+            raise ParameterTypeError("The parameters of a group need an order, which a set has not.  Pass a list.")
+        group["params"] = params = list(params)
+        stash: AmpOptimizerState = self._amp_stash
+        if stash.master_weights:
+            _split_group(self, stash, params)
+            _flatten(stash)
+        else:
+            _sort_params(stash, params)
+            stash.all_fp16_grad_stash += [None] * (len(stash.all_fp16_params) - len(stash.all_fp16_grad_stash))
+            stash.all_fp32_grad_stash += [None] * (len(stash.all_fp32_params) - len(stash.all_fp32_grad_stash))
+        inner(group)
+
+    _bind(optimizer, "add_param_group", add_param_group)

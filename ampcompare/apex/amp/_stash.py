@@ -1,0 +1,52 @@
+"""Keep what amp knows about one optimizer, as the namespace `optimizer._amp_stash`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+__all__ = ["AmpOptimizerState"]
+
+
+class AmpOptimizerState:
+    """Flags and parameter lists of one optimizer.
+
+    The lists appear at lazy initialization, and those with `fp32_from` in their names under master weights only:
+    `FusedSGD.step` and scripts test for them with `hasattr`.
+    """
+
+    lazy_init_called: bool
+    already_patched: bool
+    params_have_scaled_gradients: bool
+    master_weights: bool
+    uniform_device: bool
+    stashed: bool
+
+    all_fp16_params: list[Tensor]
+    all_fp16_grad_stash: list[Tensor | None]
+    # without master weights
+    all_fp32_params: list[Tensor]
+    all_fp32_grad_stash: list[Tensor | None]
+    # with master weights, per parameter group and flattened
+    fp16_groups: list[list[Tensor]]
+    fp32_from_fp16_groups: list[list[Tensor]]
+    fp32_from_fp32_groups: list[list[Tensor]]
+    all_fp32_from_fp16_params: list[Tensor]
+    all_fp32_from_fp32_params: list[Tensor]
+    all_fp32_from_fp32_grad_stash: list[Tensor | None]
+    master_grad_buffers: list[Tensor | None]
+    buffer_references: int
+    index_of_half: dict[int, int]
+
+    def __init__(self, master_weights: bool = False) -> None:
+        self.lazy_init_called = False
+        self.already_patched = False
+        self.params_have_scaled_gradients = False
+        self.master_weights = master_weights
+        self.uniform_device = True
+        self.stashed = False
+
+    def note_devices(self, params: Sequence[Tensor]) -> None:
+        """Remember whether all parameters share one device, so that one kernel can serve all gradients."""
+        self.uniform_device = len({param.device for param in params}) <= 1

@@ -1,0 +1,183 @@
+"""Put O1's casts in force, and let users add functions to them.
+
+Source: Apex 25.05, `apex/amp/amp.py`; later wrappers sit outside earlier ones, in Apex's order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from ampcompare.apex import deprecated_warning
+
+from . import rnn_compat, wrap
+from ._amp_state import _amp_state
+from .casts import float_cast, half_cast
+from .handle import AmpHandle, NoOpHandle
+from .lists import functional_overrides, tensor_overrides, torch_overrides
+
+__all__ = [
+    "float_function",
+    "half_function",
+    "init",
+    "promote_function",
+    "register_float_function",
+    "register_half_function",
+    "register_promote_function",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
+
+
+def _wrapper_for(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
+    name = getattr(function, "__name__", repr(function))
+    if kind == _HALF:
+        return wrap.make_cast_wrapper(function, torch.float16, half_cast(handle, name), handle)
+    if kind == _FLOAT:
+        return wrap.make_cast_wrapper(function, torch.float32, float_cast(handle, name), handle)
+    return wrap.make_promote_wrapper(function, float_cast(handle, name), handle)
+
+
+def _decorate(function: Function, kind: str) -> Function:
+    deprecated_warning(f"amp.{kind}_function is deprecated; `torch.amp.custom_fwd` is its successor.")
+    known: tuple[AmpHandle, Callable[..., Any]] | None = None
+
+    @functools.wraps(function)
+    def decorated(*args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        handle = _amp_state.__dict__.get("handle")
+        if handle is None or not handle._is_active:
+            return function(*args, **kwargs)
+        if known is None or known[0] is not handle:
+            known = (handle, _wrapper_for(kind, function, handle))
+        return known[1](*args, **kwargs)
+
+    return decorated  # type: ignore[return-value]
+
+
+def half_function(fn: Function) -> Function:
+    """Decorate a function to receive float16 while O1's casts are on."""
+    return _decorate(fn, _HALF)
+
+
+def float_function(fn: Function) -> Function:
+    """Decorate a function to receive float32 while O1's casts are on."""
+    return _decorate(fn, _FLOAT)
+
+
+def promote_function(fn: Function) -> Function:
+    """Decorate a function to receive float32 where float16 and float32 meet, while O1's casts are on."""
+    return _decorate(fn, _PROMOTE)
+
+
+def _register(module: Any, name: str, kind: str) -> None:
+    if not hasattr(module, name):
+        raise ValueError(f"No function named {name} in module {module}.")
+    entry = (module, name, kind)
+    if entry not in _amp_state.registered:
+        _amp_state.registered.append(entry)
+
+
+def register_half_function(module: Any, name: str) -> None:
+    """Have the next `initialize` at O1 make `module.name` receive float16.
+
+    Raises:
+        ValueError: the module has no such name.
+    """
+    _register(module, name, _HALF)
+
+
+def register_float_function(module: Any, name: str) -> None:
+    """Have the next `initialize` at O1 make `module.name` receive float32.
+
+    Raises:
+        ValueError: the module has no such name.
+    """
+    _register(module, name, _FLOAT)
+
+
+def register_promote_function(module: Any, name: str) -> None:
+    """Have the next `initialize` at O1 make `module.name` promote float16 to float32 where the two meet.
+
+    Raises:
+        ValueError: the module has no such name.
+    """
+    _register(module, name, _PROMOTE)
+
+
+def init(
+    enabled: bool = True,
+    loss_scale: float | str = "dynamic",
+    enable_caching: bool = True,
+    verbose: bool = False,
+    allow_banned: bool = False,
+    *,
+    _cuda_only: bool | None = None,
+) -> AmpHandle | NoOpHandle:
+    """Patch torch for O1, without preparing models or optimizers.
+
+    Args:
+        enabled: False returns a handle that does nothing.
+        loss_scale: of the handle's own scaler, which nothing uses any more.
+        enable_caching: cast each fp32 parameter once per backward pass.
+        verbose: print each cast.
+        allow_banned: run `F.binary_cross_entropy` on half inputs in float instead of raising.
+
+    Returns:
+        The handle, also kept as `amp._amp_state.handle`; its `_deactivate()` takes the patches back.
+
+    A second call replaces the patches of the first, whose registered functions it keeps; in strict mode it adds a layer.
+    """
+    if not enabled:
+        return NoOpHandle()
+    strict = _amp_state.strict
+    cuda_only = torch.cuda.is_available() if _cuda_only is None else _cuda_only
+    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=cuda_only)
+    previous = _amp_state.__dict__.get("handle")
+    registered = list(_amp_state.registered)
+    if previous is not None and previous._saved and not strict:
+        registered = [entry for entry in previous._registered if entry not in registered] + registered
+        previous._deactivate()
+    handle._registered = registered
+    _amp_state.registered.clear()
+    _patch_registered(handle, registered)
+    _patch_lists(handle)
+    rnn_compat.patch(handle)
+    for name, message in functional_overrides.BANNED_FUNCS:
+        if allow_banned:
+            wrap.cached_cast(functional_overrides.MODULE, name, torch.float32, handle)
+        else:
+            wrap.err_if_any_half(functional_overrides.MODULE, name, handle, message)
+    _amp_state.handle = handle
+    return handle
+
+
+def _patch_registered(handle: AmpHandle, registered: list[tuple[Any, str, str]]) -> None:
+    for kinds in ((_HALF, _FLOAT), (_PROMOTE,)):
+        for module, name, kind in registered:
+            if kind in kinds:
+                wrap.replace(handle, module, name, functools.partial(_wrapper_for, kind, handle=handle))
+
+
+def _patch_lists(handle: AmpHandle) -> None:
+    for overrides in (functional_overrides, torch_overrides, tensor_overrides):
+        for name in overrides.FP16_FUNCS:
+            wrap.cached_cast(overrides.MODULE, name, torch.float16, handle, try_caching=True)
+        for name in overrides.FP32_FUNCS:
+            wrap.cached_cast(overrides.MODULE, name, torch.float32, handle)
+    for overrides in (torch_overrides, tensor_overrides):
+        for name in overrides.CASTS:
+            wrap.promote(overrides.MODULE, name, handle)
+        for name in overrides.SEQUENCE_CASTS:
+            wrap.sequence_promote(overrides.MODULE, name, handle)
+    for name in torch_overrides.FP32_FUNCS:
+        wrap.err_if_any_half(torch_overrides.MODULE, f"{name}_", handle)
+    for name in tensor_overrides.FP32_FUNCS:
+        wrap.err_if_arg0_half(tensor_overrides.MODULE, f"{name}_", handle)
+    for name in (*tensor_overrides.FP16_FUNCS, *tensor_overrides.CASTS):
+        wrap.promote_match_arg0(tensor_overrides.MODULE, f"{name}_", handle)

@@ -1,0 +1,154 @@
+"""Decide what O1 casts: floating-point tensors, alone or in containers that hold nothing else.
+
+Source: Apex 25.05, `apex/amp/utils.py`; types are told by dtype, so every device is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ._amp_state import maybe_print
+from ._errors import AmpScalingError
+
+if TYPE_CHECKING:
+    from .handle import AmpHandle
+
+__all__ = ["Cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
+
+Cast = Callable[[Tensor], Tensor]
+"""Takes a floating-point tensor of another dtype, gives the cast one."""
+
+
+def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True) -> Cast:
+    """Return the cast to float16; with `caching`, fp32 parameters are cast once between two clearings of the cache."""
+
+    def to_half(value: Tensor) -> Tensor:
+        return value.half()
+
+    convert = _announced(handle, to_half, f"Float->Half ({name})")
+    if caching and handle.has_cache:
+        convert = _strictly_cached(handle, convert) if handle.strict else _cached(handle, convert)
+    return _on_cuda_only(convert) if handle.cuda_only else convert
+
+
+def float_cast(handle: AmpHandle, name: str = "") -> Cast:
+    """Return the cast to float32."""
+
+    def to_float(value: Tensor) -> Tensor:
+        return value.float()
+
+    convert = _announced(handle, to_float, f"Half->Float ({name})")
+    return _on_cuda_only(convert) if handle.cuda_only else convert
+
+
+def _announced(handle: AmpHandle, convert: Cast, message: str) -> Cast:
+    if not handle.verbose:
+        return convert
+
+    def announce(value: Tensor) -> Tensor:
+        maybe_print(message)
+        return convert(value)
+
+    return announce
+
+
+def _on_cuda_only(convert: Cast) -> Cast:
+    def pass_cpu(value: Tensor) -> Tensor:
+        return convert(value) if value.is_cuda else value
+
+    return pass_cpu
+
+
+def _cached(handle: AmpHandle, convert: Cast) -> Cast:
+    """Cache casts of fp32 parameters, while the parameter is what it was when it was cast.
+
+    Nothing is kept under `no_grad`: a write through `.data`, as averaged weights are swapped in, leaves no trace.
+    """
+    cache = handle.cache
+    float32 = torch.float32
+
+    def cached(value: Tensor) -> Tensor:
+        if value.dtype is not float32 or not (value.__class__ is Parameter or isinstance(value, Parameter)):
+            return convert(value)
+        grad_mode = torch.is_grad_enabled()
+        known = cache.get(id(value))
+        if known is not None:
+            cast = known[1]
+            if known[2] == value._version and known[3] == value.data_ptr():
+                if value.requires_grad == cast.requires_grad or not grad_mode:
+                    _check_parent(value, cast)
+                    return cast
+        cast = convert(value)
+        if grad_mode:
+            cache[id(value)] = (value, cast, value._version, value.data_ptr())
+        return cast
+
+    return cached
+
+
+def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:
+    """Cache casts of fp32 parameters as Apex does: until `scale_loss` clears the cache, whatever is loaded meanwhile."""
+    cache = handle.cache
+
+    def cached(value: Tensor) -> Tensor:
+        if value.dtype is not torch.float32 or not isinstance(value, Parameter):
+            return convert(value)
+        known = cache.get(id(value))
+        if known is not None:
+            cast = known[1]
+            _check_parent(value, cast)
+            if value.requires_grad == cast.requires_grad or not torch.is_grad_enabled():
+                return cast
+        cast = convert(value)
+        cache[id(value)] = (value, cast, 0, 0)
+        return cast
+
+    return cached
+
+
+def _check_parent(value: Tensor, cast: Tensor) -> None:
+    """Raise unless gradients of the cached cast reach the parameter itself."""
+    if not (value.requires_grad and cast.requires_grad):
+        return
+    node = cast.grad_fn
+    parents = node.next_functions if node is not None else ()
+    if not parents or getattr(parents[0][0], "variable", None) is not value:
+        raise AmpScalingError(
+            "A cached half weight no longer belongs to its parameter, whose gradient it would miss.  Was the parameter "
+            "replaced or detached since the last scale_loss block?  Call amp._amp_state.handle._clear_cache() after that."
+        )
+
+
+def cast_tree(value: Any, target: torch.dtype, convert: Cast) -> Any:
+    """Cast a tensor, or a list or tuple that holds floating-point tensors only; give back anything else as it is."""
+    if isinstance(value, Tensor):
+        if value.dtype is not target and value.is_floating_point():
+            return convert(value)
+        return value
+    if isinstance(value, (list, tuple)) and _all_floating(value):
+        entries = [cast_tree(entry, target, convert) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return value
+
+
+def _all_floating(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point()
+    return isinstance(value, (list, tuple)) and all(_all_floating(entry) for entry in value)
+
+
+def collect_dtypes(args: Iterable[Any], kwargs: Mapping[str, Any], cuda_only: bool) -> set[torch.dtype]:
+    """Return the dtypes of all floating-point tensors among the arguments, and in containers of nothing else."""
+    dtypes: set[torch.dtype] = set()
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and (value.is_cuda or not cuda_only):
+                dtypes.add(value.dtype)
+        elif isinstance(value, (list, tuple)) and _all_floating(value):
+            dtypes |= collect_dtypes(value, {}, cuda_only)
+    return dtypes

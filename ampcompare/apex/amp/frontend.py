@@ -1,0 +1,339 @@
+"""Settle the options of an opt level, and offer `initialize` and the amp state for checkpoints.
+
+Source: Apex 25.05, `apex/amp/frontend.py`; the printed lines are an interface that scripts parse.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+
+from ampcompare.apex import deprecated_warning
+
+from ._amp_state import _amp_state, maybe_print, strict_from_environment, warn_or_err
+from ._errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError, AmpOptionValueError
+from ._initialize import _initialize
+
+__all__ = ["Properties", "initialize", "load_state_dict", "opt_levels", "state_dict"]
+
+_DEFAULTS: dict[str, Any] = {
+    "enabled": False,
+    "opt_level": None,
+    "cast_model_type": None,
+    "patch_torch_functions": False,
+    "keep_batchnorm_fp32": None,
+    "master_weights": None,
+    "loss_scale": 1.0,
+}
+
+
+class Properties:
+    """The options of a session, checked against the opt level as they are set.
+
+    Setting an unknown name does nothing; reading one raises `AttributeError`.
+    """
+
+    options: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.__dict__["options"] = dict(_DEFAULTS)
+
+    def _update_options_dict(self, new_options: dict[str, Any]) -> None:
+        for name, value in new_options.items():
+            if name not in self.options:
+                raise ValueError(f"Tried to set unexpected option {name}")
+            self.options[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.options:
+            return
+        check = getattr(self, f"_check_{name}", None)
+        self.options[name] = value if check is None else check(value)
+
+    def _check_cast_model_type(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None and value is not False and value is not torch.float32:
+            warn_or_err(
+                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} was "
+                "given.  Leave it out, or use O2 or O3."
+            )
+        return value
+
+    def _check_patch_torch_functions(self, value: Any) -> Any:
+        if self.opt_level != "O1" and value:
+            warn_or_err(
+                f"patch_torch_functions={value} was given with {self.opt_level}; only O1 patches torch functions.  "
+                "Use opt_level='O1'."
+            )
+        return value
+
+    def _check_keep_batchnorm_fp32(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None:
+            warn_or_err(
+                f"keep_batchnorm_fp32={value} was given with O1, where batch norms keep fp32 weights and run in the "
+                "type of their input anyway.  Leave it out."
+            )
+        if value == "False":
+            return False
+        if value == "True":
+            return True
+        if value is not None and value is not True and value is not False:
+            raise AmpOptionValueError(
+                f"keep_batchnorm_fp32 must be a boolean, the string 'True' or 'False', or None, got {value!r}."
+            )
+        return value
+
+    def _check_master_weights(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None:
+            warn_or_err(
+                f"master_weights={value} was given with O1, whose model weights are fp32 and need no masters.  "
+                "Leave it out."
+            )
+        return value
+
+    def _check_loss_scale(self, value: Any) -> Any:
+        return value if value == "dynamic" else float(value)
+
+
+class _Level:
+    """One opt level: its name, its one-line brief, and the options that it sets."""
+
+    def __init__(self, name: str, brief: str, more: str, **options: Any) -> None:
+        self.name, self.brief, self.more, self.options = name, brief, more, options
+
+    def __call__(self, properties: Properties) -> Properties:
+        properties.options.update(self.options, enabled=True, opt_level=self.name)
+        return properties
+
+
+opt_levels = {
+    "O3": _Level(
+        "O3",
+        "O3:  Pure FP16 training.",
+        "The whole model is half: a bound for speed, not for accuracy.",
+        cast_model_type=torch.float16,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=False,
+        master_weights=False,
+        loss_scale=1.0,
+    ),
+    "O2": _Level(
+        "O2",
+        "O2:  FP16 training with FP32 batchnorm and FP32 master weights.\n",
+        "The model is half but for batch norms; the optimizer steps fp32 masters.",
+        cast_model_type=torch.float16,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=True,
+        master_weights=True,
+        loss_scale="dynamic",
+    ),
+    "O1": _Level(
+        "O1",
+        "O1:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
+        "Weights stay fp32; inputs of each operation are cast to what suits it.",
+        cast_model_type=None,
+        patch_torch_functions=True,
+        keep_batchnorm_fp32=None,
+        master_weights=None,
+        loss_scale="dynamic",
+    ),
+    "O0": _Level(
+        "O0",
+        "O0:  Pure FP32 training.\n",
+        "The model is checked, and otherwise trained in fp32.",
+        cast_model_type=torch.float32,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=None,
+        master_weights=False,
+        loss_scale=1.0,
+    ),
+}
+
+
+def initialize(
+    models: Any,
+    optimizers: Any = None,
+    enabled: bool = True,
+    opt_level: str = "O1",
+    cast_model_type: Any = None,
+    patch_torch_functions: Any = None,
+    keep_batchnorm_fp32: bool | str | None = None,
+    master_weights: bool | None = None,
+    loss_scale: float | str | None = None,
+    cast_model_outputs: torch.dtype | None = None,
+    num_losses: int = 1,
+    verbosity: int = 1,
+    min_loss_scale: float | None = None,
+    max_loss_scale: float | None = 2.0**24,
+    *,
+    strict: bool | None = None,
+) -> Any:
+    """Prepare models and optimizers for mixed precision, in place, before any parallel wrapper.
+
+    Args:
+        models: an fp32 module or a list of them.
+        optimizers: an optimizer, a list of them, or None.
+        enabled: False returns everything untouched.
+        opt_level: "O0", "O1", "O2" or "O3" (letter O).
+        cast_model_type: dtype of the model's weights, or False; overrides the level, like the next four.
+        patch_torch_functions: cast at torch functions (O1 only).
+        keep_batchnorm_fp32: True, False, or these as strings.
+        master_weights: step fp32 copies of half weights.
+        loss_scale: a number, a string that holds one, or "dynamic".
+        cast_model_outputs: dtype of the model's floating-point outputs.
+        num_losses: number of loss scalers, addressed by `loss_id`.
+        verbosity: 0 prints nothing, 1 the options and overflows, 2 also O1's casts.
+        min_loss_scale: floor of a dynamic scale.
+        max_loss_scale: ceiling of a dynamic scale.
+        strict: also behave as Apex does where that is a defect (`docs/deviations.md`); None takes the environment
+            variable `AMPCOMPARE_APEX_STRICT`.
+
+    Returns:
+        The same objects: `models` alone if `optimizers` is None, else `(models, optimizers)`.
+
+    Raises:
+        AmpOptionError: an option that the level does not allow (a RuntimeError, as in Apex).
+        AmpOptionValueError: `keep_batchnorm_fp32` is no boolean (an AssertionError).
+        AmpPreparationError: wrapped or half models, optimizers that were prepared before (a RuntimeError).
+        AmpPreparationTypeError: models or optimizers of another type (a TypeError).
+
+    Source: Apex 25.05, `amp.initialize`.
+    """
+    deprecated_warning(
+        "apex.amp was removed from Apex in May 2025; `torch.amp` is its successor.  ampcompare keeps this function for "
+        "comparisons and for scripts that still need it."
+    )
+    _amp_state.strict = strict_from_environment() if strict is None else bool(strict)
+    _amp_state.verbosity = verbosity
+    properties = Properties()
+    if not enabled:
+        _amp_state.opt_properties = properties
+        return models if optimizers is None else (models, optimizers)
+    if not torch.backends.cudnn.enabled:
+        raise AmpOptionError("amp needs torch.backends.cudnn.enabled = True; it is False.")
+    if opt_level not in opt_levels:
+        raise AmpOptionError(
+            f"Unexpected optimization level {opt_level!r}.  Options are 'O0', 'O1', 'O2', 'O3'.  Note that in `O0`, "
+            "`O1`, etc., the prefix O is the letter O, not the number zero."
+        )
+    _choose_level(properties, opt_level)
+    overrides = {
+        "enabled": enabled,
+        "opt_level": opt_level,
+        "cast_model_type": cast_model_type,
+        "patch_torch_functions": patch_torch_functions,
+        "keep_batchnorm_fp32": keep_batchnorm_fp32,
+        "master_weights": master_weights,
+        "loss_scale": loss_scale,
+    }
+    maybe_print("Processing user overrides (additional kwargs that are not None)...", True)
+    for name, value in overrides.items():
+        if value is not None:
+            setattr(properties, name, value)
+    maybe_print("After processing overrides, optimization options are:", True)
+    _print_options(properties)
+    _warn_about_lost_scales()
+    _amp_state.opt_properties = properties
+    _amp_state.min_loss_scale = min_loss_scale
+    _amp_state.max_loss_scale = max_loss_scale
+    return _initialize(models, optimizers, properties, num_losses, cast_model_outputs)
+
+
+def _choose_level(properties: Properties, name: str) -> None:
+    level = opt_levels[name]
+    level(properties)
+    maybe_print(f"Selected optimization level {level.brief}", True)
+    maybe_print("Defaults for this optimization level are:", True)
+    _print_options(properties)
+
+
+def _print_options(properties: Properties) -> None:
+    for name, value in properties.options.items():
+        maybe_print(f"{name:22} : {value}", True)
+
+
+def _warn_about_lost_scales() -> None:
+    """Say that a second `initialize` starts the loss scales of the first one afresh."""
+    moved = [
+        scaler for scaler in _amp_state.__dict__.get("loss_scalers", ()) if scaler.dynamic and scaler.has_history()
+    ]
+    if moved and not _amp_state.strict:
+        scales = ", ".join(f"{scaler.loss_scale():g}" for scaler in moved)
+        maybe_print(
+            f"Warning:  amp.initialize was called again: loss scales of the earlier call ({scales}) start afresh.  "
+            "Initialize all models and optimizers in one call, or carry the scales over with amp.state_dict() and "
+            "amp.load_state_dict().",
+            True,
+        )
+
+
+def state_dict(destination: MutableMapping[str, Any] | None = None) -> MutableMapping[str, Any]:
+    """Return the loss scalers for a checkpoint: `{"loss_scaler0": {"loss_scale": ..., "unskipped": ...}, ...}`.
+
+    Args:
+        destination: a mapping to fill and return.
+
+    Raises:
+        AmpNotInitialized: before `initialize` (an AttributeError and a RuntimeError).
+
+    With `enabled=False` the result is empty; Apex raises there.
+    """
+    if destination is None:
+        destination = OrderedDict()
+    for index, scaler in enumerate(_scalers()):
+        destination[f"loss_scaler{index}"] = {"loss_scale": scaler.loss_scale(), "unskipped": scaler._unskipped}
+    return destination
+
+
+def _scalers() -> list[Any]:
+    scalers: list[Any] | None = _amp_state.__dict__.get("loss_scalers")
+    if scalers is not None:
+        return scalers
+    disabled = "opt_properties" in _amp_state.__dict__
+    if disabled and not _amp_state.strict:
+        return []
+    raise AmpNotInitialized("amp has no loss scalers: call amp.initialize (with enabled=True) first.")
+
+
+def load_state_dict(state_dict: dict[str, Any]) -> None:
+    """Set the loss scalers from a state dict, the n-th entry filling the n-th scaler.
+
+    Prints a warning where the numbers of entries and scalers differ; surplus entries are skipped.
+
+    Raises:
+        AmpNotInitialized: before `initialize`.
+        AmpCheckpointError: entries that are no loss scalers; the others are set nevertheless (a RuntimeError).
+        KeyError: an entry without `loss_scale` or `unskipped`.
+    """
+    scalers = _scalers()
+    if not scalers and "loss_scalers" not in _amp_state.__dict__:
+        return
+    if len(state_dict) != len(scalers):
+        print(f"Warning: state_dict contains {len(state_dict)} entries, while {len(scalers)} loss_scalers are used")
+    entries = state_dict.copy()
+    unexpected: list[str] = []
+    index = 0
+    for key in entries:
+        if "loss_scaler" not in key:
+            unexpected.append(key)
+            continue
+        if index >= len(scalers):
+            print(f"Skipping loss_scaler[{index}], since num_losses was set to {len(scalers)}")
+            break
+        scalers[index]._loss_scale = entries[key]["loss_scale"]
+        scalers[index]._unskipped = entries[key]["unskipped"]
+        index += 1
+    if unexpected:
+        names = ", ".join(repr(key) for key in unexpected)
+        raise AmpCheckpointError(
+            f"Error(s) in loading state_dict. Unexpected key(s) in state_dict: {names}.  Pass what amp.state_dict() "
+            "returned, not the whole checkpoint."
+        )

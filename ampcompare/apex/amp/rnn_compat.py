@@ -1,0 +1,78 @@
+"""Run recurrent modules and cells in half under O1.
+
+`torch.nn.modules.rnn` looks its kernels up in `_VF`; it gets a forwarding object there, so that other users of `_VF`
+are left alone.
+
+Source: Apex 25.05, `apex/amp/rnn_compat.py`. Weights are cast one by one through autograd: that works for any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules import rnn
+
+from . import wrap
+from .casts import cast_tree, half_cast
+
+if TYPE_CHECKING:
+    from .handle import AmpHandle
+
+__all__ = ["CELL_NAMES", "RNN_NAMES", "VariableFunctionsShim", "patch"]
+
+RNN_NAMES = ["rnn_relu", "rnn_tanh", "gru", "lstm"]
+CELL_NAMES = ["rnn_relu_cell", "rnn_tanh_cell", "gru_cell", "lstm_cell"]
+
+
+class VariableFunctionsShim:
+    """Forward every name to the module that it stands for, until the name is set here."""
+
+    def __init__(self, forwarded: Any) -> None:
+        self._forwarded = forwarded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forwarded, name)
+
+
+def patch(handle: AmpHandle) -> None:
+    """Put the casts of recurrent kernels in force."""
+    if not isinstance(rnn._VF, VariableFunctionsShim):
+        rnn._VF = VariableFunctionsShim(rnn._VF)
+    for name in RNN_NAMES:
+        wrap.replace(handle, rnn._VF, name, lambda original, name=name: _sequence_wrapper(original, name, handle))
+    wrap.replace(handle, rnn.RNNBase, "check_input", lambda original: _lenient_check(original, handle))
+    for name in CELL_NAMES:
+        wrap.cached_cast(rnn._VF, name, torch.float16, handle, try_caching=True)
+
+
+def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle) -> Callable[..., Any]:
+    convert = half_cast(handle, name, caching=False)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not handle._is_active:
+            return original(*args, **kwargs)
+        assert len(args) == 9 and not kwargs, f"{name} takes 9 positional arguments"
+        # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
+        positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
+        cast = list(args)
+        for position in positions:
+            cast[position] = cast_tree(cast[position], torch.float16, convert)
+        return original(*cast)
+
+    return wrapper
+
+
+def _lenient_check(original: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
+    """Let `RNNBase.check_input` see the weights' dtype, as the kernel's wrapper will cast input and weights alike."""
+
+    def wrapper(self: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        weights = self._flat_weights
+        if handle._is_active and isinstance(input, Tensor) and input.is_floating_point() and weights:
+            if input.dtype is not weights[0].dtype:
+                input = torch.empty((), dtype=weights[0].dtype, device="meta").expand(input.shape)
+        return original(self, input, *args, **kwargs)
+
+    return wrapper

@@ -1,0 +1,262 @@
+"""Scale losses, and unscale and check gradients with one batched kernel per device and dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ._amp_state import _amp_state, maybe_print
+
+__all__ = ["LossScaler"]
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class LossScaler:
+    """Hold one loss scale: static, or dynamic (halved on overflow, doubled after 2000 clean backward passes).
+
+    Args:
+        loss_scale: `"dynamic"`, or the static scale.
+        init_scale: first dynamic scale, lowered to `max_loss_scale`.
+        scale_factor: ignored, as Apex does: the factor is 2 both ways.
+        scale_window: clean updates in a row after which the scale doubles.
+        min_loss_scale: floor, applied when halving only; None or 0 for none.
+        max_loss_scale: ceiling, applied to the first scale and when doubling.
+
+    Scripts set `_loss_scale`, `_unskipped` and `_scale_seq_len`; all may be written at any time.
+
+    Source: Apex 25.05, `apex/amp/scaler.py`.
+    """
+
+    warned_no_fused_kernel: ClassVar[bool] = False
+    warned_unscaling_non_fp32_grad: ClassVar[bool] = False
+    has_fused_kernel: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        loss_scale: float | str,
+        init_scale: float = 2.0**16,
+        scale_factor: float = 2.0,
+        scale_window: int = 2000,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = 2.0**24,
+    ) -> None:
+        self.dynamic = loss_scale == "dynamic"
+        self._max_loss_scale = max_loss_scale
+        self._min_loss_scale = min_loss_scale
+        self._scale_seq_len = scale_window
+        self._unskipped = 0
+        self._has_overflow = False
+        self._loss_scale: float = min(max_loss_scale, init_scale) if self.dynamic else loss_scale  # type: ignore[type-var, assignment]
+        self._initial_scale = self._loss_scale
+        self._flags: dict[torch.device, Tensor] = {}
+        self._flags_written = False
+        self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
+        self._overflow_buffer: Tensor | None = None
+
+    def loss_scale(self) -> float:
+        """Return the current scale."""
+        return self._loss_scale
+
+    def has_history(self) -> bool:
+        """Tell whether the scale or its counter has moved since construction."""
+        return self._unskipped > 0 or self._loss_scale != self._initial_scale
+
+    @property
+    def _overflow_buf(self) -> Tensor:
+        """Int32 flag of one element for kernels called by the user; `update_scale` honors it."""
+        if self._overflow_buffer is None:
+            device = next(iter(self._flags), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+            self._overflow_buffer = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._overflow_buffer
+
+    def _inverse_scale(self) -> float:
+        if self._loss_scale == 0.0 and not _amp_state.strict:
+            return _FLOAT32_MAX
+        # After some 150 overflows in a row 1/scale leaves the fp32 range; an endless overflow is a result, not a crash.
+        return min(1.0 / self._loss_scale, _FLOAT32_MAX)
+
+    def _inverse_on(self, device: torch.device) -> Tensor:
+        known = self._inverses.get(device)
+        if known is not None:
+            if known[0] == self._loss_scale:
+                return known[1]
+            known[1].fill_(self._inverse_scale())
+            self._inverses[device] = (self._loss_scale, known[1])
+            return known[1]
+        inverse = torch.full((), self._inverse_scale(), dtype=torch.float32, device=device)
+        self._inverses[device] = (self._loss_scale, inverse)
+        return inverse
+
+    def _flag_on(self, device: torch.device) -> Tensor:
+        flag = self._flags.get(device)
+        if flag is None:
+            flag = self._flags[device] = torch.zeros((), dtype=torch.float32, device=device)
+        return flag
+
+    def unscale_(self, grads: Sequence[Tensor], *, uniform: bool = False) -> None:
+        """Divide gradients by the scale in place, and note any non-finite element if the scaler is dynamic.
+
+        Args:
+            grads: tensors of any dtype, device and layout; equal ones are handled by one kernel.
+            uniform: the caller knows that all are of one dtype and on one device.
+
+        A static scale of exactly 1 leaves everything alone.
+        """
+        if not grads or (not self.dynamic and self._loss_scale == 1.0):
+            return
+        if self.dynamic and _amp_state.strict and self._overflow_by_sum(grads):
+            return
+        first = grads[0]
+        device, dtype = first.device, first.dtype
+        if not uniform and any(grad.dtype is not dtype or grad.device != device for grad in grads):
+            self._unscale_mixed(grads)
+            return
+        if dtype is not torch.float32:
+            self._warn_about_dtype(dtype)
+        try:
+            self._run_kernel(grads, device)
+        except NotImplementedError:  # sparse gradients: the dispatcher refuses the list before it touches a tensor
+            self._unscale_mixed(grads)
+
+    def _run_kernel(self, grads: Sequence[Tensor], device: torch.device) -> None:
+        flag = self._flag_on(device)
+        self._flags_written = True
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._inverse_on(device))  # type: ignore[arg-type]
+
+    def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
+        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for grad in grads:
+            # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
+            dense = grad._values() if grad.is_sparse else grad
+            by_kind.setdefault((dense.device, dense.dtype), []).append(dense)
+        for (device, dtype), alike in by_kind.items():
+            if dtype is not torch.float32:
+                self._warn_about_dtype(dtype)
+            self._run_kernel(alike, device)
+
+    def _overflow_by_sum(self, grads: Sequence[Tensor]) -> bool:
+        for grad in grads:
+            if not math.isfinite(float(grad.float().sum())):
+                self._has_overflow = True
+        return self._has_overflow
+
+    def _warn_about_dtype(self, dtype: torch.dtype) -> None:
+        if not LossScaler.warned_unscaling_non_fp32_grad:
+            LossScaler.warned_unscaling_non_fp32_grad = True
+            maybe_print(
+                f"Unscaling gradients of type {dtype}: they lose bits.  Expected for O3; otherwise leave the casting "
+                "of the model to amp.initialize.",
+                rank0=True,
+            )
+
+    def unscale(
+        self,
+        model_grads: Sequence[Tensor],
+        master_grads: Sequence[Tensor],
+        unused_scale: float,
+        models_are_masters: bool = False,
+        scale_override: float | None = None,
+    ) -> None:
+        """Write `model_grads / scale` into `master_grads`, which may be the same tensors.
+
+        Args:
+            unused_scale: ignored; there for callers written for Apex.
+            models_are_masters: the two lists are one: nothing to do at a static scale of 1.
+            scale_override: divide by this instead of the scaler's own scale.
+        """
+        if self._has_overflow and _amp_state.strict:
+            return
+        with torch.no_grad(), self._override(scale_override):
+            if models_are_masters and not self.dynamic and self._loss_scale == 1.0:
+                return
+            if master_grads and master_grads[0] is not model_grads[0]:
+                torch._foreach_copy_(master_grads, model_grads)  # type: ignore[arg-type]
+            self.unscale_(master_grads)
+
+    def unscale_with_stashed(
+        self,
+        model_grads: Sequence[Tensor],
+        stashed_master_grads: Sequence[Tensor],
+        master_grads: Sequence[Tensor],
+        scale_override: tuple[float, float, float] | None = None,
+    ) -> None:
+        """Write `model_grads / scale + stashed_master_grads` into `master_grads`; only the new gradients are checked.
+
+        Args:
+            scale_override: scale of the new gradients, of the stash, and of the result.
+        """
+        grad_scale, stash_scale, out_scale = scale_override or (self._loss_scale, 1.0, 1.0)
+        if not model_grads or (self._has_overflow and _amp_state.strict):
+            return
+        with torch.no_grad(), self._override(grad_scale / out_scale):
+            fresh = [torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads)]
+            self.unscale_(fresh)
+            factor = out_scale / stash_scale
+            stashed = stashed_master_grads if factor == 1.0 else torch._foreach_mul(stashed_master_grads, factor)  # type: ignore[arg-type]
+            torch._foreach_add_(fresh, stashed)  # type: ignore[arg-type]
+            torch._foreach_copy_(master_grads, fresh)  # type: ignore[arg-type]
+
+    def _override(self, scale: float | None) -> _ScaleOverride:
+        return _ScaleOverride(self, self._loss_scale if scale is None else scale)
+
+    def clear_overflow_state(self) -> None:
+        """Forget an overflow noted since the last `update_scale`."""
+        self._has_overflow = False
+        if self._flags_written:
+            self._flags_written = False
+            for flag in self._flags.values():
+                flag.zero_()
+        if self._overflow_buffer is not None:
+            self._overflow_buffer.zero_()
+
+    def _read_flags(self) -> bool:
+        overflow = False
+        if self._flags_written:
+            for flag in self._flags.values():
+                if flag.item():
+                    overflow = True
+            # A flag that was read as 0 needs no zeroing before the next pass.
+            self._flags_written = overflow
+        if self._overflow_buffer is not None and self._overflow_buffer.item():
+            overflow = True
+        return overflow
+
+    def update_scale(self) -> bool:
+        """Move the scale after a backward pass.
+
+        Returns:
+            True if gradients overflowed, so that the step must be skipped; always False for a static scale.
+        """
+        if self.dynamic:
+            if not self._has_overflow:
+                self._has_overflow = self._read_flags()
+            if self._has_overflow:
+                halved = self._loss_scale / 2.0
+                self._loss_scale = max(self._min_loss_scale, halved) if self._min_loss_scale else halved
+                self._unskipped = 0
+                return True
+        self._unskipped += 1
+        if self._unskipped == self._scale_seq_len and self.dynamic:
+            self._loss_scale = min(self._max_loss_scale, self._loss_scale * 2.0)  # type: ignore[type-var, assignment]
+            self._unskipped = 0
+        return False
+
+
+class _ScaleOverride:
+    """Give a scaler another scale for the length of a block."""
+
+    __slots__ = ("_saved", "_scale", "_scaler")
+
+    def __init__(self, scaler: LossScaler, scale: float) -> None:
+        self._scaler, self._scale, self._saved = scaler, scale, scaler._loss_scale
+
+    def __enter__(self) -> None:
+        self._scaler._loss_scale = self._scale
+
+    def __exit__(self, *_exc: object) -> None:
+        self._scaler._loss_scale = self._saved

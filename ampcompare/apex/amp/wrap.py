@@ -1,0 +1,273 @@
+"""Wrap functions so that they receive arguments of the right dtype, and put the wrappers in place.
+
+Every wrapper first asks whether casts are on, and then tells tensors by class and dtype alone: it runs at each call of
+each operation.
+
+Source: Apex 25.05, `apex/amp/wrap.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .casts import Cast, cast_tree, collect_dtypes, float_cast, half_cast
+
+if TYPE_CHECKING:
+    from .handle import AmpHandle
+
+__all__ = [
+    "cached_cast",
+    "err_if_any_half",
+    "err_if_arg0_half",
+    "make_cast_wrapper",
+    "make_promote_wrapper",
+    "promote",
+    "promote_match_arg0",
+    "replace",
+    "sequence_promote",
+]
+
+Function = Callable[..., Any]
+
+_FLOAT16 = torch.float16
+_FLOAT32 = torch.float32
+_NUMBERS = (int, float, bool)
+
+
+def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
+    """Put `make(original)` in place of `module.name`, noting the original in the handle.
+
+    A class stays a class: its constructor is wrapped.
+    """
+    original = getattr(module, name)
+    if isinstance(original, type):
+        module, name, original = original, "__init__", original.__init__
+    inherited = isinstance(module, type) and name not in vars(module)
+    wrapper = make(original)
+    functools.update_wrapper(
+        wrapper, original, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=()
+    )
+    handle._save_func(module, name, original, inherited)
+    setattr(module, name, wrapper)
+
+
+def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, handle: AmpHandle) -> Function:
+    """Return `original` with all floating-point arguments cast to `target`."""
+    keep_out = not handle.strict
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not handle._is_active:
+            return original(*args, **kwargs)
+        cast: list[Any] | None = None
+        for index, value in enumerate(args):
+            kind = value.__class__
+            if kind is Tensor or kind is Parameter:
+                dtype = value.dtype
+                if dtype is target or not (dtype is _FLOAT32 or value.is_floating_point()):
+                    continue
+                new = convert(value)
+            elif kind in _SCALARS:
+                continue
+            else:
+                new = cast_tree(value, target, convert)
+            if cast is None:
+                cast = list(args)
+            cast[index] = new
+        if kwargs:
+            if keep_out and kwargs.get("out") is not None:
+                return _into_out(original, args if cast is None else cast, kwargs, target, convert)
+            kwargs = {
+                name: value if value.__class__ in _SCALARS else cast_tree(value, target, convert)
+                for name, value in kwargs.items()
+            }
+        if cast is None:
+            return original(*args, **kwargs)
+        return original(*cast, **kwargs)
+
+    return wrapper
+
+
+_SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
+
+def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
+    """Compute in `target`, and write the result into the caller's `out` tensors, whatever their dtype."""
+    kwargs = dict(kwargs)
+    out = kwargs.pop("out")
+    with torch.no_grad():
+        results = original(*args, **{name: cast_tree(value, target, convert) for name, value in kwargs.items()})
+        pairs = [(out, results)] if isinstance(out, Tensor) else list(zip(out, results))
+        for buffer, result in pairs:
+            if buffer.shape != result.shape:
+                buffer.resize_(result.shape)
+            buffer.copy_(result)
+    return out
+
+
+def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, try_caching: bool = False) -> None:
+    """Make `module.name` receive float16 or float32; missing names are skipped."""
+    if not hasattr(module, name):
+        return
+    convert = half_cast(handle, name, caching=try_caching) if target is _FLOAT16 else float_cast(handle, name)
+    replace(handle, module, name, lambda original: make_cast_wrapper(original, target, convert, handle))
+
+
+def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -> Function:
+    """Return `original` with half arguments cast to float where others are float.
+
+    Raises (the wrapper):
+        NotImplementedError: any other mix of floating-point dtypes.
+    """
+    cuda_only = handle.cuda_only
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not handle._is_active:
+            return original(*args, **kwargs)
+        if len(args) == 2 and not kwargs:
+            left, right = args
+            kind = right.__class__
+            if kind is Tensor or kind is Parameter:
+                if isinstance(left, Tensor) and left.dtype is right.dtype:
+                    return original(left, right)
+            elif kind in _NUMBERS:
+                return original(left, right)
+        dtypes = collect_dtypes(args, kwargs, cuda_only)
+        if len(dtypes) <= 1:
+            return original(*args, **kwargs)
+        if dtypes != _HALF_AND_FLOAT:
+            raise NotImplementedError(
+                f"O1 cannot choose a type for {_name(original)} of {_dtype_names(dtypes)}: it only promotes float16 to "
+                "float32.  Cast one of the arguments."
+            )
+        new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
+        return original(*new_args, **{name: cast_tree(value, _FLOAT32, convert) for name, value in kwargs.items()})
+
+    return wrapper
+
+
+_HALF_AND_FLOAT = {_FLOAT16, _FLOAT32}
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _dtype_names(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+def promote(module: Any, name: str, handle: AmpHandle) -> None:
+    """Make `module.name` promote half to float where the two meet."""
+    replace(handle, module, name, lambda original: make_promote_wrapper(original, float_cast(handle, name), handle))
+
+
+def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
+    """Make a function of a sequence of tensors (`cat`, `stack`) promote half to float within it."""
+    convert = float_cast(handle, name)
+    strict = handle.strict
+
+    def make(original: Function) -> Function:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not args and (strict or "tensors" not in kwargs):
+                raise TypeError(f"{_name(original)}() missing its first argument, the sequence of tensors")
+            if not handle._is_active:
+                return original(*args, **kwargs)
+            if args:
+                return original(_promoted(args[0], convert), *args[1:], **kwargs)
+            return original(**{**kwargs, "tensors": _promoted(kwargs["tensors"], convert)})
+
+        return wrapper
+
+    replace(handle, module, name, make)
+
+
+def _promoted(sequence: Any, convert: Cast) -> Any:
+    dtypes = {value.dtype for value in sequence if isinstance(value, Tensor)}
+    if dtypes != _HALF_AND_FLOAT:
+        return sequence
+    return [value if value.dtype is _FLOAT32 else convert(value) for value in sequence]
+
+
+def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
+    """Make an in-place method cast its other arguments to the dtype of the tensor that it writes."""
+    if not hasattr(module, name):
+        return
+    to_half, to_float = half_cast(handle, name, caching=False), float_cast(handle, name)
+
+    def make(original: Function) -> Function:
+        def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
+            assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
+            if not handle._is_active:
+                return original(arg0, *args, **kwargs)
+            dtype = arg0.dtype
+            if dtype is _FLOAT16:
+                convert = to_half
+            elif dtype is _FLOAT32:
+                convert = to_float
+            else:
+                return original(arg0, *args, **kwargs)
+            new_args = [value if value.__class__ in _SCALARS else cast_tree(value, dtype, convert) for value in args]
+            if kwargs:
+                kwargs = {key: cast_tree(value, dtype, convert) for key, value in kwargs.items()}
+            return original(arg0, *new_args, **kwargs)
+
+        return wrapper
+
+    replace(handle, module, name, make)
+
+
+def _is_half(value: Any, cuda_only: bool) -> bool:
+    if isinstance(value, Tensor):
+        return value.dtype is _FLOAT16 and (value.is_cuda or not cuda_only)
+    return isinstance(value, (list, tuple)) and any(_is_half(entry, cuda_only) for entry in value)
+
+
+def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | None = None) -> None:
+    """Make `module.name` raise NotImplementedError for half arguments, casts on or off."""
+    if not hasattr(module, name):
+        return
+    cuda_only = handle.cuda_only
+    text = message or (
+        f"O1 does not run {name} on float16 in place: its result would need float32.  Use the form without the underscore."
+    )
+
+    def make(original: Function) -> Function:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if any(_is_half(value, cuda_only) for value in (*args, *kwargs.values())):
+                raise NotImplementedError(text)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    replace(handle, module, name, make)
+
+
+def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
+    """Make an in-place method raise NotImplementedError on a half tensor, and cast its other arguments to float."""
+    if not hasattr(module, name):
+        return
+    convert = float_cast(handle, name)
+    cuda_only = handle.cuda_only
+
+    def make(original: Function) -> Function:
+        def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
+            assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
+            if _is_half(arg0, cuda_only):
+                raise NotImplementedError(
+                    f"O1 does not run in-place method {name} on float16: its result would need float32.  Use the form "
+                    "without the underscore, or a float32 tensor."
+                )
+            new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
+            return original(
+                arg0, *new_args, **{key: cast_tree(value, _FLOAT32, convert) for key, value in kwargs.items()}
+            )
+
+        return wrapper
+
+    replace(handle, module, name, make)
