@@ -78,8 +78,8 @@ class OptimizerConfig(_Frozen):
 class ScheduleConfig(_Frozen):
     """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
 
-    name: Literal["constant", "step", "cosine"] = "constant"
-    warmup_epochs: NonNegative = Field(0.0, description="epochs of linear warm-up from 0 to the learning rate")
+    name: Literal["constant", "step", "cosine"] = "cosine"
+    warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up from 0 to the learning rate")
     step_epochs: PositiveInt = Field(30, description="epochs between two drops of the step schedule")
     gamma: Positive = Field(0.1, description="factor of one drop of the step schedule")
 

@@ -8,6 +8,8 @@ The end of standard input ends the server and the cell that it runs. CUDA is not
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import select
@@ -24,6 +26,8 @@ import torch
 from ampcompare.config import RunConfig
 from ampcompare.launch import worker
 from ampcompare.launch.base import Progress
+from ampcompare.tasks.catalog import BUILTIN_MODELS, TORCHVISION_FILES
+from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["main"]
 
@@ -59,9 +63,24 @@ def _run(request: dict[str, Any], channel: int) -> NoReturn:
         os._exit(code)
 
 
+def _preload(data: str, arch: str) -> None:
+    """Import what the cell will need and many cells share; whatever fails here fails in the cell, which reports it."""
+    with contextlib.suppress(Exception):
+        if data == "digits":
+            importlib.import_module("sklearn.datasets")
+        if (
+            data.startswith("imagefolder:")
+            or data in TORCHVISION_FILES
+            or (":" not in arch and arch not in BUILTIN_MODELS)
+        ):
+            load_torchvision()
+
+
 def _serve(line: bytes, channel: int) -> bool:
     """Run one cell to its end; return whether the parent is still there."""
     request = json.loads(line)
+    recipe = request["config"]["recipe"]
+    _preload(recipe["data"]["name"], recipe["model"]["arch"])
     child = os.fork()
     if child == 0:
         _run(request, channel)
