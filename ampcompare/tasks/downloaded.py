@@ -122,7 +122,9 @@ def downloaded(
         images, labels = _read(name, dataset, folder, train=part == "train")
         chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=augment and part == "train")
-        parts[part] = KeyedSamples(samples, chosen, purpose=part, seed=seed, channels=channels)
+        parts[part] = KeyedSamples(
+            samples, chosen, name=name, purpose=part, seed=seed, num_classes=kind.num_classes, channels=channels
+        )
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
     shape = (channels or len(kind.mean), height, width)
     return StreamData(

@@ -60,7 +60,7 @@ def imagefolder(
                 f"{Path(root) / part} has folders without images: {' '.join(str(error).split())}"
             ) from error
         chosen = spread(len(images), count, what=f"the {part} folder of {root}", labels=torch.tensor(images.targets))
-        parts[part] = KeyedSamples(images, chosen, purpose=part, seed=seed, channels=None)
+        parts[part] = KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
     classes = len(parts["train"].samples.classes)
     return StreamData(
         name, classes, (3, size, size), len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ampcompare.errors import AmpCompareError, ConfigError
 from ampcompare.tasks.data import Data, cut_batches, training_order
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 
@@ -24,16 +25,30 @@ class KeyedSamples(Dataset[tuple[Tensor, int]]):
     Args:
         samples: map-style, gives (float tensor, int).
         positions: which of the samples to use, int64.
+        name: of the data set, for errors.
         purpose: part of every sample's seed; keeps training and validation apart.
         seed: of the run.
+        num_classes: labels must lie below it.
         channels: repeat gray images so often; None leaves samples alone.
     """
 
-    def __init__(self, samples: Any, positions: Tensor, *, purpose: str, seed: int, channels: int | None) -> None:
+    def __init__(
+        self,
+        samples: Any,
+        positions: Tensor,
+        *,
+        name: str,
+        purpose: str,
+        seed: int,
+        num_classes: int,
+        channels: int | None = None,
+    ) -> None:
         self.samples = samples
         self.positions = positions
+        self.name = name
         self.purpose = purpose
         self.seed = seed
+        self.num_classes = num_classes
         self.channels = channels
 
     def __len__(self) -> int:
@@ -43,7 +58,11 @@ class KeyedSamples(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
-        """Return the samples of one batch, seeding the global generators before each; torch's loader calls this."""
+        """Return the samples of one batch, seeding the global generators before each; torch's loader calls this.
+
+        Raises:
+            ConfigError: a label is not one of the classes; a device would answer that by ending the process.
+        """
         batch = []
         with isolated_globals():
             for epoch, position in keys:
@@ -52,6 +71,11 @@ class KeyedSamples(Dataset[tuple[Tensor, int]]):
                 sample, label = self.samples[index]
                 if self.channels is not None and sample.shape[0] == 1:
                     sample = sample.expand(self.channels, *sample.shape[1:])
+                if not 0 <= label < self.num_classes:
+                    raise ConfigError(
+                        f"{self.name}: sample {index} of {self.purpose} has the label {label}, "
+                        f"and labels of {self.num_classes} classes are 0 to {self.num_classes - 1}"
+                    )
                 batch.append((sample, int(label)))
         return batch
 
@@ -127,7 +151,7 @@ class StreamData(Data):
         kept.batches.epoch, kept.batches.batches = epoch, batches
         kept.passes += 1
         number = kept.passes
-        for samples, labels in kept.loader:
+        for samples, labels in _unwrapped(iter(kept.loader)):
             if kept.passes != number:
                 # Persistent workers serve one pass: going on would hand out batches of the newer one.
                 raise RuntimeError(
@@ -150,3 +174,18 @@ class StreamData(Data):
             )
             self._loaders[key] = _Loader(batches, loader)
         return self._loaders[key]
+
+
+def _unwrapped(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches, and raise an error that comes from a worker with the one line that it had there."""
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except AmpCompareError as error:
+            # The loader puts the worker's whole traceback into the message; its last line is the error.
+            text = str(error).strip().rpartition("\n")[2]
+            kind = type(error)
+            raise kind(text.removeprefix(f"{kind.__module__}.{kind.__qualname__}: ")) from error
+        yield batch

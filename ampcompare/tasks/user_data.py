@@ -73,7 +73,9 @@ def user_data(
     for part, samples, name in (("train", train, "train_size"), ("val", val, "val_size")):
         size = None if name in taken else sizes[name]
         positions = spread(len(samples), size, what=f"the {part} data set of factory {path}")
-        parts[part] = KeyedSamples(samples, positions, purpose=part, seed=seed, channels=channels)
+        parts[part] = KeyedSamples(
+            samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
+        )
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
     return StreamData(path, classes, shape, len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"])
 

@@ -93,9 +93,14 @@ def test_gray_was_asked_for(image_root: Path) -> None:
     assert "1 channels were asked for" in refused(f"imagefolder:{image_root}", channels=1)
 
 
-def test_a_damaged_image_is_named(image_root: Path) -> None:
-    """Reading on into a file that is no image names that file."""
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_named(image_root: Path, workers: int) -> None:
+    """Reading on into a file that is no image names that file in one line, from a worker process too."""
     (image_root / "val" / "blue" / "0.png").write_bytes(b"no image")
     data = load_data(f"imagefolder:{image_root}", seed=0, image_size=8)
-    with pytest.raises(ConfigError, match=r"blue.0\.png cannot be read as an image"):
-        next(iter(data.val_batches(9, device="cpu")))
+    with pytest.raises(ConfigError, match=r"blue.0\.png cannot be read as an image") as caught:
+        next(iter(data.val_batches(9, device="cpu", workers=workers)))
+    assert str(caught.value).startswith(str(image_root))
+    assert "\n" not in str(caught.value)

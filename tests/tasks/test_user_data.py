@@ -150,3 +150,11 @@ def test_factories_in_packages_are_found(user_module: Write) -> None:
         START + "class Sets:\n    @staticmethod\n    def make():\n        return pair(4), pair(4)\n",
     )
     assert load_data("own_package.inner:Sets.make", seed=0).num_train == 4
+
+
+def test_labels_beyond_the_classes_are_told(user_module: Write) -> None:
+    """A label that no class has stops the reading with its value, before a device sees it."""
+    user_module("own_labels", START + "def make():\n    return pair(9, 3), pair(9, 3), 2\n")
+    data = load_data("own_labels:make", seed=0)
+    with pytest.raises(ConfigError, match="own_labels:make: sample 2 of val has the label 2"):
+        next(iter(data.val_batches(9, device="cpu")))
