@@ -77,7 +77,7 @@ class FP16_Optimizer:
                 continue
             if param.dtype not in (torch.float16, torch.float32):
                 raise TypeError(
-                    f"FP16_Optimizer got a trainable parameter of {param.dtype}; it takes torch.float16 and torch.float32"
+                    f"FP16_Optimizer got a trainable parameter of {param.dtype}; it takes fp16 and fp32 parameters"
                 )
             self.maybe_print(f"FP16_Optimizer received {param.type()} with {param.size()}")
             if param.dtype is torch.float32:

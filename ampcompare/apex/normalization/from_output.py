@@ -52,7 +52,7 @@ class LayerNormFromOutput(torch.autograd.Function):
         x_hat, inner, grad_weight = _through_weight(ctx, x_hat, weight, grad)
         centered = inner - inner.mean(ctx.dims, keepdim=True)
         grad_input = (centered - x_hat * (inner * x_hat).mean(ctx.dims, keepdim=True)) * inverse_deviation
-        grad_bias = None if bias is None else grad.sum(ctx.batch_dims).to(bias.dtype) if ctx.batch_dims else grad
+        grad_bias = None if bias is None else _over_batch(ctx, grad).to(bias.dtype)
         return grad_input.to(ctx.input_dtype), grad_weight, grad_bias, None, None, None
 
 
@@ -101,7 +101,8 @@ def _through_weight(
     factor = weight.to(ctx.wide)
     small = factor.abs() < ctx.eps
     x_hat = scaled / torch.where(small, torch.where(factor < 0, -ctx.eps, ctx.eps).to(factor.dtype), factor)
-    grad_weight = grad * x_hat
-    if ctx.batch_dims:
-        grad_weight = grad_weight.sum(ctx.batch_dims)
-    return x_hat, grad * factor, grad_weight.to(weight.dtype)
+    return x_hat, grad * factor, _over_batch(ctx, grad * x_hat).to(weight.dtype)
+
+
+def _over_batch(ctx: Any, grad: Tensor) -> Tensor:
+    return grad.sum(ctx.batch_dims) if ctx.batch_dims else grad

@@ -44,7 +44,10 @@ class _Norm(nn.Module):
         self.eps = eps
         self.elementwise_affine = elementwise_affine
         self.memory_efficient = memory_efficient
-        self.weight = nn.Parameter(torch.empty(self.normalized_shape)) if elementwise_affine else None
+        self.register_parameter("weight", self._new_parameter())
+
+    def _new_parameter(self) -> nn.Parameter | None:
+        return nn.Parameter(torch.empty(self.normalized_shape)) if self.elementwise_affine else None
 
     def reset_parameters(self) -> None:
         """Set the weight to ones."""
@@ -77,7 +80,7 @@ class FusedLayerNorm(_Norm):
         memory_efficient: bool = False,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
-        self.bias = nn.Parameter(torch.empty(self.normalized_shape)) if elementwise_affine else None
+        self.register_parameter("bias", self._new_parameter())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

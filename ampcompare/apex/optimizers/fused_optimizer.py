@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, ClassVar
@@ -15,10 +16,8 @@ __all__ = ["FusedOptimizer", "GradientScaling", "strict_legacy"]
 
 def strict_legacy() -> bool:
     """Tell whether known defects of Apex are to be reproduced (`AMPCOMPARE_APEX_STRICT=1`); read at construction."""
-    # The package amp imports this one.
-    from ampcompare.apex.amp._amp_state import strict_from_environment
-
-    return strict_from_environment()
+    # The spellings of "on" are those of ampcompare.apex.amp, which is not imported for this: it imports this package.
+    return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
 
 
 class GradientScaling:
