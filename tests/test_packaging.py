@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,19 @@ def test_module_runs_as_a_command() -> None:
         [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ampcompare.__version__ in done.stdout
+
+
+def test_requires_skips_with_its_reason(tmp_path: Path) -> None:
+    """The mark `requires` skips what the machine cannot run and says what is missing; zero requirements run."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = requires\n", encoding="utf-8")
+    (tmp_path / "test_marks.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.requires(cuda=99)\ndef test_many(): assert False\n"
+        "@pytest.mark.requires(cuda=0, apex=False)\ndef test_none(): assert True\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "needs 99 CUDA device(s)" in done.stdout
