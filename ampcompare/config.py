@@ -6,9 +6,11 @@ to run them. Neither imports torch.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -124,7 +126,7 @@ class RunConfig(_Frozen):
         10, description="applied steps in a row with a non-finite loss that count as divergence"
     )
     drain_every: PositiveInt = Field(
-        10, description="steps between two reads of losses and loss scales from the device"
+        20, description="steps between two reads of losses and loss scales from the device"
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
@@ -162,10 +164,37 @@ def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        faults = []
-        for fault in error.errors():
-            where = ".".join(str(part) for part in fault["loc"])
-            text = fault["msg"].removeprefix("Value error, ")
-            seen = "" if isinstance(fault["input"], dict) else f" (seen: {fault['input']!r})"
-            faults.append(f"{where}: {text}{seen}" if where else text)
-        raise ConfigError("; ".join(faults)) from None
+        raise ConfigError("; ".join(_explain(model, fault) for fault in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {where!r} ({_meant(where, list(_places(model)))})"
+    inside = [place[len(where) + 1 :] for place in _places(model) if place.startswith(f"{where}.")]
+    if fault["type"] == "model_type" and inside:
+        text = f"it is a group of settings, {', '.join(inside)}"
+    else:
+        text = fault["msg"].removeprefix("Value error, ")
+    seen = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
+    return f"{where}: {text}{seen}" if where else text
+
+
+def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the place of every setting, such as `recipe.optimizer.lr`."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _places(field.annotation, f"{above}{name}.")
+        else:
+            yield above + name
+
+
+def _meant(where: str, places: list[str]) -> str:
+    """Return what `where` may have been meant to be: a similar name beside it, or the same name elsewhere."""
+    group, dot, name = where.rpartition(".")
+    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in places if place.startswith(group)))
+    close = [group + dot + match for match in difflib.get_close_matches(name, beside, n=1)]
+    close = close or [place for place in places if place.rpartition(".")[2] == name]
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 
@@ -36,7 +37,22 @@ class _LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"{__name__}.{cmd_name}_command")
         command: click.Command = module.command
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                flag = max(parameter.opts, key=len).lstrip("-").replace("-", "_")
+                parameter.envvar = f"AMPCOMPARE_{cmd_name}_{flag}".upper()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -60,7 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
             arguments,
             prog_name="ampcompare",
             standalone_mode=False,
-            auto_envvar_prefix="AMPCOMPARE",
             token_normalize_func=_underscores_too,
         )
         return result if isinstance(result, int) else 0
@@ -79,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    click.echo(f"ampcompare: {line}", err=True)
+    from ampcompare.report.base import printable
+
+    click.echo(f"ampcompare: {printable(message, 2000)}", err=True)
     return code

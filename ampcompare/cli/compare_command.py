@@ -37,17 +37,24 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
     from ampcompare.compare.run import run_plan
     from ampcompare.launch.forked import ForkedLauncher
+    from ampcompare.record import dump_json
+    from ampcompare.report.base import printable
     from ampcompare.report.files import FORMATS, write_reports
 
     from_file = read_config_file(parameters["config_file"])
     file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
     arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
-    seeds = parse_seeds(
-        parameters["seeds"] if parameters["seeds"] is not None else str(0 if file_seeds is None else file_seeds)
-    )
-    plan = make_plan(build_config(parameters, from_file), arms, seeds)
+    base = build_config(parameters, from_file)
+    if "arm" in base.model_fields_set:
+        raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
+    seeds = parse_seeds(_first(parameters["seeds"], _seeds(file_seeds), str(base.recipe.seed)))
+    plan = make_plan(base, arms, seeds)
     folder = Path(parameters["output_dir"] or Path("runs") / f"compare-{plan.digest()}")
     if parameters["dry_run"]:
+        if parameters["as_json"]:
+            cells = [{"cell": cell.digest(), "arm": cell.arm, "seed": cell.recipe.seed} for cell in plan.cells]
+            click.echo(dump_json({"output_dir": str(folder), "cells": cells}))
+            return 0
         click.echo(f"{len(plan.cells)} cells into {folder}, in this order:")
         for cell in plan.cells:
             click.echo(f"  {cell.digest()}  {cell.arm}, seed {cell.recipe.seed}")
@@ -60,17 +67,31 @@ def command(**parameters: Any) -> int:
                 plan, folder, launcher, command=words, force=parameters["force"], observer=display, save=write_reports
             )
     except KeyboardInterrupt:
-        display.note(f"what is done is in {folder / 'report.md'}")
+        if (folder / "report.md").exists():
+            display.note(f"what is done is in {folder / 'report.md'}")
         raise
     failed = [record for record in comparison.records if record.status == "failed"]
     if len(failed) == len(comparison.records) and len({record.error for record in failed}) == 1:
-        click.echo(f"ampcompare: every cell failed: {failed[0].error}", err=True)
+        if parameters["as_json"]:
+            click.echo(FORMATS["json"]().render(comparison), nl=False)
+        click.echo(f"ampcompare: every cell failed: {printable(failed[0].error or '', 2000)}", err=True)
         return int(failed[0].environment.get("exit_code", 3))
     click.echo(FORMATS["json" if parameters["as_json"] else "table"]().render(comparison), nl=False)
     if not parameters["quiet"]:
         click.echo(f"report: {folder / 'report.md'}", err=True)
     finished = any(record.status in ("completed", "diverged") for record in comparison.records)
     return 3 if not finished or (failed and parameters["strict"]) else 0
+
+
+def _first(*texts: str | None) -> str:
+    return next(text for text in texts if text is not None)
+
+
+def _seeds(seeds: Any) -> str | None:
+    """Return the seeds of a config file as one text; a list counts as its parts."""
+    if seeds is None:
+        return None
+    return ",".join(str(seed) for seed in seeds) if isinstance(seeds, list) else str(seeds)
 
 
 def _texts(arms: Any) -> list[str]:

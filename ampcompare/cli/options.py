@@ -142,6 +142,8 @@ def read_config_file(name: str | None) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {name}: {getattr(error, 'strerror', None) or error}") from None
     values = _yaml(text, name)
+    if values is None:  # nothing but comments
+        return {}
     if not isinstance(values, dict):
         raise ConfigError(
             f"{name} holds {type(values).__name__}, not a mapping of settings such as 'recipe:' and 'device:'"

@@ -65,6 +65,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.summary import summarize
     from ampcompare.launch.forked import ForkedLauncher
     from ampcompare.record import dump_json
+    from ampcompare.report.base import printable
     from ampcompare.report.terminal import Terminal
 
     parameters["arm_text"] = _arm_text(parameters)
@@ -80,7 +81,8 @@ def command(**parameters: Any) -> int:
         click.echo(dump_json(record))
     if record.status == "failed":
         log = folder / "cells" / record.cell / "log.txt"
-        click.echo(f"ampcompare: {record.arm} failed: {record.error} (log: {log})", err=True)
+        error = printable(record.error or "", 2000)
+        click.echo(f"ampcompare: {record.arm} failed: {error} (log: {log})", err=True)
         return int(record.environment.get("exit_code", 3))
     if not parameters["as_json"]:
         click.echo(Terminal().render(summarize([record], arms=[record.arm], reference=record.arm)), nl=False)

@@ -43,7 +43,8 @@ class Display(Observer):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-        if not self.quiet:
+        alone = self.place == "[1/1]"
+        if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
             there = " (record was there)" if reused else ""
             click.echo(f"{self.place} {self.name}: {_outcome(record)}{there}", err=True)
 

@@ -129,22 +129,29 @@ def run_plan(
     }
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
-    records: list[RunRecord] = []
+    # All that is there is looked up first: a report saved on the way leaves out nothing that an earlier one had.
+    known = [_Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
+    records = [found.record for found in known]
 
-    def summed() -> Comparison:
-        return summarize(records, arms=plan.arms, reference=plan.reference, command=command, order=order)
+    def saved() -> Comparison:
+        done = [record for record in records if record is not None]
+        comparison = summarize(done, arms=plan.arms, reference=plan.reference, command=command, order=order)
+        if save is not None and done:
+            save(comparison, folder)
+        return comparison
 
-    for number, config in enumerate(plan.cells, start=1):
-        known = _Reuse(None, "") if force else reusable(folder, config)
-        if known.reason:
-            observer.note(f"{config.arm}, seed {config.recipe.seed}, runs again: {known.reason}")
-        observer.begin(config, number, len(plan.cells))
-        record = known.record or launcher.launch(config, cell_folder(folder, config), observer.progress)
-        records.append(record)
-        observer.end(record, reused=known.record is not None)
-        if save is not None and known.record is None:
-            save(summed(), folder)
-    comparison = summed()
-    if save is not None:
-        save(comparison, folder)
-    return comparison
+    try:
+        for place, config in enumerate(plan.cells):
+            if known[place].reason:
+                observer.note(f"{config.arm}, seed {config.recipe.seed}, runs again: {known[place].reason}")
+            observer.begin(config, place + 1, len(plan.cells))
+            record = known[place].record
+            if record is None:
+                record = launcher.launch(config, cell_folder(folder, config), observer.progress)
+                records[place] = record
+                saved()
+            observer.end(record, reused=known[place].record is not None)
+    except KeyboardInterrupt:
+        saved()
+        raise
+    return saved()

@@ -45,16 +45,20 @@ class ForkedLauncher(Launcher):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+        path = folder / "record.json"
+        before = _stamp(path)
         code, killed_by = (
             self._run(config, folder, on_progress) if hasattr(os, "fork") else self._run_fresh(config, folder)
         )
+        if code == 0 and not killed_by and _stamp(path) != before:
+            return read_record(path)
+        how = f"was killed by {signal.Signals(killed_by).name}" if killed_by else f"ended with exit code {code}"
         if code == 0 and not killed_by:
-            return read_record(folder / "record.json")
-        how = f"killed by {signal.Signals(killed_by).name}" if killed_by else f"ended with exit code {code}"
+            how += " and left no record"
         if killed_by == signal.SIGKILL:
             how += " (out of memory, if nobody killed it)"
         tail = log_tail(folder)
-        record = failed_record(config, f"the process of the cell was {how}" + (f": {tail}" if tail else ""))
+        record = failed_record(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
         write_record(record, folder)
         return record
 
@@ -121,6 +125,15 @@ class ForkedLauncher(Launcher):
             server.wait()
         _pipe(server.stdout).close()
         _pipe(server.stderr).close()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is replaced: a cell that a user's code ends early leaves the old record there."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

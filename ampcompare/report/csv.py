@@ -6,7 +6,7 @@ import csv
 import io
 
 from ampcompare.record import Comparison, RunRecord
-from ampcompare.report.base import Reporter
+from ampcompare.report.base import Reporter, printable
 
 __all__ = ["Csv"]
 
@@ -28,11 +28,12 @@ SUMMARY_FIELDS = (
     "first_nonfinite_loss_step",
     "diverged_step",
 )
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@")
 
 
 def _safe(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) else text  # a spreadsheet would run it
+    line = printable(text, 2000)
+    return f"'{line}" if line.startswith(FORMULA) else line  # a spreadsheet would run it
 
 
 class Csv(Reporter):
@@ -55,8 +56,8 @@ class Csv(Reporter):
             recipe.seed,
             record.status,
             engine.name if engine else "",
-            engine.version if engine else "",
+            _safe(engine.version) if engine else "",
         ]
         values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         shown = ["" if value is None else value for value in values]
-        return [*head, record.half or "", recipe.optimizer.lr, *shown, _safe(record.error or "")]
+        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *shown, _safe(record.error or "")]
