@@ -123,7 +123,7 @@ class _Sums:
         if not self.totals:
             return
         if any(grad.is_sparse for grad in self.totals) or any(grad.is_sparse for grad in self.addends):
-            for total, addend in zip(self.totals, self.addends):
+            for total, addend in zip(self.totals, self.addends, strict=True):
                 total.add_(addend)
         else:
             torch._foreach_add_(self.totals, self.addends)
@@ -189,6 +189,6 @@ def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor
         except (NotImplementedError, RuntimeError):
             if not any(grad.is_sparse for grad in sources):
                 raise
-            for target, grad in zip(targets, sources):
+            for target, grad in zip(targets, sources, strict=True):
                 target.copy_(grad.to_dense() if grad.is_sparse else grad)
     return targets

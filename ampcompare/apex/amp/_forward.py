@@ -1,4 +1,4 @@
-"""Cast what goes into and comes out of a model, by a `forward` of its own that copies, pickles and replicates with it."""
+"""Cast what goes into and comes out of a model, by a `forward` that copies, pickles and replicates with it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class CastForward:
         """Replace `module.forward`, on this instance only."""
         forward = cls(module, inputs, outputs)
         module.forward = forward
-        module._replicate_for_data_parallel = forward.replicate  # type: ignore[assignment, method-assign]
+        module._replicate_for_data_parallel = forward.replicate  # type: ignore[method-assign]
 
     def replicate(self) -> nn.Module:
         """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""

@@ -53,8 +53,8 @@ def check_params_fp32(models: list[nn.Module]) -> None:
             for name, tensor in entries:
                 if tensor.dtype is torch.float16:
                     warn_or_err(
-                        f"Found {kind} {name} with dtype {tensor.dtype}, expected torch.float32.  Do not call .half() on "
-                        "a model before amp.initialize: it casts what the opt level wants cast."
+                        f"Found {kind} {name} with dtype {tensor.dtype}, expected torch.float32.  Do not call .half() "
+                        "on a model before amp.initialize: it casts what the opt level wants cast."
                     )
 
 
@@ -89,7 +89,7 @@ def convert_network(model: nn.Module, dtype: torch.dtype) -> nn.Module:
                 param.data = param.data.to(dtype)
                 if param.grad is not None:
                     param.grad.data = param.grad.data.to(dtype)
-        for name, buffer in module._buffers.items():
+        for buffer in module._buffers.values():
             if buffer is not None and buffer.is_floating_point():
                 buffer.data = buffer.data.to(dtype)
         if isinstance(module, nn.RNNBase):

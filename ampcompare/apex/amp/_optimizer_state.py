@@ -60,7 +60,7 @@ def load_state_keeping_precision(
         return
     saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for saved_id, param in zip(saved_ids, params):
+    for saved_id, param in zip(saved_ids, params, strict=True):
         saved = state_dict["state"].get(saved_id)
         if param.dtype is not torch.float16 or not isinstance(saved, dict):
             continue

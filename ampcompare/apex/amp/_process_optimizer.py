@@ -44,7 +44,7 @@ def check_unprocessed(optimizer: Any) -> None:
     for name in _INSTALLED:
         if hasattr(optimizer, name):
             raise AmpPreparationError(
-                f"{type(optimizer).__name__} has an attribute {name!r}, a name that amp.initialize uses itself.  Rename it."
+                f"{type(optimizer).__name__} has an attribute {name!r}, a name that amp.initialize uses.  Rename it."
             )
 
 

@@ -131,7 +131,7 @@ def init(
     Returns:
         The handle, also kept as `amp._amp_state.handle`; its `_deactivate()` takes the patches back.
 
-    A second call replaces the patches of the first, whose registered functions it keeps; in strict mode it adds a layer.
+    A second call replaces the patches of the first and keeps its registered functions; in strict mode it adds a layer.
     """
     if not enabled:
         return NoOpHandle()

@@ -92,7 +92,7 @@ def _cached(handle: AmpHandle, convert: Cast) -> Cast:
 
 
 def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:
-    """Cache casts of fp32 parameters as Apex does: until `scale_loss` clears the cache, whatever is loaded meanwhile."""
+    """Cache casts of fp32 parameters as Apex does: until the cache is cleared, whatever is loaded meanwhile."""
     cache = handle.cache
 
     def cached(value: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _check_parent(value: Tensor, cast: Tensor) -> None:
     if not parents or getattr(parents[0][0], "variable", None) is not value:
         raise AmpScalingError(
             "A cached half weight no longer belongs to its parameter, whose gradient it would miss.  Was the parameter "
-            "replaced or detached since the last scale_loss block?  Call amp._amp_state.handle._clear_cache() after that."
+            "replaced or detached since the last scale_loss block?  Then call amp._amp_state.handle._clear_cache()."
         )
 
 

@@ -62,8 +62,8 @@ class Properties:
     def _check_cast_model_type(self, value: Any) -> Any:
         if self.opt_level == "O1" and value is not None and value is not False and value is not torch.float32:
             warn_or_err(
-                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} was "
-                "given.  Leave it out, or use O2 or O3."
+                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} "
+                "was given.  Leave it out, or use O2 or O3."
             )
         return value
 

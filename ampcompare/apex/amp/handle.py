@@ -159,8 +159,8 @@ def _clear_cast_cache() -> None:
 def _skip_next_step(optimizer: Any, scaler: LossScaler, loss_id: int) -> None:
     """Make the next `optimizer.step()` a skip.
 
-    The replacement is a bound method, so that LR schedulers can be built over it; one that wrapped it keeps its wrapper,
-    and later steps pass through to the original.
+    The replacement is a bound method, so that LR schedulers can be built over it; one that wrapped it keeps its
+    wrapper, and later steps pass through to the original.
     """
     stash = optimizer._amp_stash
     if stash.already_patched:

@@ -27,7 +27,7 @@ class OptimWrapper:
             AmpScalingError: always (a RuntimeError).
         """
         raise AmpScalingError(
-            "optimizer.scale_loss of the old amp API is gone.  Use amp.initialize, then amp.scale_loss(loss, optimizer)."
+            "optimizer.scale_loss of the old amp API is gone.  Use amp.initialize and amp.scale_loss(loss, optimizer)."
         )
 
     def step(self, closure: Any = None) -> Any:

@@ -8,6 +8,7 @@ Source: Apex 25.05, `apex/amp/rnn_compat.py`. Weights are cast one by one throug
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,15 @@ class VariableFunctionsShim:
 
 def patch(handle: AmpHandle) -> None:
     """Put the casts of recurrent kernels in force."""
-    if not isinstance(rnn._VF, VariableFunctionsShim):
-        rnn._VF = VariableFunctionsShim(rnn._VF)
+    kernels: Any = vars(rnn)["_VF"]
+    if not isinstance(kernels, VariableFunctionsShim):
+        kernels = VariableFunctionsShim(kernels)
+        vars(rnn)["_VF"] = kernels
     for name in RNN_NAMES:
-        wrap.replace(handle, rnn._VF, name, lambda original, name=name: _sequence_wrapper(original, name, handle))
+        wrap.replace(handle, kernels, name, functools.partial(_sequence_wrapper, name=name, handle=handle))
     wrap.replace(handle, rnn.RNNBase, "check_input", lambda original: _lenient_check(original, handle))
     for name in CELL_NAMES:
-        wrap.cached_cast(rnn._VF, name, torch.float16, handle, try_caching=True)
+        wrap.cached_cast(kernels, name, torch.float16, handle, try_caching=True)
 
 
 def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle) -> Callable[..., Any]:
@@ -54,7 +57,8 @@ def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not handle._is_active:
             return original(*args, **kwargs)
-        assert len(args) == 9 and not kwargs, f"{name} takes 9 positional arguments"
+        assert len(args) == 9, f"{name} takes 9 positional arguments, got {len(args)}"
+        assert not kwargs, f"{name} takes no keyword arguments, got {sorted(kwargs)}"
         # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
         positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
         cast = list(args)

@@ -194,11 +194,13 @@ class LossScaler:
         if not model_grads or (self._has_overflow and _amp_state.strict):
             return
         with torch.no_grad(), self._override(grad_scale / out_scale):
-            fresh = [torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads)]
+            fresh = [
+                torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads, strict=True)
+            ]
             self.unscale_(fresh)
             factor = out_scale / stash_scale
-            stashed = stashed_master_grads if factor == 1.0 else torch._foreach_mul(stashed_master_grads, factor)  # type: ignore[arg-type]
-            torch._foreach_add_(fresh, stashed)  # type: ignore[arg-type]
+            stashed = list(stashed_master_grads)
+            torch._foreach_add_(fresh, stashed if factor == 1.0 else torch._foreach_mul(stashed, factor))
             torch._foreach_copy_(master_grads, fresh)  # type: ignore[arg-type]
 
     def _override(self, scale: float | None) -> _ScaleOverride:

@@ -45,8 +45,9 @@ def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function]
 
     A class stays a class: its constructor is wrapped.
     """
-    original = getattr(module, name)
-    if isinstance(original, type):
+    original: Any = getattr(module, name)
+    is_class: bool = isinstance(original, type)
+    if is_class:
         module, name, original = original, "__init__", original.__init__
     inherited = isinstance(module, type) and name not in vars(module)
     wrapper = make(original)
@@ -102,7 +103,7 @@ def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: tor
     out = kwargs.pop("out")
     with torch.no_grad():
         results = original(*args, **{name: cast_tree(value, target, convert) for name, value in kwargs.items()})
-        pairs = [(out, results)] if isinstance(out, Tensor) else list(zip(out, results))
+        pairs = [(out, results)] if isinstance(out, Tensor) else list(zip(out, results, strict=True))
         for buffer, result in pairs:
             if buffer.shape != result.shape:
                 buffer.resize_(result.shape)
@@ -234,7 +235,8 @@ def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | No
         return
     cuda_only = handle.cuda_only
     text = message or (
-        f"O1 does not run {name} on float16 in place: its result would need float32.  Use the form without the underscore."
+        f"O1 does not run {name} on float16 in place: its result would need float32.  Use the form without the "
+        "underscore."
     )
 
     def make(original: Function) -> Function:

@@ -62,9 +62,9 @@ FP32_FUNCS: list[str] = [
 BANNED_FUNCS: list[tuple[str, str]] = [
     (
         "binary_cross_entropy",
-        "F.binary_cross_entropy and torch.nn.BCELoss need float32 probabilities, but under O1 the layer before them gave "
-        "float16.  Use torch.nn.BCEWithLogitsLoss (or F.binary_cross_entropy_with_logits) in place of sigmoid and BCELoss; "
-        "or call amp.register_float_function(torch, 'sigmoid') before amp.initialize; or pass allow_banned=True to "
-        "amp.init if the rounding of probabilities to float16 does not matter.",
+        "F.binary_cross_entropy and torch.nn.BCELoss need float32 probabilities, but under O1 the layer before them "
+        "gave float16.  Use torch.nn.BCEWithLogitsLoss (or F.binary_cross_entropy_with_logits) in place of sigmoid and "
+        "BCELoss; or call amp.register_float_function(torch, 'sigmoid') before amp.initialize; or pass "
+        "allow_banned=True to amp.init if the rounding of probabilities to float16 does not matter.",
     )
 ]
