@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import sys
 from collections.abc import Sequence
@@ -135,8 +134,3 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def has_module(name: str) -> bool:
-    """Tell whether a top-level module can be found, without importing it."""
-    return importlib.util.find_spec(name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
@@ -51,7 +52,9 @@ class Registry(Generic[T]):
         """
         table = self.names()
         if name not in table:
-            raise ConfigError(f"unknown name {name!r}; known are {', '.join(table)}")
+            close = difflib.get_close_matches(name, table, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(f"unknown name {name!r}: {hint}known are {', '.join(table)}")
         module, _, attribute = table[name].partition(":")
         try:
             found: Callable[..., T] = getattr(importlib.import_module(module), attribute)
