@@ -10,9 +10,8 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -50,8 +49,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
 
 
-@dataclass(frozen=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One update.
 
     Attributes:
@@ -216,8 +214,9 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(by_alias=True)
     elif isinstance(value, StepRecord):
-        value = asdict(value)
-    return json.dumps(_strict(value), indent=indent, allow_nan=False, ensure_ascii=False)
+        value = value._asdict()
+    # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
+    return json.dumps(_strict(value), indent=indent, allow_nan=False)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -253,7 +252,7 @@ def _read(path: Path, model: type[Any], what: str) -> Any:
         raise RecordError(f"{path} is not a {what}: it is not text") from None
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a {what}: not JSON ({error}); run the cell again with --force") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise RecordError(f"{path} is not a {what}: it has no schema number")

@@ -20,9 +20,13 @@ from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owne
 __all__ = ["Half"]
 
 
+def _cast_tensor(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
+        return _cast_tensor(value, dtype)
     if isinstance(value, dict):
         return {key: _cast(item, dtype) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -77,11 +81,15 @@ class Half(Precision):
         return list(models), list(optimizers)
 
     def _cast_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return _cast(args, self.half_dtype), _cast(kwargs, self.half_dtype) if kwargs else kwargs
+        if len(args) == 1 and isinstance(args[0], Tensor):  # the usual call, without a walk
+            args = (_cast_tensor(args[0], self.half_dtype),)
+        else:
+            args = _cast(args, self.half_dtype)
+        return args, _cast(kwargs, self.half_dtype) if kwargs else kwargs
 
     @staticmethod
     def _cast_outputs(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _cast(output, torch.float32)
+        return output.float() if isinstance(output, Tensor) else _cast(output, torch.float32)
 
     def autocast(self) -> AbstractContextManager[None]:
         return self._null

@@ -61,7 +61,8 @@ def _scale(value: float | None) -> str:
 
 
 def _engine(row: ArmSummary) -> str:
-    words = [word for word in (row.engine, row.half if row.half == "fp16 emulated" else None) if word]
+    engine = row.engine and row.engine.removesuffix("+compat")  # its name says so already
+    words = [word for word in (engine, row.half if row.half == "fp16 emulated" else None) if word]
     return "; ".join(words) or "torch"
 
 

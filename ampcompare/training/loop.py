@@ -85,7 +85,7 @@ class Loop:
     clip_norm: float | None = None
     schedule: Callable[[int], float] | None = None
     base_lrs: Sequence[Sequence[float]] = ()
-    drain_every: int = 10
+    drain_every: int = 20
     channels_last: bool = False
     step: int = 0
     _scales: tuple[float, ...] = field(init=False)
@@ -96,6 +96,9 @@ class Loop:
     def run(self, batches: Iterable[Batch], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
         """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
         pending: list[tuple[Any, ...]] = []
+        models, optimizers, precision, parallel = self.models, self.optimizers, self.precision, self.parallel
+        loss_of, clip_norm = self.loss_of, self.clip_norm
+        cuts = self.accumulation > 1 or self.channels_last
         mark, now = self.clock.mark, time.perf_counter
         asked = now()
         for batch in islice(batches, steps):
@@ -103,15 +106,8 @@ class Loop:
             if self.schedule is not None:
                 self._set_lr(self.schedule(self.step + len(pending)))
             start = mark()
-            losses, norm, outcome = update(
-                self.models,
-                self.optimizers,
-                self.precision,
-                self.parallel,
-                self.loss_of,
-                self._microbatches(batch),
-                self.clip_norm,
-            )
+            microbatches = self._microbatches(batch) if cuts else (batch,)
+            losses, norm, outcome = update(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
             pending.append((losses, norm, outcome, start, mark(), waited))
             if len(pending) == self.drain_every:
                 yield self._drain(pending, epoch)
@@ -135,25 +131,18 @@ class Loop:
 
     def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
         """Read a block from the device in one transfer, and build its records."""
-        flat = torch.stack([loss.float() for losses, *_ in pending for loss in losses]).double().cpu()
-        sums = flat.view(len(pending), -1).sum(dim=1).tolist()
+        flat = torch.stack([loss for losses, *_ in pending for loss in losses]).tolist()
+        count = self.accumulation
+        sums = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]
         norms = [norm for _, norm, *_ in pending if norm is not None]
-        norm_values = iter(torch.stack(norms).float().tolist() if norms else ())
+        norm_values = iter(torch.stack(norms).tolist() if norms else ())
+        seconds, scales, step = self.clock.seconds, self._scales, self.step
         records = []
         for (_, norm, outcome, start, end, waited), loss in zip(pending, sums, strict=True):
-            before, self._scales = self._scales, outcome.loss_scales
-            records.append(
-                StepRecord(
-                    step=self.step,
-                    epoch=epoch,
-                    loss=loss,
-                    loss_scales_before=before,
-                    loss_scales=self._scales,
-                    applied=outcome.applied,
-                    grad_norm=next(norm_values) if norm is not None else None,
-                    seconds=self.clock.seconds(start, end),
-                    data_seconds=waited,
-                )
-            )
-            self.step += 1
+            before, scales = scales, outcome.loss_scales
+            grad_norm = None if norm is None else next(norm_values)
+            took = seconds(start, end)
+            records.append(StepRecord(step, epoch, loss, before, scales, outcome.applied, grad_norm, took, waited))
+            step += 1
+        self._scales, self.step = scales, step
         return records
