@@ -24,14 +24,12 @@ class Session:
 
     Attributes:
         watch: what has been seen of divergence.
-        interrupted: whether `stop` ended the run early.
     """
 
     def __init__(self, config: RunConfig, assembly: Assembly) -> None:
         self.config = config
         self.assembly = assembly
         self.watch = DivergenceWatch(config.nan_patience)
-        self.interrupted = False
         recipe = config.recipe
         self.loop = Loop(
             models=assembly.models,
@@ -53,10 +51,6 @@ class Session:
         """The backend that trains."""
         return self.assembly.precision
 
-    def stop(self) -> None:
-        """End the run at the next drain."""
-        self.interrupted = True
-
     def events(self) -> Iterator[list[StepRecord] | EpochResult]:
         """Train; yield each drained block of steps, and the result of each epoch."""
         assembly, recipe = self.assembly, self.config.recipe
@@ -71,7 +65,7 @@ class Session:
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 diverged = self.watch.look(records, assembly.models)
                 yield records
-                if self.interrupted or (diverged and self.config.on_nan == "stop"):
+                if diverged and self.config.on_nan == "stop":
                     return
             trained = self._now()
             result = evaluate(

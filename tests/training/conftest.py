@@ -1,0 +1,18 @@
+"""The end of O1's patches after each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def closed_amp_session() -> Iterator[None]:
+    """Take O1's patches off torch again."""
+    yield
+    from ampcompare.apex.amp import _amp_state
+
+    handle = getattr(_amp_state, "handle", None)
+    if handle is not None and handle.is_active():
+        handle._deactivate()

@@ -1,0 +1,265 @@
+"""The one loop against a hand-written one, and what it records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.parallel.single import Single
+from ampcompare.precision.base import Precision
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import StepRecord
+from ampcompare.training.loop import Loop
+from ampcompare.training.measure import HostClock
+
+
+def net() -> nn.Sequential:
+    """A small classifier, the same at every call."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
+    """Different batches, the same at every call."""
+    draws = torch.Generator().manual_seed(5)
+    return [
+        (torch.randn(size, 4, generator=draws), torch.randint(0, 3, (size,), generator=draws)) for _ in range(count)
+    ]
+
+
+def loss_of(models: Sequence[nn.Module], batch: tuple[Tensor, ...]) -> Tensor:
+    """Mean cross entropy."""
+    return F.cross_entropy(models[0](batch[0]).float(), batch[1])
+
+
+def make_loop(arm: str = "fp32", **options: Any) -> Loop:
+    """A loop over `net` with SGD."""
+    precision = make_precision(arm)
+    model = net()
+    models, optimizers = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])
+    return Loop(models, optimizers, precision, Single(), loss_of, HostClock(), **options)
+
+
+def records_of(loop: Loop, data: list[tuple[Tensor, Tensor]]) -> list[StepRecord]:
+    """All records of one pass."""
+    return list(itertools.chain.from_iterable(loop.run(data, epoch=0)))
+
+
+def weights(loop: Loop) -> list[Tensor]:
+    """The parameters as they are."""
+    return [param.detach().clone() for param in loop.models[0].parameters()]
+
+
+def test_fp32_equals_a_hand_written_loop_to_the_last_bit() -> None:
+    """Losses and weights are those of the plain PyTorch loop."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for batch in batches(7):
+        loss = loss_of([model], batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    loop = make_loop(drain_every=3)
+    records = records_of(loop, batches(7))
+    assert [record.loss for record in records] == losses
+    assert [record.step for record in records] == list(range(7))
+    assert all(torch.equal(a, b) for a, b in zip(weights(loop), model.parameters(), strict=True))
+
+
+def test_native_fp16_equals_a_hand_written_loop_to_the_last_bit() -> None:
+    """The seam adds no arithmetic to torch.amp as its documentation shows it."""
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu")
+    for batch in batches(5):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loss_of([model], batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    loop = make_loop("native:fp16")
+    records_of(loop, batches(5))
+    assert all(torch.equal(a, b) for a, b in zip(weights(loop), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("drain_every", [1, 2, 5, 100])
+def test_draining_rhythm_changes_no_record(drain_every: int) -> None:
+    """Blocks of any size hold the same losses, scales and flags in the same order."""
+    data = batches(7)
+    data[2] = (data[2][0] * math.inf, data[2][1])
+    blocks = list(make_loop("native:fp16,growth_interval=2", drain_every=drain_every).run(data, epoch=1))
+    assert max(len(block) for block in blocks) <= drain_every
+    flat = list(itertools.chain.from_iterable(blocks))
+    once = records_of(make_loop("native:fp16,growth_interval=2", drain_every=7), data)
+    assert [(r.step, repr(r.loss), r.loss_scales_before, r.loss_scales, r.applied) for r in flat] == [
+        (r.step, repr(r.loss), r.loss_scales_before, r.loss_scales, r.applied) for r in once
+    ]
+    assert {record.epoch for record in flat} == {1}
+
+
+def test_scale_before_and_after_are_those_of_gradscaler() -> None:
+    """The replayed scales are what `GradScaler.get_scale` says at each step, through growth and overflow."""
+    data = batches(9)
+    for bad in (0, 5):
+        data[bad] = (data[bad][0] * math.inf, data[bad][1])
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3000.1, growth_factor=1.7, backoff_factor=0.3, growth_interval=2)
+    expected = []
+    for batch in data:
+        before = scaler.get_scale()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = loss_of([model], batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        expected.append(((before,), (scaler.get_scale(),)))
+    arm = "native:fp16,init_scale=3000.1,growth_factor=1.7,backoff_factor=0.3,growth_interval=2"
+    records = records_of(make_loop(arm), data)
+    assert [(record.loss_scales_before, record.loss_scales) for record in records] == expected
+    assert [record.applied for record in records] == [(step not in (0, 5),) for step in range(9)]
+
+
+def test_accumulation_sees_the_same_samples_and_records_their_mean_loss() -> None:
+    """An update cut into three micro-batches records the loss of the whole batch and lands at its weights."""
+    whole, cut = make_loop(), make_loop(accumulation=3)
+    a, b = records_of(whole, batches(4)), records_of(cut, batches(4))
+    assert [record.loss for record in b] == pytest.approx([record.loss for record in a], rel=1e-6)
+    for left, right in zip(weights(whole), weights(cut), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:fp16", "apex:O2,engine=compat", "half:loss_scale=64"])
+def test_clipping_bounds_the_unscaled_gradient(arm: str) -> None:
+    """The recorded norm is the true one, whatever the loss scale, and the step is that of the clipped gradient."""
+    free = records_of(make_loop("fp32", clip_norm=1e9), batches(1))[0]
+    assert free.grad_norm is not None
+    loop = make_loop(arm, clip_norm=free.grad_norm / 10)
+    before = [weight.float() for weight in weights(loop)]
+    record = records_of(loop, batches(1))[0]
+    assert record.grad_norm == pytest.approx(free.grad_norm, rel=0.02)
+    moved = torch.stack([(a.float() - b).norm() for a, b in zip(weights(loop), before, strict=True)]).norm()
+    assert moved.item() == pytest.approx(0.1 * free.grad_norm / 10, rel=0.15)
+
+
+def test_without_clipping_no_norm_is_recorded() -> None:
+    """A norm that nobody asked for is not computed."""
+    assert records_of(make_loop(), batches(1))[0].grad_norm is None
+
+
+def test_schedule_sets_the_rate_of_each_step() -> None:
+    """The factor of the step multiplies the base rate of every group, drained or not."""
+    seen: list[float] = []
+
+    class Watched(SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    model = net()
+    loop = Loop(
+        [model],
+        [Watched(model.parameters(), lr=0.5)],
+        make_precision("fp32"),
+        Single(),
+        loss_of,
+        HostClock(),
+        schedule=lambda step: 1 / (step + 1),
+        base_lrs=[[0.5]],
+        drain_every=2,
+    )
+    records_of(loop, batches(3))
+    assert seen == [0.5, 0.25, 0.5 / 3]
+
+
+def test_steps_end_the_pass_early() -> None:
+    """`steps` bounds the updates of a pass and takes no further batch."""
+    taken = 0
+
+    def counted() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal taken
+        for batch in batches(9):
+            taken += 1
+            yield batch
+
+    loop = make_loop(drain_every=4)
+    assert sum(len(block) for block in loop.run(counted(), epoch=0, steps=5)) == 5
+    assert taken == 5
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the operations by which the host waits for a value of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half", "half:loss_scale=8"])
+def test_between_drains_nothing_is_read_from_the_device(arm: str) -> None:
+    """Where the backend itself reads nothing, the loop reads nothing either until a block is full."""
+    loop = make_loop(arm, drain_every=8)
+    records_of(loop, batches(8))  # first steps set up the optimizer's state
+    with _Reads() as reads:
+        steps = loop.run(batches(7), epoch=0)
+        original, loop._drain = loop._drain, lambda pending, epoch: []  # type: ignore[method-assign]
+        list(steps)
+        assert reads.seen == 0
+        loop._drain = original  # type: ignore[method-assign]
+
+
+def test_reading_scales_each_step_is_not_needed_by_native() -> None:
+    """GradScaler reads one flag per step by itself; the loop adds no second read."""
+    loop = make_loop("native:fp16", drain_every=8)
+    records_of(loop, batches(8))
+    with _Reads() as reads:
+        original, loop._drain = loop._drain, lambda pending, epoch: []  # type: ignore[method-assign]
+        list(loop.run(batches(7), epoch=0))
+        loop._drain = original  # type: ignore[method-assign]
+    assert reads.seen == 7
+
+
+def test_calls_per_step_do_not_grow_with_the_parameters() -> None:
+    """The loop makes the same number of Python calls of its own for 4 parameters and for 40."""
+    import sys
+
+    def own_calls(depth: int) -> int:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(depth)])
+        loop = Loop([model], [SGD(model.parameters(), lr=0.01)], make_precision("fp32"), Single(), loss_of, HostClock())
+        count = 0
+
+        def see(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event == "call" and "ampcompare" in frame.f_code.co_filename
+
+        list(loop.run(batches(4), epoch=0))
+        sys.setprofile(see)
+        list(loop.run(batches(4), epoch=0))
+        sys.setprofile(None)
+        return count
+
+    assert own_calls(2) == own_calls(20) > 0
+
+
+def test_precision_is_an_abstract_contract() -> None:
+    """A backend that leaves a method out cannot be made."""
+    with pytest.raises(TypeError, match="abstract"):
+        Precision()  # type: ignore[abstract]

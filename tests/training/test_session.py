@@ -1,0 +1,163 @@
+"""Whole runs: assembly, evaluation, divergence, emulated half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.config import RunConfig
+from ampcompare.parallel.single import Single
+from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import EpochResult, StepRecord
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.evaluate import evaluate
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+
+
+def config(arm: str = "fp32", **options: Any) -> RunConfig:
+    """A run of a few steps on the digits."""
+    recipe = {"data": {"train_size": 192, "val_size": 64}, "model": {"arch": "convnet", "args": {"width": 8}}}
+    recipe |= {"epochs": 2, "batch_size": 32, **options.pop("recipe", {})}
+    return RunConfig.model_validate({"arm": arm, "recipe": recipe, **options})
+
+
+def session(settings: RunConfig) -> Session:
+    """The session that a worker would make."""
+    precision = make_precision(settings.arm)
+    return Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, Single(), CPU))
+
+
+def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:
+    """Train to the end."""
+    made = session(settings)
+    steps: list[StepRecord] = []
+    epochs: list[EpochResult] = []
+    _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
+    with context:
+        for event in made.events():
+            if isinstance(event, EpochResult):
+                epochs.append(event)
+            else:
+                steps.extend(event)
+    return steps, epochs, made
+
+
+def test_o0_equals_fp32_to_the_last_bit() -> None:
+    """Apex O0 is fp32 training: the same losses, the same counts."""
+    a, b = play(config("fp32")), play(config("apex:O0,engine=compat"))
+    assert [step.loss for step in a[0]] == [step.loss for step in b[0]]
+    assert [(e.top1_correct, e.loss) for e in a[1]] == [(e.top1_correct, e.loss) for e in b[1]]
+    assert len(a[0]) == 12
+
+
+@pytest.mark.parametrize(
+    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "native:bf16", "half"]
+)
+def test_arms_of_a_seed_start_from_equal_weights_and_batches(arm: str) -> None:
+    """The first loss of every arm is that of fp32 up to rounding; with another seed it is not."""
+    first = play(config(recipe={"max_steps": 1}))[0][0].loss
+    assert play(config(arm, recipe={"max_steps": 1}))[0][0].loss == pytest.approx(first, rel=5e-3)
+    assert play(config(arm, recipe={"max_steps": 1, "seed": 1}))[0][0].loss != pytest.approx(first, rel=5e-3)
+
+
+def test_max_steps_ends_in_the_middle_of_an_epoch_and_evaluates() -> None:
+    """A bound on updates cuts the epoch short; the evaluation still comes."""
+    steps, epochs, _ = play(config(recipe={"epochs": 5, "max_steps": 8}))
+    assert len(steps) == 8
+    assert [epoch.epoch for epoch in epochs] == [0, 1]
+
+
+def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
+    """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it."""
+    adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
+    steps, epochs, made = play(config("half", recipe=adam, drain_every=4))
+    assert made.watch.reason == "non-finite weights"
+    assert made.watch.diverged_step is not None
+    assert made.watch.diverged_step < 4 <= len(steps) < 12
+    assert epochs == []
+    for arm in ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16"):
+        assert play(config(arm, recipe=adam))[2].watch.diverged_step is None
+
+
+def test_on_nan_continue_trains_to_the_end() -> None:
+    """A diverged run goes on where that was asked for, and is still known to have diverged."""
+    adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
+    steps, epochs, made = play(config("half", recipe=adam, on_nan="continue"))
+    assert (len(steps), len(epochs)) == (12, 2)
+    assert made.watch.diverged_step is not None
+
+
+def test_evaluation_counts_every_sample_once() -> None:
+    """Counts over uneven batches equal those over the whole set at once."""
+
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    logits = torch.eye(7).repeat(3, 1)
+    labels = torch.arange(21) % 7
+    labels[:4] = (labels[:4] + 1) % 7
+    batches = list(zip(logits.split(4), labels.split(4), strict=True))
+    result = evaluate([Fixed()], make_precision("fp32"), batches, CPU)
+    assert (result.samples, result.top1_correct) == (21, 17)
+    assert result.top5_correct == int((logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1).sum())
+    assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-6)
+
+
+def test_evaluation_leaves_the_mode_as_it_was() -> None:
+    """Batch norm is back in training mode afterwards, and its statistics did not move."""
+    made = session(config())
+    model = made.assembly.models[0]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    evaluate([model], made.precision, made.assembly.task.data.val_batches(32, device=CPU), CPU)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(8, 8), nn.Conv2d(8, 8, 3)], ids=["linear", "convolution"])
+def test_emulated_half_rounds_once(layer: nn.Module) -> None:
+    """Under the mode a half layer gives the fp32 result of its half inputs, rounded once, forward and backward."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, 8, 8)
+    layer = layer.half()
+    inputs = x.half().requires_grad_()
+    with EmulatedHalf():
+        out = layer(inputs)
+        out.sum().backward()
+    wide = type(layer)(8, 8, *([3] if isinstance(layer, nn.Conv2d) else []))
+    wide.load_state_dict({name: value.float() for name, value in layer.state_dict().items()})
+    exact = x.half().float().requires_grad_()
+    expected = wide(exact)
+    expected.sum().backward()
+    assert out.dtype is torch.float16
+    assert torch.equal(out, expected.half())
+    assert inputs.grad is not None
+    assert torch.equal(inputs.grad, exact.grad.half())  # type: ignore[union-attr]
+
+
+def test_emulated_half_overflows_to_infinity() -> None:
+    """A product beyond 65504 is infinite, as it is on a GPU."""
+    x = torch.full((2, 2), 300.0, dtype=torch.float16)
+    with EmulatedHalf():
+        assert torch.isinf(x @ x).all()
+
+
+def test_emulated_half_leaves_mixed_types_to_fail() -> None:
+    """A half input on fp32 weights raises with the mode as it does without."""
+    with EmulatedHalf(), pytest.raises(RuntimeError):
+        nn.Linear(2, 2)(torch.ones(1, 2, dtype=torch.float16))
+
+
+def test_how_half_is_computed_is_named() -> None:
+    """The record says emulated or native, and an arm in fp32 says nothing."""
+    assert cpu_half("auto", None, CPU)[0] is None
+    assert cpu_half("native", torch.float16, CPU)[0] == "fp16 native"
+    assert cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
+    assert cpu_half("auto", torch.bfloat16, CPU)[0] == "bf16 native"
+    assert cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
