@@ -30,7 +30,6 @@ from ampcompare.apex.fp16_utils import (
     tofp16,
 )
 
-
 # A first scale that keeps scaled fp16 gradients of a few units finite.
 DYNAMIC: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 256.0}}
 

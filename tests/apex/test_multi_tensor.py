@@ -162,6 +162,17 @@ def test_l2norm_of_large_halves() -> None:
     assert noop.item() == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_l2norm_of_a_long_tensor(dtype: torch.dtype) -> None:
+    """Rounding errors do not pile up over a million elements, next to a short and an empty tensor."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(size, generator=generator).to(dtype) for size in (1_000_003, 5, 0)]
+    total, each = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag(), [tensors], True)
+    expected = torch.stack([tensor.double().norm() for tensor in tensors])
+    torch.testing.assert_close(each.double(), expected, rtol=3e-6, atol=0)
+    torch.testing.assert_close(total.double(), expected.norm().reshape(1), rtol=3e-6, atol=0)
+
+
 def test_l2norm_mp_does_nothing_under_a_raised_flag() -> None:
     """The mixed-precision form returns zeros once the flag is set."""
     noop = torch.ones(1, dtype=torch.int32)
@@ -239,11 +250,11 @@ def test_hysteresis(limit: int, interval: int) -> None:
 
 
 def test_hysteresis_never_grows_to_infinity() -> None:
-    """A growth that leaves fp32's range is not made; a scale may underflow to 0."""
+    """A growth that leaves fp32's range is not made; a scale below fp32's normal numbers becomes 0."""
     scale, counter, patience = torch.tensor([3e38]), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     amp_C.update_scale_hysteresis(scale, counter, patience, torch.tensor([0.0]), 2.0, 0.5, 1, 1)
     assert scale.tolist() == pytest.approx([3e38])
-    scale.fill_(1e-45)
+    scale.fill_(2e-38)
     amp_C.update_scale_hysteresis(scale, counter, patience, torch.tensor([1.0]), 2.0, 0.25, 1, 1)
     assert scale.tolist() == [0.0]
 

@@ -12,6 +12,8 @@ from ampcompare.apex.multi_tensor_apply.fp32 import to_fp32, write_back
 
 __all__ = ["axpby", "global_norm", "non_finite", "per_tensor_norms", "scale", "update_scale_with_hysteresis"]
 
+_CHUNK = 65536
+
 
 def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) -> Tensor:
     """Write `inputs * factor` into `outputs`, computed in fp32 and rounded once; an output may be its own input.
@@ -48,17 +50,27 @@ def non_finite(tensors: Sequence[Tensor]) -> Tensor:
     return ~torch.isfinite(per_tensor_norms(tensors, math.inf)).all()
 
 
-def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
-    """Return the norm of each tensor, accumulated in fp32: shape (n,), fp32. An empty tensor has norm 0."""
+def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the norm of each tensor, accumulated in `dtype`: shape (n,). An empty tensor has norm 0."""
     filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]
-    norms = torch.zeros(len(tensors), dtype=torch.float32, device=tensors[0].device)
+    norms = torch.zeros(len(tensors), dtype=dtype, device=tensors[0].device)
     if filled:
-        found = torch._foreach_norm([tensors[index] for index in filled], order, dtype=torch.float32)
+        found = _norms_of_filled([tensors[index] for index in filled], order, dtype)
         stacked = torch.stack(list(found))
         if len(filled) == len(tensors):
             return stacked
         norms[filled] = stacked
     return norms
+
+
+def _norms_of_filled(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> Sequence[Tensor]:
+    sizes = [tensor.numel() for tensor in tensors]
+    if tensors[0].device.type != "cpu" or max(sizes) <= _CHUNK:
+        return torch._foreach_norm(list(tensors), order, dtype=dtype)
+    # torch's CPU kernel adds squares one after another: at 8 million elements an fp32 norm is off by 2e-4.
+    chunks = [chunk for tensor in tensors for chunk in tensor.reshape(-1).split(_CHUNK)]
+    parts = torch.stack(list(torch._foreach_norm(chunks, order, dtype=dtype)))
+    return torch._foreach_norm(list(parts.split([-(-size // _CHUNK) for size in sizes])), order, dtype=dtype)
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -80,7 +92,8 @@ def update_scale_with_hysteresis(
     """Move a loss scale that backs off only after `hysteresis` overflows without a clean step between; no host sync.
 
     All tensors have one element; `current_scale` and `found_inf` are fp32, the trackers int32. The first three are
-    updated in place, and `current_scale` is returned. A growth that would leave fp32's range is not made.
+    updated in place, and `current_scale` is returned. A growth that would leave fp32's range is not made, and
+    a scale below its normal numbers becomes 0.
     """
     overflow = found_inf.reshape(current_scale.shape) > 0
     remaining = hysteresis_tracker.reshape(current_scale.shape) - overflow.to(hysteresis_tracker.dtype)
@@ -89,6 +102,8 @@ def update_scale_with_hysteresis(
     due = ~overflow & (clean == growth_interval)
     grown = (current_scale.double() * growth_factor).to(current_scale.dtype)
     reduced = (current_scale.double() * backoff_factor).to(current_scale.dtype)
+    # Apex's kernel flushes subnormal numbers; a scale must not depend on the device.
+    reduced = torch.where(reduced < torch.finfo(reduced.dtype).tiny, 0.0, reduced)
     current_scale.copy_(torch.where(backs_off, reduced, torch.where(due & torch.isfinite(grown), grown, current_scale)))
     growth_tracker.copy_(torch.where(overflow | due, torch.zeros_like(clean), clean).reshape(growth_tracker.shape))
     renewed = torch.where(overflow, remaining, torch.full_like(remaining, hysteresis))

@@ -18,7 +18,7 @@ class LayerNormFromOutput(torch.autograd.Function):
     """Layer normalization that saves its output; see `fused_layer_norm_affine`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         input: Tensor,
         weight: Tensor | None,
@@ -42,7 +42,7 @@ class LayerNormFromOutput(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         """Return gradients for `input`, `weight` and `bias`, each in the dtype of its tensor."""
         output, weight, bias, inverse_deviation = ctx.saved_tensors
         grad = grad_output.to(ctx.wide)
@@ -60,7 +60,7 @@ class RMSNormFromOutput(torch.autograd.Function):
     """RMS normalization that saves its output; see `fused_rms_norm_affine`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, input: Tensor, weight: Tensor | None, normalized_shape: list[int], eps: float, result: torch.dtype
     ) -> Tensor:
         """Return the normalized input in dtype `result`."""
@@ -76,7 +76,7 @@ class RMSNormFromOutput(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         """Return gradients for `input` and `weight`, each in the dtype of its tensor."""
         output, weight, inverse_root = ctx.saved_tensors
         x_hat, inner, grad_weight = _through_weight(ctx, output.to(ctx.wide), weight, grad_output.to(ctx.wide))

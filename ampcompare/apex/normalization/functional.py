@@ -101,7 +101,7 @@ def _layer_norm(
     shape = list(normalized_shape)
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
-            output: Tensor = LayerNormFromOutput.apply(input, weight, bias, shape, eps, result)
+            output: Tensor = LayerNormFromOutput.apply(input, weight, bias, shape, eps, result)  # type: ignore[no-untyped-call]
             return output
         if _one_dtype(input, weight, bias, result):
             return F.layer_norm(input, shape, weight, bias, eps)
@@ -122,7 +122,7 @@ def _rms_norm(
     shape = list(normalized_shape)
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
-            output: Tensor = RMSNormFromOutput.apply(input, weight, shape, eps, result)
+            output: Tensor = RMSNormFromOutput.apply(input, weight, shape, eps, result)  # type: ignore[no-untyped-call]
             return output
         wide = torch.promote_types(input.dtype, torch.float32)
         return F.rms_norm(input.to(wide), shape, _to(weight, wide), eps).to(result)

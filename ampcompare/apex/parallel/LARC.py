@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
+
 __all__ = ["LARC"]
 
 
@@ -90,8 +92,8 @@ class LARC:
         grads = [param.grad.data for param in params if param.grad is not None]
         # Half-precision norms overflow at 65504, and eps is zero there.
         wide = torch.promote_types(weights[0].dtype, torch.float32)
-        param_norms = torch.stack(list(torch._foreach_norm(weights, 2, dtype=wide)))
-        grad_norms = torch.stack(list(torch._foreach_norm(grads, 2, dtype=wide)))
+        param_norms = per_tensor_norms(weights, dtype=wide)
+        grad_norms = per_tensor_norms(grads, dtype=wide)
         usable = (param_norms != 0) & (grad_norms != 0)
         ratios = self.trust_coefficient * param_norms / (grad_norms + param_norms * decay + self.eps)
         if self.clip:
