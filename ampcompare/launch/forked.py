@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -106,9 +107,10 @@ class ForkedLauncher(Launcher):
     def _answer(self, server: subprocess.Popen[bytes]) -> dict[str, Any]:
         line = _pipe(server.stdout).readline()
         if not line:
-            code = server.wait()
-            errors = _pipe(server.stderr).read().decode(errors="replace").strip().splitlines() or ["no message"]
             self._server = None
+            errors = _pipe(server.stderr).read().decode(errors="replace").strip().splitlines() or ["no message"]
+            code = server.wait()
+            _close_pipes(server)
             raise LaunchError(f"the process server ended with exit code {code}: {errors[-1]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -117,14 +119,14 @@ class ForkedLauncher(Launcher):
         server, self._server = self._server, None
         if server is None:
             return
-        _pipe(server.stdin).close()  # the server ends its cell and itself
+        with contextlib.suppress(BrokenPipeError):  # what could not be written to a dead server is still to be flushed
+            _pipe(server.stdin).close()  # the server ends its cell and itself
         try:
             server.wait(timeout=5)
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
-        _pipe(server.stdout).close()
-        _pipe(server.stderr).close()
+        _close_pipes(server)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -134,6 +136,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def _close_pipes(server: subprocess.Popen[bytes]) -> None:
+    for pipe in (server.stdin, server.stdout, server.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            _pipe(pipe).close()
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

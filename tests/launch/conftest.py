@@ -1,0 +1,111 @@
+"""One launcher for all cells of these tests, started in a folder with a user's module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.config import RunConfig
+from ampcompare.launch.forked import ForkedLauncher
+
+MODULE = '''
+"""Models of a user, each with its own way to go wrong."""
+
+import os, signal, sys, torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes, act):
+        super().__init__()
+        self.layer, self.act = torch.nn.LazyLinear(num_classes), act
+
+    def forward(self, x):
+        self.act(x)
+        return self.layer(x.flatten(1))
+
+
+def make(num_classes, sample_shape, act):
+    net = Net(num_classes, lambda x: None)
+    net(torch.zeros(2, *sample_shape))
+    net.act = act
+    return net
+
+
+def talking(num_classes, sample_shape):
+    print("pid", os.getpid(), "parent", os.getppid(), "dynamo", "torch._dynamo" in sys.modules)
+    print("stdin", repr(sys.stdin.read()))
+    print("to stderr", file=sys.stderr)
+    return make(num_classes, sample_shape, lambda x: None)
+
+
+def exits(num_classes, sample_shape, code):
+    os._exit(code)
+
+
+def leaves(num_classes, sample_shape):
+    sys.exit(0)
+
+
+def killed(num_classes, sample_shape):
+    print("about to be killed", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crashes_in_forward(num_classes, sample_shape):
+    return make(num_classes, sample_shape, lambda x: os.kill(os.getpid(), signal.SIGSEGV))
+
+
+def raises_in_forward(num_classes, sample_shape):
+    def act(x):
+        raise RuntimeError("the forward pass\\nhas failed")
+    return make(num_classes, sample_shape, act)
+
+
+def out_of_memory(num_classes, sample_shape):
+    def act(x):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    return make(num_classes, sample_shape, act)
+'''
+
+
+@pytest.fixture(scope="session")
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of models."""
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "launched.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def launcher(user_folder: Path) -> Iterator[ForkedLauncher]:
+    """A launcher whose server was started in the user's folder."""
+    before = Path.cwd()
+    os.chdir(user_folder)
+    try:
+        with ForkedLauncher() as launcher:
+            launcher._started()
+            os.chdir(before)
+            yield launcher
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def make_config() -> Callable[..., RunConfig]:
+    """Build the smallest cell: 4 steps of 16 tiny images."""
+
+    def make(arch: str = "mlp", *, args: dict[str, Any] | None = None, arm: str = "fp32", **options: Any) -> RunConfig:
+        recipe = {
+            "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+            "model": {"arch": arch, "args": args or {}},
+            "epochs": 1,
+            "batch_size": 16,
+            **options.pop("recipe", {}),
+        }
+        return RunConfig.model_validate({"recipe": recipe, "arm": arm, **options})
+
+    return make

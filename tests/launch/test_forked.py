@@ -1,0 +1,185 @@
+"""Cells in processes of their own: what they leave, and what happens when they end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import EnvironmentUnfit, LaunchError
+from ampcompare.launch.base import Progress
+from ampcompare.launch.forked import ForkedLauncher, worker_environment
+from ampcompare.record import RunRecord, dump_json, iter_steps, read_record
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def _log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A cell writes its configuration, one line per step, and the record that is returned; progress is told."""
+    config, told = make_config(drain_every=2), list[Progress]()
+    record = launcher.launch(config, tmp_path / "cell", told.append)
+    assert (record.status, record.arm, record.cell, record.error) == ("completed", "fp32", config.digest(), None)
+    assert read_record(tmp_path / "cell" / "record.json") == record
+    assert RunConfig.model_validate(json.loads((tmp_path / "cell" / "config.json").read_text())) == config
+    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+    assert [(progress.steps, progress.total_steps, progress.epoch) for progress in told] == [(2, 4, 0), (4, 4, 0)]
+    assert record.environment["torch"]
+    assert record.environment["device"] == "cpu"
+    assert _log(tmp_path / "cell") == ""
+
+
+def test_each_cell_has_a_process(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Two cells run in two processes that both come from one server, which has imported what torch needs."""
+    words = []
+    for seed in (0, 1):
+        record = launcher.launch(make_config("launched:talking", recipe={"seed": seed}), tmp_path / str(seed))
+        assert record.status == "completed", record.error
+        words.append(_log(tmp_path / str(seed)).split())
+    one, other = words
+    assert one[1] != other[1]
+    assert one[3] == other[3]
+    assert one[1] != str(os.getpid())
+    assert one[5] == "True"
+
+
+def test_output_of_a_cell_goes_to_its_log(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a user's code prints is in the log and not on the terminal, and its standard input is empty."""
+    launcher.launch(make_config("launched:talking"), tmp_path)
+    assert "to stderr" in _log(tmp_path)
+    assert "stdin ''" in _log(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "args", "error"),
+    [
+        ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
+        ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
+        ("launched:leaves", {}, "the process of the cell ended with exit code 1: SystemExit: 0"),
+        ("launched:killed", {}, "was killed by SIGKILL (out of memory, if nobody killed it): about to be killed"),
+        ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
+        ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
+        ("launched:out_of_memory", {}, "out of memory: CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+)
+def test_a_cell_that_ends_badly_is_a_record(
+    launcher: ForkedLauncher,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    arch: str,
+    args: dict[str, int],
+    error: str,
+) -> None:
+    """However a process ends, its cell has a record that says how, and the next cell runs."""
+    record = launcher.launch(make_config(arch, args=args), tmp_path / "bad")
+    assert record.status == "failed"
+    assert error in (record.error or "")
+    assert "\n" not in (record.error or "")
+    assert read_record(tmp_path / "bad" / "record.json") == record
+    assert launcher.launch(make_config(), tmp_path / "good").status == "completed"
+
+
+def test_an_old_record_is_not_taken_for_a_new_one(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A process that leaves early, with exit code 0, does not pass with the record of the run before."""
+    config = make_config("launched:exits", args={"code": 0})
+    old = RunRecord(cell=config.digest(), arm="fp32", status="completed", config=config)
+    (tmp_path / "record.json").write_text(dump_json(old))
+    assert launcher.launch(config, tmp_path).status == "failed"
+
+
+def test_a_folder_that_cannot_be_made(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A folder below a regular file is refused before anything runs."""
+    (tmp_path / "FILE").write_text("")
+    with pytest.raises(EnvironmentUnfit, match="choose another --output-dir"):
+        launcher.launch(make_config(), tmp_path / "FILE" / "cell")
+
+
+def test_cells_have_one_thread_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thread pools have one thread where the user has set nothing, and what was set is kept."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    environment = worker_environment()
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("1", "3")
+
+
+def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies at once is told with its exit code and its last words."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    monkeypatch.setattr(
+        "ampcompare.launch.forked.worker_environment",
+        lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
+    )
+    with ForkedLauncher() as broken, pytest.raises(LaunchError, match="exit code 1: ImportError: libcudart"):
+        broken.launch(make_config(), tmp_path / "cell")
+
+
+def test_a_server_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A server that is gone when a cell is asked for is an error, and the launcher can still be closed."""
+    with ForkedLauncher() as launcher:
+        server = launcher._started()
+        server.kill()
+        server.wait()
+        with pytest.raises(LaunchError, match=r"the process server .*exit code -9"):
+            launcher.launch(make_config(), tmp_path)
+
+
+ENDLESS = """
+import os, sys
+from pathlib import Path
+from ampcompare.config import RunConfig
+from ampcompare.launch.forked import ForkedLauncher
+
+recipe = {"data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+          "model": {"arch": "mlp"}, "epochs": 1_000_000, "batch_size": 16}
+with ForkedLauncher() as launcher:
+    config = RunConfig.model_validate({"recipe": recipe})
+    launcher.launch(config, Path(sys.argv[1]), lambda progress: print("going", flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """Server and cell end with the process that started them, also when that is killed without a chance to clean up."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "going\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 2
+        parent.send_signal(number)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert not alive
+        parent.stdout.close()
+    assert parent.returncode == -number
+
+
+def test_closing_ends_the_server(make_config: MakeConfig, tmp_path: Path) -> None:
+    """After the context no process is left, and closing again does nothing."""
+    before = set(psutil.Process().children(recursive=True))
+    with ForkedLauncher() as launcher:
+        launcher._started()
+        server = set(psutil.Process().children(recursive=True)) - before
+        assert len(server) == 1
+    begin = time.monotonic()
+    launcher.close()
+    assert time.monotonic() - begin < 1
+    assert not set(psutil.Process().children(recursive=True)) - before

@@ -1,0 +1,108 @@
+"""What happens inside the process of a cell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.launch.worker import resolve_device
+from ampcompare.record import dump_json, read_record
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The configuration that lies in a folder is trained by hand, for a look at what failed."""
+    (tmp_path / "config.json").write_text(dump_json(make_config()))
+    command = [sys.executable, "-m", "ampcompare.launch.worker", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert read_record(tmp_path / "record.json").status == "completed"
+
+
+def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA asked for on a machine without it is a fault of the environment, with the reason and both remedies."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(EnvironmentUnfit, match=r"torch is built without CUDA; use --device cpu, or install torch"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    with pytest.raises(EnvironmentUnfit, match="torch sees no GPU"):
+        resolve_device("cuda:0")
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index beyond the GPUs is refused with their number."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(EnvironmentUnfit, match="device cuda:2 was asked for and there are 2 GPUs"):
+        resolve_device("cuda:2")
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    assert resolve_device("auto") == torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        ({"arch": "launched:nothing_here"}, 2),
+        ({"recipe": {"data": {"name": "imagefolder:/nonexistent"}}}, 2),
+        ({"arm": "apex:O1,engine=nvidia"}, 4),
+        ({"arch": "launched:raises_in_forward"}, 3),
+    ],
+)
+def test_a_failure_keeps_its_exit_code(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path, options: dict[str, str], exit_code: int
+) -> None:
+    """The record of a failure says whether input, environment or the arm itself was the cause."""
+    config = make_config(**options)
+    if "nvidia" in config.arm and _has_nvidia_apex():
+        pytest.skip("the real Apex is installed")
+    record = launcher.launch(config, tmp_path)
+    assert (record.status, record.environment["exit_code"]) == ("failed", exit_code)
+    assert "Traceback" in (tmp_path / "log.txt").read_text()
+
+
+def _has_nvidia_apex() -> bool:
+    from ampcompare.environment import probe_apex
+
+    return probe_apex().has_amp
+
+
+def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A run whose weights overflow ends early as diverged, with non-finite losses as words in strict JSON."""
+    record = launcher.launch(
+        make_config(recipe={"optimizer": {"lr": 1e30}, "schedule": {"name": "constant"}}), tmp_path
+    )
+    assert (record.status, record.error) == ("diverged", None)
+    assert record.summary.divergence == "non-finite weights"
+    assert record.summary.top1_final is None
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert "nan" in losses
+
+
+def test_the_same_cell_again_gives_the_same_bits(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Two processes that train the same cell agree to the last bit of every loss."""
+    runs = [launcher.launch(make_config(), tmp_path / name) for name in ("one", "two")]
+    assert runs[0].summary.losses_sha256 == runs[1].summary.losses_sha256
+    assert runs[0].summary.epochs[0].loss == runs[1].summary.epochs[0].loss
+
+
+def test_the_compat_engine_says_that_it_ran(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """A result of our engine is never recorded as one of Apex: name, version and reason are there."""
+    record = launcher.launch(make_config(arm="apex:O2,engine=compat"), tmp_path)
+    assert record.status == "completed", record.error
+    assert record.engine is not None
+    assert record.engine.name == "compat"
+    assert record.engine.version
+    assert record.engine.reason
