@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from ampcompare.record import ArmSummary, Comparison
 
-__all__ = ["COLUMNS", "Reporter", "printable", "table_rows"]
+__all__ = ["COLUMNS", "LONGEST_LINE", "Reporter", "printable", "table_rows"]
+
+LONGEST_LINE = 100_000  # a reading names every arm, and there may be hundreds
 
 
 class Reporter(abc.ABC):
@@ -63,7 +65,7 @@ def _scale(value: float | None) -> str:
 def _engine(row: ArmSummary) -> str:
     engine = row.engine and row.engine.removesuffix("+compat")  # its name says so already
     words = [word for word in (engine, row.half if row.half == "fp16 emulated" else None) if word]
-    return "; ".join(words) or "torch"
+    return printable("; ".join(words), 60) or "torch"
 
 
 COLUMNS: dict[str, Callable[[ArmSummary], str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, Reporter, printable, table_rows
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
 from ampcompare.report.terminal import legend
 
 __all__ = ["Markdown"]
@@ -14,7 +14,7 @@ SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#"})
 
 
 def _escaped(text: str) -> str:
-    return printable(text, 2000).translate(SPECIAL)
+    return printable(text, LONGEST_LINE).translate(SPECIAL)
 
 
 class Markdown(Reporter):
@@ -27,7 +27,7 @@ class Markdown(Reporter):
         facts = "\n".join(
             f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in comparison.environment.items()
         )
-        command = printable(comparison.command, 2000).replace("`", "'")
+        command = printable(comparison.command, LONGEST_LINE).replace("`", "'")
         again = f"\n\n## Run it again\n\n```\n{command}\n```" if command else ""
         return (
             f"# Comparison\n\n{table}\n\n{_escaped(legend(comparison))}\n\n## Reading\n\n{reading}"

@@ -7,7 +7,7 @@ import textwrap
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, Reporter, printable, table_rows
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
 
 __all__ = ["Terminal", "legend"]
 
@@ -16,10 +16,11 @@ WIDTH = 100
 
 def legend(comparison: Comparison) -> str:
     """Return one line that says what the columns mean."""
+    reference = printable(comparison.reference, 60)
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     return (
         f"top-1: final epoch, mean ± sd over seeds {seeds}; best: highest of any epoch; time / ref: step time to "
-        f"{comparison.reference} over pairs, with the interval that holds for all arms at 95 %; skipped: steps."
+        f"{reference} over pairs, with the interval that holds for all arms at 95 %; skipped: steps."
     )
 
 
@@ -28,5 +29,5 @@ class Terminal(Reporter):
 
     def render(self, comparison: Comparison) -> str:
         table = tabulate(table_rows(comparison), headers=list(COLUMNS), tablefmt="simple", disable_numparse=True)
-        lines = [printable(line, 2000) for line in [legend(comparison), *comparison.reading]]
+        lines = [printable(line, LONGEST_LINE) for line in [legend(comparison), *comparison.reading]]
         return table + "\n\n" + "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines) + "\n"

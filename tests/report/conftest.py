@@ -1,0 +1,57 @@
+"""Comparisons of records that no process has to train for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ampcompare.compare.summary import summarize
+from ampcompare.config import Recipe, RunConfig
+from ampcompare.record import Comparison, EngineInfo, EpochResult, RunRecord, RunSummary
+
+
+@pytest.fixture(scope="session")
+def make_comparison() -> Callable[..., Comparison]:
+    """Build a comparison of arms with any names, each with the same few seeds."""
+
+    def record(arm: str, number: int, seed: int) -> RunRecord:
+        seconds = 0.01 * (1 + number % 7) + 0.001 * (seed % 3)
+        epoch = EpochResult(
+            epoch=0,
+            samples=100,
+            top1_correct=50 + number % 9,
+            top5_correct=90,
+            loss=1.5,
+            train_seconds=1.0,
+            eval_seconds=0.1,
+        )
+        summary = RunSummary(
+            top1_final=epoch.top1,
+            top1_best=epoch.top1,
+            epochs=[epoch],
+            num_steps=40,
+            skipped_steps=1,
+            step_seconds_median=seconds,
+            samples_per_second=16 / seconds,
+            epoch_seconds=1.0 + 0.1 * seed,
+            peak_bytes=3 * 2**20,
+            final_loss_scale=65536.0,
+            losses_sha256=f"{number} {seed}",
+        )
+        return RunRecord(
+            cell=f"{number}-{seed}",
+            arm=arm,
+            status="completed",
+            config=RunConfig(arm="fp32", recipe=Recipe(seed=seed)),
+            engine=EngineInfo(name="compat", version="1.0", reason="no apex here"),
+            half="fp16 emulated" if number else None,
+            environment={"torch": "2.4.0", "device": "cpu"},
+            summary=summary,
+        )
+
+    def make(arms: Sequence[str], seeds: int = 3, command: str = "ampcompare compare") -> Comparison:
+        records = [record(arm, number, seed) for seed in range(seeds) for number, arm in enumerate(arms)]
+        return summarize(records, arms=arms, reference=arms[0], command=command)
+
+    return make

@@ -1,0 +1,213 @@
+"""What each format shows, how it treats odd numbers and hostile texts, and that it holds many records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.record import ArmSummary, Comparison, EngineInfo, RunRecord, read_comparison
+from ampcompare.report.base import COLUMNS, printable, table_rows
+from ampcompare.report.files import FORMATS, write_reports
+
+MakeComparison = Callable[..., Comparison]
+UNESCAPED_PIPE = re.compile(r"(?<!\\)\|")
+
+
+def _csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _md_table(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in UNESCAPED_PIPE.split(line)[1:-1]] for line in lines]
+
+
+def _row(**values: Any) -> ArmSummary:
+    base = {"arm": "half", "engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 1, "diverged": 0}
+    return ArmSummary(**{**base, "failed": 0, **values})
+
+
+def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> None:
+    """Every arm is a line with accuracy, time, memory, loss scale, skipped steps and engine in agreed units."""
+    comparison = make_comparison(["fp32", "half"])
+    shown = dict(zip(COLUMNS, table_rows(comparison)[1], strict=True))
+    assert shown["arm"] == "half"
+    assert shown["top-1 %"] == "51.00 ± 0.00"
+    assert shown["epoch s"] == "1.1 ± 0.1"
+    assert shown["memory MiB"] == "3.0"
+    assert shown["time / ref"].startswith("1.91 (1.")
+    assert shown["loss scale"] == "65536"
+    assert shown["skipped"] == "3/120"
+    assert shown["status"] == "ok"
+    assert shown["engine"] == "compat 1.0; fp16 emulated"
+    text = FORMATS["table"]().render(comparison)
+    assert all(cell in text for cell in shown.values())
+    assert "seeds 0, 1, 2" in text
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    """A row without a finished run shows dashes, never a number."""
+    comparison = Comparison(
+        command="", reference="fp32", seeds=[0], arms=[_row(status="not run")], reading=[], records=[]
+    )
+    shown = dict(zip(COLUMNS, table_rows(comparison)[0], strict=True))
+    measured = set(COLUMNS) - {"arm", "lr", "status", "engine"}
+    assert {shown[name] for name in measured} == {"-"}
+
+
+def test_markdown_has_table_reading_and_command(make_comparison: MakeComparison) -> None:
+    """The Markdown report can stand alone: table, reading, environment, and the command that made it."""
+    comparison = make_comparison(["fp32", "half"], command="ampcompare compare --arm fp32 --arm half")
+    text = FORMATS["md"]().render(comparison)
+    assert [row[0] for row in _md_table(text)][0::2] == ["arm", "fp32"]
+    assert all(len(row) == len(COLUMNS) for row in _md_table(text))
+    assert "```\nampcompare compare --arm fp32 --arm half\n```" in text
+    assert "- torch: 2.4.0" in text
+    assert text.count("\n- ") >= len(comparison.reading)
+
+
+def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparison) -> None:
+    """Each record is a line whose numbers read back exactly."""
+    comparison = make_comparison(["fp32", "half"])
+    rows = _csv(FORMATS["csv"]().render(comparison))
+    assert [(row["arm"], int(row["seed"])) for row in rows] == [
+        (record.arm, record.config.recipe.seed) for record in comparison.records
+    ]
+    for row, record in zip(rows, comparison.records, strict=True):
+        assert float(row["step_seconds_median"]) == record.summary.step_seconds_median
+        assert float(row["top1_final"]) == record.summary.top1_final
+        assert (row["engine"], row["engine_version"]) == ("compat", "1.0")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_non_finite_numbers_are_shown(make_comparison: MakeComparison, form: str, tmp_path: Path) -> None:
+    """A loss scale of infinity and a loss that is nan appear as words, and the JSON stays strict."""
+    base = make_comparison(["fp32", "half"], 1)
+    record = base.records[0]
+    summary = record.summary.model_copy(update={"final_loss_scale": math.inf, "loss_final": math.nan})
+    rows = [row.model_copy(update={"final_loss_scale": math.inf}) for row in base.arms]
+    changed = base.model_copy(update={"records": [record.model_copy(update={"summary": summary})], "arms": rows})
+    text = FORMATS[form]().render(changed)
+    assert "inf" in text
+    assert form not in ("csv", "json") or "nan" in text
+    if form == "json":
+        json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        path = tmp_path / "report.json"
+        path.write_text(text)
+        assert read_comparison(path).records[0].summary.final_loss_scale == math.inf
+
+
+def test_json_reads_back_the_same(make_comparison: MakeComparison, tmp_path: Path) -> None:
+    """`report.json` holds everything: what is read from it renders alike in every format."""
+    comparison = make_comparison(["fp32", "half", "native:bf16"])
+    write_reports(comparison, tmp_path)
+    again = read_comparison(tmp_path / "report.json")
+    assert again == comparison
+    for form in FORMATS.values():
+        assert form().render(again) == form().render(comparison)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.json", "report.md"]
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"]().render(comparison)
+
+
+HOSTILE = {
+    "markup": "<script>alert(1)</script>",
+    "table": "a | b | c",
+    "lines": "first\nsecond\r\n# heading\n- item",
+    "fence": "```\nrm\n```",
+    "link": "[click](javascript:alert(1)) ![x](http://example.com/x.png)",
+    "escape": "\x1b[2J\x1b]0;title\x07\x9b31m\x00\u202egnp.exe\u2028x\ud800",
+    "formula": "=HYPERLINK(1)",
+    "plus": "+1+cmd|' /C calc'!A0",
+    "minus": "-2+3",
+    "at": "@SUM(A1)",
+    "hidden formula": "\t\r\n =1+1",
+    "long": "x" * 10_000,
+    "empty": "",
+}
+
+
+@pytest.fixture
+def hostile(make_comparison: MakeComparison, request: pytest.FixtureRequest) -> Comparison:
+    """A comparison with one hostile text wherever a text can stand."""
+    text: str = request.param
+    base = make_comparison(["fp32", text], 1, command=f"ampcompare {text}")
+    records = [_hostile_record(record, text) for record in base.records]
+    rows = [row.model_copy(update={"engine": text, "status": f"failed: {text}", "half": text}) for row in base.arms]
+    return base.model_copy(
+        update={
+            "arms": rows,
+            "records": records,
+            "reference": text,
+            "reading": [*base.reading, f"Failed: {text}."],
+            "environment": {text: text, "path": f"/home/{text}"},
+        }
+    )
+
+
+def _hostile_record(record: RunRecord, text: str) -> RunRecord:
+    engine = EngineInfo(name="compat", version=text, reason=text)
+    return record.model_copy(update={"engine": engine, "half": text, "error": text, "cell": text})
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE, indirect=True)
+@pytest.mark.parametrize("form", FORMATS)
+def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
+    """Names and errors of a record come out as plain text: nothing steers a terminal, breaks a table or is run."""
+    text = FORMATS[form]().render(hostile)
+    text.encode("utf-8")
+    assert text.replace("\n", "").isprintable()
+    if form == "table":
+        body = text.partition("\n\n")[0].splitlines()
+        assert len(body) == 2 + len(hostile.arms)
+        assert max(map(len, body)) < 400
+    elif form == "md":
+        table = _md_table(text)
+        assert len(table) == 2 + len(hostile.arms)
+        assert all(len(row) == len(COLUMNS) for row in table)
+        before_command = text.partition("## Run it again")[0]
+        assert not re.search(r"(?<!\\)[<>`]|(?<!\\)\]\(", before_command)
+        assert re.findall(r"^#.*", text, re.MULTILINE) == [
+            "# Comparison", "## Reading", "## Environment", "## Run it again"
+        ]  # fmt: skip
+        assert text.count("```") == 2
+    elif form == "csv":
+        rows = list(csv.reader(io.StringIO(text)))
+        assert len(rows) == 1 + len(hostile.records)
+        assert {len(row) for row in rows} == {len(rows[0])}
+        assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    else:
+        assert json.loads(text)["records"][1]["engine"]["version"] == hostile.records[1].engine.version  # type: ignore[union-attr]
+
+
+def test_printable_keeps_what_is_harmless() -> None:
+    """Letters of any script stay; white space becomes single blanks; what is too long ends in an ellipsis."""
+    assert printable("  Grüße\t\n 北京 ") == "Grüße 北京"
+    assert printable("abcdef", 4) == "abc…"
+    assert printable("\x1b[31mred") == " [31mred"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
+    """A comparison of 100 arms with 10 seeds renders whole in every format."""
+    arms = [f"half:loss_scale={number}" for number in range(1, 101)]
+    comparison = make_comparison(arms, 10)
+    text = FORMATS[form]().render(comparison)
+    if form == "json":
+        assert len(json.loads(text)["records"]) == 1000
+        assert len(json.loads(text)["arms"]) == 100
+    elif form == "csv":
+        assert len(_csv(text)) == 1000
+    elif form == "md":
+        assert [row[0].replace("\\", "") for row in _md_table(text)[2:]] == arms
+    else:
+        assert [line.split()[0] for line in text.splitlines()[2:102]] == arms
+    assert all(f"{arm} " in text.replace("\\", "") for arm in arms) or form in ("csv", "json")
+    assert "…" not in text
