@@ -1,0 +1,108 @@
+"""The command line called in this process, with one process server for all calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.cli import main
+from ampcompare.launch.forked import ForkedLauncher
+
+# A user's module: factories that fail, and a model that fails on float16 inputs only.
+MODULE = """
+import torch
+
+
+def broken(num_classes):
+    raise RuntimeError("no weights\\nat all")
+
+
+def number(num_classes):
+    return 3
+
+
+class Picky(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
+
+    def forward(self, x):
+        if x.dtype == torch.float16:
+            raise RuntimeError("no float16, please")
+        return self.layer(x.flatten(1))
+"""
+TINY = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8"),
+    *("--epochs", "1", "--batch-size", "16", "--device", "cpu"),
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a call of the command line left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines on stderr."""
+        return self.err.splitlines()
+
+    def json(self) -> Any:
+        """The one document on stdout; anything beside it, and NaN, is an error."""
+        return json.loads(self.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@pytest.fixture(scope="session")
+def shared_launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ForkedLauncher, Path]]:
+    """A launcher, and the folder with a user's module in which its server was started."""
+    folder, before = tmp_path_factory.mktemp("here"), Path.cwd()
+    (folder / "mymod.py").write_text(MODULE)
+    os.chdir(folder)
+    try:
+        with ForkedLauncher() as launcher:
+            launcher._started()
+            os.chdir(before)
+            yield launcher, folder
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def here(shared_launcher: tuple[ForkedLauncher, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a user's, with their module in it."""
+    monkeypatch.chdir(shared_launcher[1])
+    return shared_launcher[1]
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(
+    shared_launcher: tuple[ForkedLauncher, Path],
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Call:
+    """Call the command line with some words, and return exit code, stdout and stderr."""
+
+    class Shared(ForkedLauncher):
+        launch = shared_launcher[0].launch  # type: ignore[assignment]
+
+    monkeypatch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+
+    def invoke(*words: str, tiny: bool = False) -> Done:
+        capfd.readouterr()
+        code = main([*words, *(TINY if tiny else [])])
+        return Done(code, *capfd.readouterr())
+
+    return invoke

@@ -1,0 +1,218 @@
+"""Bad input: the exit code, one line that says what was seen and what to do, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.environment import probe_apex
+
+Call = Callable[..., Any]
+
+
+def _check(done: Any, code: int, *parts: str) -> None:
+    assert done.code == code, done.err
+    assert done.out == ""
+    assert len(done.lines) == 1, done.err
+    assert done.err.startswith("ampcompare: ")
+    assert "Traceback" not in done.err
+    for part in parts:
+        assert part in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
+        (["run", "--backend", "apex", "--opt-level", "02"], ["capital letter O, not with '0'", "write O2"]),
+        (["run", "--arm", "apex:02"], ["write O2"]),
+        (["compare", "--arm", "fp32", "--arm", "apex:O5"], ["opt_level=O5", "O0, O1, O2, O3"]),
+        (["compare", "--arm", "fp32", "--arm", "fp32"], ["'fp32' is named twice"]),
+        (["compare", "--seeds", "4-0"], ["seeds '4-0'"]),
+        (["compare", "--set", "arm=half"], ["a comparison takes arms", "arm: half"]),
+        (["run", "--epochs", "0"], ["recipe.epochs", "greater than or equal to 1", "seen: 0"]),
+        (["run", "--lr", "nan"], ["recipe.optimizer.lr", "seen: nan"]),
+        (["run", "--device", "gpu"], ["device 'gpu' is not auto, cpu, cuda"]),
+        (["run", "--opt-level", "O2"], ["--opt-level belongs to a backend", "--backend"]),
+        (["run", "--arm", "half", "--dtype", "bf16"], ["--arm says it all", "--dtype"]),
+        (["run", "--backend", "fp32", "--loss-scale", "2"], ["'fp32' has no option 'loss_scale'"]),
+        (["run", "--set", "epochs"], ["--set 'epochs' is not NAME=VALUE"]),
+        (["run", "--set", "=3"], ["--set '=3' is not NAME=VALUE"]),
+        (["run", "--set", "recipe.epohcs=3"], ["no setting 'recipe.epohcs'", "did you mean 'recipe.epochs'?"]),
+        (["run", "--set", "a=[1"], ["--set 'a=[1' is not YAML"]),
+        (
+            ["run", "--set", "recipe.epochs=3", "--set", "recipe.epochs.x=1"],
+            ["recipe.epochs.x cannot be set: epochs is 3"],
+        ),
+        (["run", "--model-arg", "width"], ["--model-arg 'width' is not NAME=VALUE"]),
+        (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
+        (["report", "."], ["holds no records"]),
+    ],
+)
+def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
+    """Words that cannot be used end with exit code 2 and one line, before anything runs."""
+    _check(call(*words), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["comapre"], "Did you mean 'compare'?"),
+        (["run", "--opt-levle", "O2"], "Did you mean '--opt-level'?"),
+        (["run", "--epochs", "many"], "'many' is not a valid integer"),
+        (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
+        (["run", "surplus"], "unexpected extra argument (surplus)"),
+    ],
+)
+def test_usage(call: Call, words: list[str], part: str) -> None:
+    """Unknown commands and options end with exit code 2, the usage, and the nearest name."""
+    done = call(*words)
+    assert (done.code, done.out) == (2, "")
+    assert part in done.lines[-1]
+    assert "Usage: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("recipe: [1", ["is not YAML"]),
+        ("- 1\n- 2\n", ["holds list, not a mapping of settings"]),
+        ("only text", ["holds str, not a mapping"]),
+        ("devcie: cpu\n", ["no setting 'devcie'", "did you mean 'device'?"]),
+        ("recipe: {optimizer: {lrr: 1}}\n", ["did you mean 'recipe.optimizer.lr'?"]),
+        ("recipe: {epochs: 0}\n", ["recipe.epochs", "seen: 0"]),
+        ("recipe: 3\n", ["recipe: it is a group of settings", "seen: 3"]),
+        ("arm: apex:02\n", ["write O2"]),
+        (b"\xff\xfe\xfa", ["cannot read the config file"]),
+        ("1: 2\n", ["1: Keys should be strings"]),
+    ],
+)
+def test_bad_config_files(call: Call, tmp_path: Path, content: str | bytes, parts: list[str]) -> None:
+    """A file that is not YAML, not a mapping, or holds a mistake is refused with the mistake."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    _check(call("run", "--config", str(path), "--dry-run"), 2, *parts)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_config_file_that_is_not_there(call: Call, tmp_path: Path, command: str) -> None:
+    """A missing file is named."""
+    _check(call(command, "-c", str(tmp_path / "none.yaml")), 2, "none.yaml: No such file or directory")
+    _check(call(command, "-c", str(tmp_path)), 2, "Is a directory")
+
+
+@pytest.mark.parametrize("key", ["arms: fp32", "arms: [1]", "seeds: many", "seeds: [0, x]"])
+def test_bad_arms_and_seeds_of_a_file(call: Call, tmp_path: Path, key: str) -> None:
+    """Arms are a list of texts and seeds are numbers, in a file as well."""
+    (tmp_path / "c.yaml").write_text(key)
+    _check(call("compare", "-c", str(tmp_path / "c.yaml")), 2, key.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "parts"),
+    [
+        (["--data", "imagefolder:/nonexistent"], 2, ["there is no folder '/nonexistent'", "imagefolder:PATH"]),
+        (["--data", "mnist"], 2, ["mnist is not in data/MNIST/raw", "--download", "--data-dir"]),
+        (["--data", "digts"], 2, ["no data set 'digts'", "did you mean digits?"]),
+        (["--arch", "mpl"], 2, ["no model 'mpl'", "did you mean mlp?"]),
+        (["--arch", "mymod:broken"], 2, ["mymod:broken", "raised RuntimeError: no weights at all"]),
+        (["--arch", "mymod:number"], 2, ["mymod:number returned a int", "must return a torch.nn.Module"]),
+        (["--arch", "mymod:brokn"], 2, ["there is no 'brokn'", "did you mean broken?"]),
+        (["--arch", "nomod:x"], 2, ["there is no module 'nomod'"]),
+        (["--arch", "mymod:Picky", "--arm", "half"], 3, ["RuntimeError: no float16, please"]),
+    ],
+)
+def test_bad_input_that_only_the_cell_can_see(
+    call: Call, tmp_path: Path, words: list[str], code: int, parts: list[str]
+) -> None:
+    """Missing data and a user's broken code are told in the same one line, with the log; the exit code says whose."""
+    tiny = ["--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1", "--batch-size", "16"]
+    data = [] if "--data" in words else ["--data", "synthetic"]
+    done = call("run", *tiny, *data, *words, "-o", str(tmp_path / "out"))
+    _check(done, code, *parts, "log.txt")
+
+
+def test_an_environment_without_cuda(call: Call, tmp_path: Path) -> None:
+    """CUDA asked for where there is none is the environment's fault: exit code 4 with the remedy."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = call("run", "--device", "cuda", "--arch", "mlp", "-o", str(tmp_path / "out"))
+    _check(done, 4, "device cuda was asked for", "use --device cpu")
+
+
+def test_an_environment_without_apex(call: Call, tmp_path: Path) -> None:
+    """The real Apex asked for where it is not is the environment's fault: exit code 4 with both remedies."""
+    if probe_apex().has_amp:
+        pytest.skip("the real Apex is installed")
+    done = call("run", "--backend", "apex", "--engine", "nvidia", "--arch", "mlp", "-o", str(tmp_path / "out"))
+    _check(done, 4, "--engine compat", "25.05")
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_an_output_folder_that_cannot_be_written(call: Call, tmp_path: Path, command: str) -> None:
+    """A folder below a regular file cannot be made; the file is untouched."""
+    (tmp_path / "FILE").write_text("mine")
+    _check(
+        call(command, "-o", str(tmp_path / "FILE" / "sub"), tiny=True), 2, "cannot make the output folder", "FILE/sub"
+    )
+    assert (tmp_path / "FILE").read_text() == "mine"
+
+
+def test_nothing_is_lost_by_a_mistake(call: Call, tmp_path: Path) -> None:
+    """A run directory is byte for byte what it was after a call that could not run."""
+    out = str(tmp_path / "out")
+    assert call("run", "--arch", "mlp", "-o", out, tiny=True).code == 0
+    before = {path: path.read_bytes() for path in Path(out).rglob("*") if path.is_file()}
+    assert call("run", "--arch", "mlp", "-o", out, "--epochs", "0").code == 2
+    assert call("run", "--arch", "mymod:broken", "-o", out, tiny=True).code == 2
+    assert call("compare", "--arm", "apex:02", "-o", out, tiny=True).code == 2
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda text: text[: len(text) // 2], "not JSON"),
+        (lambda text: "", "not JSON"),
+        (
+            lambda text: text.replace('"schema": 1', '"schema": 99'),
+            "schema 99, and this version reads up to 1; upgrade",
+        ),
+        (lambda text: text.replace('"schema": 1,', ""), "no schema number"),
+        (lambda text: text.replace('"completed"', '"splendid"'), "status"),
+    ],
+)
+def test_records_that_cannot_be_read(call: Call, tmp_path: Path, change: Callable[[str], str], part: str) -> None:
+    """A cut, emptied, newer or altered record is refused by `report`, named by its path, and left as it is."""
+    assert call("run", "--arch", "mlp", "-o", str(tmp_path), tiny=True).code == 0
+    (path,) = tmp_path.glob("cells/*/record.json")
+    changed = change(path.read_text())
+    path.write_text(changed)
+    for target in (path, tmp_path):
+        _check(call("report", str(target)), 2, str(path), part)
+    assert path.read_text() == changed
+
+
+def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
+    """What a user typed is shown without characters that steer a terminal."""
+    done = call("report", "\x1b[2Jnowhere\x9b")
+    assert done.code == 2
+    assert done.err.strip("\n").isprintable()
+
+
+def test_every_cell_of_a_comparison_failed(call: Call, tmp_path: Path) -> None:
+    """Where all cells fail alike the cause is said once more at the end, with its exit code; `--json` still answers."""
+    words = ["compare", "--arm", "fp32", "--arm", "half", "--arch", "mymod:broken", "-o", str(tmp_path)]
+    done = call(*words, tiny=True)
+    assert (done.code, done.out) == (2, "")
+    assert done.lines[-1].startswith("ampcompare: every cell failed: factory mymod:broken")
+    done = call(*words, "--json", tiny=True)
+    assert done.code == 2
+    assert {record["status"] for record in done.json()["records"]} == {"failed"}
+    assert json.loads((tmp_path / "report.json").read_text())["arms"]
