@@ -16,6 +16,7 @@ __all__ = [
     "amp",
     "deprecated_warning",
     "fp16_utils",
+    "install",
     "multi_tensor_apply",
     "normalization",
     "optimizers",
@@ -42,6 +43,11 @@ def deprecated_warning(message: str) -> None:
         if distributed.get_rank() != 0:
             return
     warnings.warn(message, DeprecatedFeatureWarning, stacklevel=3)
+
+
+def install() -> None:
+    """Make `import apex` and `import amp_C` mean this package, from here on in this process."""
+    importlib.import_module(f"{__name__}._install").install()
 
 
 def __getattr__(name: str) -> Any:
