@@ -26,19 +26,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import click  # noqa: E402
-import torch  # noqa: E402
-from bare import LOOPS  # noqa: E402
-from tabulate import tabulate  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from workloads import WORKLOADS, sgd  # noqa: E402
+import click
+import torch
+from bare import LOOPS
+from tabulate import tabulate
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from workloads import WORKLOADS, sgd
 
-from ampcompare.parallel.single import Single  # noqa: E402
-from ampcompare.precision.factory import make_precision  # noqa: E402
-from ampcompare.training.loop import Loop  # noqa: E402
-from ampcompare.training.measure import HostClock  # noqa: E402
+from ampcompare.parallel.single import Single
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.loop import Loop
+from ampcompare.training.measure import HostClock
 
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}
@@ -210,7 +210,9 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     click.echo(table)
     if out is not None:
-        facts = f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {processes} processes"
+        facts = (
+            f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {processes} processes"
+        )
         Path(out + ".md").write_text(f"# Host overhead\n\n```\n{__doc__}```\n\n{facts}\n\n{table}\n", encoding="utf-8")
         data = {"environment": facts, "rows": [{"model": m, "arm": a, "processes": r} for (m, a), r in results.items()]}
         Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

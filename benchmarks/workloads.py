@@ -14,7 +14,11 @@ Workload = tuple[nn.Module, Tensor, Tensor]
 
 def tiny() -> Workload:
     """Two linear layers, 4 parameter tensors: a step is nothing but overhead."""
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)), torch.randn(8, 16), torch.randint(0, 10, (8,))
+    return (
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10)),
+        torch.randn(8, 16),
+        torch.randint(0, 10, (8,)),
+    )
 
 
 def deep() -> Workload:
