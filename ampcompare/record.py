@@ -27,6 +27,7 @@ __all__ = [
     "RunRecord",
     "RunSummary",
     "StepRecord",
+    "Trace",
     "dump_json",
     "iter_steps",
     "read_comparison",
@@ -139,6 +140,16 @@ class RunSummary(_Record):
     )
 
 
+class Trace(_Record):
+    """How a run went, in at most about a hundred of its steps, so that a record alone can be drawn."""
+
+    steps: list[int] = Field([], description="updates before each point; the last step is always there")
+    losses: list[Number] = Field([], description="loss of that one step, to six digits")
+    loss_scales: list[Number] = Field([], description="after the update; empty where nothing is scaled")
+    skipped: list[int] = Field([], description="skipped steps up to and with this one")
+    step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
+
+
 class RunRecord(_Record):
     """Everything known about one cell."""
 
@@ -151,6 +162,7 @@ class RunRecord(_Record):
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()
+    trace: Trace | None = None
     error: str | None = None
 
 

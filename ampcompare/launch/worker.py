@@ -128,6 +128,7 @@ def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], No
         half=how,
         environment={**fingerprint(), **_device_facts(device, config)},
         summary=summary,
+        trace=tally.tracer.trace(tally.seconds),
     )
 
 

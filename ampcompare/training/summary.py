@@ -12,6 +12,7 @@ from typing import Any
 from ampcompare.record import EpochResult, RunSummary, StepRecord
 from ampcompare.training.divergence import DivergenceWatch
 from ampcompare.training.measure import PeakMemory
+from ampcompare.training.trace import Tracer
 
 __all__ = ["Tally"]
 
@@ -36,6 +37,7 @@ class Tally:
     data_seconds: list[float] = field(default_factory=list)
     epochs: list[EpochResult] = field(default_factory=list)
     losses: Any = field(default_factory=hashlib.sha256)
+    tracer: Tracer = field(default_factory=Tracer)
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
         """Take in a block of steps."""
@@ -43,6 +45,7 @@ class Tally:
             self.num_steps += 1
             self.losses.update(struct.pack("<d", record.loss))
             self.skipped_steps += not all(record.applied)
+            self.tracer.add(record, self.skipped_steps)
             if record.loss_scales:
                 self.final_loss_scale = record.loss_scales[0]
             if record.step >= self.warmup_steps:

@@ -1,0 +1,57 @@
+"""A run in at most a hundred points, whatever its length, for figures that need no `steps.jsonl`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ampcompare.record import StepRecord, Trace
+
+__all__ = ["Tracer"]
+
+LONGEST = 100
+QUANTILES = 20
+
+
+@dataclass
+class Tracer:
+    """Keeps every n-th step while steps pass; n doubles when there are too many, so that memory stays bounded.
+
+    Steps kept are multiples of n, so that runs of one length keep the same ones and can be averaged point by point.
+    """
+
+    stride: int = 1
+    points: list[tuple[int, float, float | None, int]] = field(default_factory=list)
+    last: tuple[int, float, float | None, int] | None = None
+
+    def add(self, record: StepRecord, skipped: int) -> None:
+        """Take in a step, and how many were skipped up to and with it."""
+        self.last = (record.step, record.loss, record.loss_scales[0] if record.loss_scales else None, skipped)
+        if record.step % self.stride == 0:
+            self.points.append(self.last)
+            if len(self.points) >= LONGEST:
+                self.points = self.points[::2]
+                self.stride *= 2
+
+    def trace(self, seconds: Sequence[float]) -> Trace | None:
+        """Return the points with the last step, and quantiles of step times; None before the first step."""
+        if self.last is None:
+            return None
+        points = self.points if self.points and self.points[-1][0] == self.last[0] else [*self.points, self.last]
+        scales = [scale for _, _, scale, _ in points if scale is not None]
+        return Trace(
+            steps=[step for step, *_ in points],
+            losses=[float(f"{loss:.6g}") for _, loss, _, _ in points],
+            loss_scales=scales if len(scales) == len(points) else [],
+            skipped=[skipped for *_, skipped in points],
+            step_seconds=_quantiles(seconds),
+        )
+
+
+def _quantiles(seconds: Sequence[float]) -> list[float]:
+    """Return the 0, 5, ... 100 % quantiles, to four digits."""
+    if len(seconds) < 2:
+        return []
+    inner = statistics.quantiles(seconds, n=QUANTILES, method="inclusive")
+    return [float(f"{value:.4g}") for value in (min(seconds), *inner, max(seconds))]
