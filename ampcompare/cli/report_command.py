@@ -20,7 +20,10 @@ __all__ = ["command"]
     help="what to print",
 )
 def command(path: str, form: str) -> int:
-    """Render the records of a run directory, or one record or report.json, again."""
+    """Render the records of a run directory again.
+
+    Instead of a run directory, a single record.json or report.json can be named.
+    """
     from ampcompare.compare.reload import reload_comparison
     from ampcompare.report.files import FORMATS
 

@@ -32,11 +32,12 @@ class Display(Observer):
         if self.wants_bar:
             from tqdm import tqdm
 
-            self.bar = tqdm(desc=f"{self.place} {self.name}", unit="step", leave=False, file=sys.stderr)
+            self.bar = tqdm(desc=f"{self.place} {self.name}", unit=" steps", leave=False, file=sys.stderr)
 
     def progress(self, progress: Progress) -> None:
         if self.bar is not None:
-            self.bar.total = progress.total_steps
+            if self.bar.total is None:  # the clock of the rate starts here, after torch was imported and data made
+                self.bar.reset(progress.total_steps)
             self.bar.update(progress.steps - self.bar.n)
 
     def end(self, record: RunRecord, *, reused: bool) -> None:

@@ -1,0 +1,46 @@
+"""`ampcompare exec`: an unmodified legacy script on our engine."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    epilog="Exit codes: the script's own; 2 there is no such script or module; 4 the environment cannot do it.",
+)
+@click.option("--engine", type=click.Choice(["compat", "nvidia"]), default="compat", show_default=True)
+@click.option("--opt-level", type=click.Choice(["O0", "O1", "O2", "O3"]), help="instead of the one the script asks for")
+@click.option("--record", metavar="FILE", help="write every backward pass and step there, for `ampcompare report FILE`")
+@click.option("--device", type=click.Choice(["cpu"]), help="run what the script does on CUDA on the CPU: a smoke test")
+@click.option("--compat-torch", is_flag=True, help="mend what changed in torch and Python since the script was written")
+@click.option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    engine: str,
+    opt_level: str | None,
+    record: str | None,
+    device: str | None,
+    compat_torch: bool,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run a script that uses Apex, unchanged, with ampcompare.apex standing in for apex.
+
+    Everything after SCRIPT belongs to the script. torchrun goes in front:
+    torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
+    """
+    from ampcompare.legacy.execute import execute
+    from ampcompare.legacy.settings import ExecSettings
+    from ampcompare.legacy.target import Target, script_target
+
+    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    settings = ExecSettings(
+        engine=engine, opt_level=opt_level, record=record, device=device, compat_torch=compat_torch, name=script
+    )
+    return execute(target, settings)

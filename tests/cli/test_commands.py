@@ -1,0 +1,240 @@
+"""What the commands print, where, and with which exit code; where settings come from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from ampcompare.cli import COMMANDS, cli, main
+from ampcompare.config import RunConfig
+from ampcompare.record import read_comparison, read_record
+
+Call = Callable[..., Any]
+MLP = ["--arch", "mlp"]
+
+
+def test_run_prints_a_row_and_leaves_a_record(call: Call, tmp_path: Path) -> None:
+    """`run` prints the row of its arm on stdout, says on stderr where the record is, and ends with 0."""
+    done = call("run", *MLP, "--backend", "native", "--dtype", "bf16", "-o", str(tmp_path), tiny=True)
+    assert done.code == 0
+    assert done.out.splitlines()[0].split()[:2] == ["arm", "lr"]
+    assert done.out.splitlines()[2].startswith("native:bf16  0.05")
+    assert done.lines[0].startswith("[1/1] native:bf16, seed 0: top-1 ")
+    record = done.lines[1].removeprefix("record: ")
+    assert read_record(Path(record)).arm == "native:bf16"
+    assert len(done.lines) == 2
+
+
+def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
+    """With `--json` stdout is exactly the record, non-finite numbers as words; a diverged run ends with 0."""
+    words = ["run", *MLP, "--lr", "1e30", "--schedule", "constant"]
+    done = call(*words, "--json", "-o", str(tmp_path), tiny=True)
+    assert done.code == 0
+    data = done.json()
+    assert (data["status"], data["arm"]) == ("diverged", "fp32")
+    (path,) = tmp_path.glob("cells/*/record.json")
+    assert json.loads(path.read_text()) == data
+    assert (path.parent / "steps.jsonl").read_text().count('"nan"') > 0
+
+
+def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
+    """The same command again does not train, and says so; `--force` does; `--quiet` says nothing."""
+    words = ["run", *MLP, "-o", str(tmp_path)]
+    first = call(*words, tiny=True)
+    again = call(*words, tiny=True)
+    assert again.lines[0] == f"{first.lines[0]} (record was there)"
+    assert again.out == first.out
+    forced = call(*words, "--force", tiny=True)
+    assert "record was there" not in forced.err
+    assert call(*words, "--quiet", tiny=True).err == ""
+
+
+def test_a_failed_run_has_a_json_record_too(call: Call, tmp_path: Path) -> None:
+    """With `--json` a failed run still prints its record, its error on stderr, and ends with 3."""
+    done = call("run", "--arch", "mymod:Picky", "--arm", "half", "--json", "-o", str(tmp_path), tiny=True)
+    assert done.code == 3
+    assert done.json()["status"] == "failed"
+    assert "no float16, please" in done.lines[-1]
+
+
+def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
+    """`compare` prints a row per arm and the reading, and `report` prints the same again in any format."""
+    out = str(tmp_path / "out")
+    done = call("compare", *MLP, "--arm", "fp32", "--arm", "half", "--seeds", "0-1", "-o", out, tiny=True)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
+    assert "2 seeds cannot tell arms" in done.out
+    assert "fp16 times here say nothing about a GPU" in done.out
+    assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
+    assert call("report", out).out == done.out
+    assert call("report", f"{out}/report.json").out == done.out
+    assert call("report", out, "--format", "md").out == (tmp_path / "out" / "report.md").read_text()
+    assert len(list(csv.reader(io.StringIO(call("report", out, "--format", "csv").out)))) == 5
+    assert call("report", out, "--format", "json").json()["reference"] == "fp32"
+
+
+def test_compare_json_is_the_comparison(call: Call, tmp_path: Path) -> None:
+    """With `--json` stdout is exactly one document, the same that `report.json` holds."""
+    done = call("compare", *MLP, "--arm", "fp32", "--json", "-o", str(tmp_path), tiny=True)
+    assert done.code == 0
+    assert done.json() == json.loads((tmp_path / "report.json").read_text())
+    assert read_comparison(tmp_path / "report.json").seeds == [0]
+
+
+def test_compare_and_its_failures(call: Call, tmp_path: Path) -> None:
+    """A failed arm is a row and the exit code 0, under `--strict` 3; only failures give 3 too."""
+    picky = ["compare", "--arch", "mymod:Picky", "-o", str(tmp_path)]
+    done = call(*picky, "--arm", "fp32", "--arm", "half", tiny=True)
+    assert done.code == 0
+    assert "failed: RuntimeError: no float16, please" in done.out
+    assert call(*picky, "--arm", "fp32", "--arm", "half", "--strict", tiny=True).code == 3
+    assert call(*picky, "--arm", "half", tiny=True).code == 3
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_dry_run_touches_nothing(call: Call, tmp_path: Path, command: str) -> None:
+    """`--dry-run` shows what would run, as one document with `--json`, and writes nothing."""
+    done = call(command, *MLP, "--dry-run", "-o", str(tmp_path / "out"), tiny=True)
+    assert done.code == 0
+    assert done.err == ""
+    assert done.out
+    assert isinstance(call(command, *MLP, "--dry-run", "--json").json(), dict)
+    assert not (tmp_path / "out").exists()
+
+
+def _config(done: Any) -> RunConfig:
+    return RunConfig.model_validate(done.json())
+
+
+def test_flag_over_environment_over_file_over_default(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flag wins over the environment, that over the file, and that over the default."""
+    file = tmp_path / "c.yaml"
+    file.write_text("recipe: {epochs: 7, batch_size: 32, optimizer: {lr: 0.5}}\narm: half\n")
+    words = ["run", "--dry-run", "--config", str(file)]
+    assert _config(call("run", "--dry-run")).recipe.epochs == RunConfig().recipe.epochs
+    config = _config(call(*words))
+    assert (config.recipe.epochs, config.recipe.batch_size, config.arm) == (7, 32, "half")
+    monkeypatch.setenv("AMPCOMPARE_RUN_EPOCHS", "8")
+    monkeypatch.setenv("AMPCOMPARE_RUN_BACKEND", "native")
+    config = _config(call(*words))
+    assert (config.recipe.epochs, config.recipe.batch_size, config.arm) == (8, 32, "native:fp16")
+    config = _config(call(*words, "--epochs", "9", "--set", "recipe.optimizer.lr=0.25"))
+    assert (config.recipe.epochs, config.recipe.optimizer.lr) == (9, 0.25)
+
+
+def test_the_environment_reaches_every_kind_of_option(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables are named by the long flag, also for switches, repeated options and files."""
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_ARM", "fp32 half")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_SEEDS", "0-1")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_DRY_RUN", "1")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_JSON", "1")
+    cells = call("compare").json()["cells"]
+    assert sorted((cell["arm"], cell["seed"]) for cell in cells) == [("fp32", 0), ("fp32", 1), ("half", 0), ("half", 1)]
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_CONFIG", "missing.yaml")
+    assert "missing.yaml" in call("compare").err
+
+
+def test_a_file_can_hold_a_whole_comparison(call: Call, tmp_path: Path) -> None:
+    """Arms and seeds may stand in the file, seeds as a list, a text or the seed of the recipe."""
+    file = tmp_path / "c.yaml"
+    for text, seeds in (
+        ("arms: [fp32, 'half:bn_fp32']\nseeds: [3, 5]", {3, 5}),
+        ("arms: [fp32, 'half:bn_fp32']\nseeds: 0-2", {0, 1, 2}),
+        ("arms: [fp32, 'half:bn_fp32']\nrecipe: {seed: 4}", {4}),
+        ("arms: [fp32, 'half:bn_fp32']", {0}),
+    ):
+        file.write_text(text)
+        cells = call("compare", "--dry-run", "--json", "-c", str(file)).json()["cells"]
+        assert {cell["arm"] for cell in cells} == {"fp32", "half:bn_fp32"}
+        assert {cell["seed"] for cell in cells} == seeds
+
+
+def test_an_empty_file_sets_nothing(call: Call, tmp_path: Path) -> None:
+    """A file of comments alone is a file without settings."""
+    (tmp_path / "c.yaml").write_text("# recipe:\n#   epochs: 3\n")
+    assert _config(call("run", "--dry-run", "-c", str(tmp_path / "c.yaml"))) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("words", "arm"),
+    [
+        (["--backend", "apex", "--opt_level", "O2"], "apex:O2"),
+        (["--backend", "apex", "--opt-level", "O2", "--loss_scale", "128.0"], "apex:O2,loss_scale=128"),
+        (["--backend=apex", "--keep_batchnorm_fp32=True", "--opt_level=O3"], "apex:O3,keep_batchnorm_fp32"),
+        (["--backend", "half", "--bn_fp32"], "half:bn_fp32"),
+        (["--backend", "native", "--dtype", "bfloat16"], "native:bf16"),
+        (["--arm", "apex"], "apex:O1"),
+        ([], "fp32"),
+    ],
+)
+def test_flags_name_an_arm(call: Call, words: list[str], arm: str) -> None:
+    """The flags that Apex users know, with hyphens or underscores, name an arm."""
+    assert _config(call("run", "--dry-run", *words)).arm == arm
+
+
+def test_every_setting_can_be_given_by_place(call: Call) -> None:
+    """`--set` reaches what has no flag, and `--model-arg` the arguments of the network."""
+    words = ["--set", "recipe.optimizer.betas=[0.8, 0.9]", "--model-arg", "width=3", "--model-arg", "name=x"]
+    recipe = _config(call("run", "--dry-run", *words)).recipe
+    assert recipe.optimizer.betas == (0.8, 0.9)
+    assert recipe.model.args == {"width": 3, "name": "x"}
+
+
+def test_list_says_what_is_there_and_why_not(call: Call) -> None:
+    """`list` has arms, models and data, each available or with the reason why not."""
+    done = call("list")
+    assert (done.code, done.err) == (0, "")
+    for word in ("fp32", "apex", "native", "half", "engine=compat", "engine=nvidia", "convnet", "mlp", "digits"):
+        assert word in done.out
+    assert "pass --download, or --data-dir" in done.out
+    assert "digits" not in call("list", "models").out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(call: Call, name: str) -> None:
+    """The short help of a command is the first line of its own help, and each of its options says what it does."""
+    done = call(name, "--help")
+    assert (done.code, done.err) == (0, "")
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert (command.help or "").splitlines()[0] == COMMANDS[name]
+    assert COMMANDS[name] in done.out
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    assert not [option.opts for option in options if not option.help]
+
+
+def test_help_lists_the_commands(call: Call) -> None:
+    """The help names every command with its line, and the exit codes."""
+    done = call("--help")
+    assert done.code == 0
+    for name, line in COMMANDS.items():
+        assert f"  {name} " in done.out
+        assert line in done.out
+    assert "130 interrupted" in done.out
+
+
+def test_version(call: Call) -> None:
+    """`--version` says the version and nothing else."""
+    from ampcompare import __version__
+
+    assert call("--version").out == f"ampcompare, version {__version__}\n"
+
+
+def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed pipe on stdout, as of `head`, ends the command without an error."""
+
+    def closed(*args: Any, **kwargs: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("os.dup2", lambda *descriptors: None)
+    monkeypatch.setattr(click, "echo", closed)
+    assert main(["list"]) == 0

@@ -1,0 +1,157 @@
+"""The command line as users start it: imports, terminals, interruption, and a script of the Python API."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ampcompare.record import read_comparison
+
+COMMAND = [sys.executable, "-m", "ampcompare"]
+SMALL = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--arch", "mlp"),
+    *("--batch-size", "16", "--device", "cpu"),
+]
+IMPORTED = """
+import sys
+from ampcompare.cli import main
+code = main(sys.argv[1:])
+print(*sorted(name for name in sys.modules if "." not in name), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def _imported(*words: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, check=True)
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """One comparison by the real command, and its folder."""
+    folder = tmp_path_factory.mktemp("ran")
+    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, cwd=folder, check=True)
+    return done, folder
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"], ["list"]])
+def test_looking_around_imports_nothing_heavy(words: list[str]) -> None:
+    """Help, version and list answer without torch, numpy or scipy."""
+    assert not _imported(*words) & {"torch", "torchvision", "numpy", "scipy", "sklearn"}
+
+
+def test_report_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """Reading a result does not need the thing that made it."""
+    assert not _imported("report", str(ran[1] / "out")) & {"torch", "torchvision"}
+
+
+def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """The table is on stdout alone, and nothing but lines about cells and the report on stderr; no bar in a pipe."""
+    done, _ = ran
+    assert done.stdout.startswith("arm ")
+    assert [line.partition(" ")[0] for line in done.stderr.splitlines()] == ["[1/2]", "[2/2]", "report:"]
+    assert "\r" not in done.stderr
+
+
+def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """The report says with which words it can be made again."""
+    assert read_comparison(ran[1] / "out" / "report.json").command.startswith("ampcompare compare --data synthetic")
+
+
+def _on_a_terminal(words: list[str], folder: Path) -> str:
+    """Run a command whose stderr is a terminal, and return what it wrote there."""
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL, stderr=there, cwd=folder)
+    os.close(there)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(here, 65536)
+        except OSError:  # Linux tells the end of a terminal so
+            break
+        if not chunk:
+            break
+        seen += chunk
+    os.close(here)
+    assert process.wait() == 0
+    return seen.decode()
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """On a terminal the bar counts steps and is gone at the end; `--no-progress` leaves it out."""
+    words = ["run", *SMALL, "--epochs", "20", "--force", "-o", "out"]
+    seen = _on_a_terminal(words, tmp_path)
+    assert "[1/1] fp32, seed 0:" in seen
+    assert "\r" in seen.replace("\r\n", "")
+    assert "/80 [" in seen
+    assert seen.rstrip().splitlines()[-1].startswith("record: ")
+    plain = _on_a_terminal([*words, "--no-progress"], tmp_path)
+    assert "\r" not in plain.replace("\r\n", "")
+
+
+def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
+    """SIGINT ends with 130; what was done is in the report, and server and cell are gone."""
+    words = ["compare", *SMALL, "--epochs", "15", "--arm", "fp32", "--seeds", "0-499"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "-o", "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    with process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr.readline().startswith("[1/500] fp32, seed 0: top-1")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=20) == 130
+        _, alive = psutil.wait_procs(family, timeout=20)
+        assert not alive
+        assert process.stdout.read() == ""
+    assert "Traceback" not in rest
+    assert rest.splitlines()[-1] == "ampcompare: interrupted; the same command goes on where this one stopped"
+    assert "what is done is in out/report.md" in rest
+    report = read_comparison(tmp_path / "out" / "report.json")
+    assert 0 in report.seeds
+    assert report.arms[0].completed >= 1
+    again = subprocess.run([*COMMAND, "report", "out"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert again.stdout.startswith("arm ")
+
+
+SCRIPT = """
+import ampcompare
+from ampcompare import Recipe, RunConfig
+
+recipe = Recipe.model_validate({
+    "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+    "model": {"arch": "mlp"}, "epochs": 1, "batch_size": 16,
+})
+print("started")
+record = ampcompare.run(RunConfig(recipe=recipe, arm="native:bf16", device="cpu"))
+comparison = ampcompare.compare(["fp32", "native:bf16"], seeds=range(2), recipe=recipe, device="cpu", output_dir="both")
+print(record.status, record.arm, len(comparison.records), comparison.reference, [row.status for row in comparison.arms])
+"""
+
+
+def test_an_unguarded_script(tmp_path: Path) -> None:
+    """The Python API runs from a script without a main guard, which is not run again by any of its processes."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["started", "completed native:bf16 4 fp32 ['ok', 'ok']"]
+    assert done.stderr == ""
+    (path,) = tmp_path.glob("runs/run-*/cells/*/record.json")
+    assert json.loads(path.read_text())["arm"] == "native:bf16"
+    assert len(list(tmp_path.glob("both/cells/*/record.json"))) == 4
