@@ -167,12 +167,18 @@ def _reading(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference
 def _read_accuracy(rows: Sequence[ArmSummary], reference: str) -> Iterable[str]:
     apart: list[str] = []
     unclear: list[str] = []
+    same: list[str] = []
     for row in rows:
         mean, low, high = row.top1_difference, row.top1_difference_low, row.top1_difference_high
         if row.arm != reference and mean is not None and low is not None and high is not None:
+            if low == high == 0:
+                same.append(row.arm)
+                continue
             shown = f"{row.arm} {100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
             (unclear if low <= 0 <= high else apart).append(shown)
     yield from _read("Top-1 in points", apart, unclear, reference)
+    if same:
+        yield f"Top-1 equal to {reference}'s in every seed: {', '.join(same)}."
 
 
 def _read_time(rows: Sequence[ArmSummary], reference: str) -> Iterable[str]:

@@ -60,6 +60,14 @@ def test_a_clear_difference_is_read_out(make_record: MakeRecord) -> None:
     assert "half 0.50x (0." in text
 
 
+def test_equal_accuracy_is_said_plainly(make_record: MakeRecord) -> None:
+    """Arms with the same accuracy in every seed are named as such, without an interval of no width."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
+    assert "Top-1 equal to fp32's in every seed: half." in text
+    assert "+0.00 to +0.00" not in text
+
+
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     """One or two seeds give no verdict, whatever the figures, and the reading says why and what to do."""

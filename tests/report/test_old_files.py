@@ -1,0 +1,42 @@
+"""Files that earlier versions wrote stay readable; one file per schema lies beside this test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.compare.reload import reload_comparison
+from ampcompare.record import SCHEMA, dump_json
+from ampcompare.report.files import FORMATS
+
+HERE = Path(__file__).parent
+
+
+def _holds(new: Any, old: Any) -> bool:
+    """Tell whether every value of an old file is still there; there may be more fields by now."""
+    if isinstance(old, dict):
+        return all(name in new and _holds(new[name], value) for name, value in old.items())
+    if isinstance(old, list):
+        return len(new) == len(old) and all(map(_holds, new, old))
+    return bool(new == old)
+
+
+def test_every_schema_has_its_file() -> None:
+    """Whoever raises the schema number adds a file of it, and keeps the old ones."""
+    assert sorted(HERE.glob("schema_*.json")) == [HERE / f"schema_{number}.json" for number in range(1, SCHEMA + 1)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_schema_1_is_rendered(form: str, tmp_path: Path) -> None:
+    """A report of schema 1 is read without a loss and rendered in every format."""
+    path = shutil.copy(HERE / "schema_1.json", tmp_path / "report.json")
+    comparison = reload_comparison(path)
+    assert [row.arm for row in comparison.arms] == ["fp32", "apex:O2,engine=compat"]
+    assert comparison.arms[1].final_loss_scale == 65536
+    assert comparison.records[0].summary.epochs[0].samples == 32
+    assert _holds(json.loads(dump_json(comparison)), json.loads(path.read_text()))
+    assert "apex:O2,engine=compat" in FORMATS[form]().render(comparison)
