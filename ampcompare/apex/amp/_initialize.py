@@ -19,7 +19,6 @@ from ._forward import CastForward
 from ._optimizer_state import cast_state, recast_through_state_dict
 from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
 from .amp import init as amp_init
-from .handle import disable_casts
 from .scaler import LossScaler
 
 if TYPE_CHECKING:
@@ -187,10 +186,13 @@ def _step_without_casts(optimizer: Any) -> None:
     inner: Callable[..., Any] = optimizer.step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with disable_casts():
+        handle = _amp_state.__dict__.get("handle")
+        if handle is None:
+            return inner(*args, **kwargs)
+        with handle._disable_casts():
             result = inner(*args, **kwargs)
-        if not _amp_state.strict:
-            _amp_state.handle._clear_cache()
+        if not handle.strict:
+            handle._clear_cache()
         return result
 
     _mark_like(step, inner)

@@ -27,10 +27,7 @@ Cast = Callable[[Tensor], Tensor]
 def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True) -> Cast:
     """Return the cast to float16; with `caching`, fp32 parameters are cast once between two clearings of the cache."""
 
-    def to_half(value: Tensor) -> Tensor:
-        return value.half()
-
-    convert = _announced(handle, to_half, f"Float->Half ({name})")
+    convert = _announced(handle, Tensor.half, f"Float->Half ({name})")
     if caching and handle.has_cache:
         convert = _strictly_cached(handle, convert) if handle.strict else _cached(handle, convert)
     return _on_cuda_only(convert) if handle.cuda_only else convert
@@ -39,10 +36,7 @@ def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True) -> Cas
 def float_cast(handle: AmpHandle, name: str = "") -> Cast:
     """Return the cast to float32."""
 
-    def to_float(value: Tensor) -> Tensor:
-        return value.float()
-
-    convert = _announced(handle, to_float, f"Half->Float ({name})")
+    convert = _announced(handle, Tensor.float, f"Half->Float ({name})")
     return _on_cuda_only(convert) if handle.cuda_only else convert
 
 
@@ -71,21 +65,21 @@ def _cached(handle: AmpHandle, convert: Cast) -> Cast:
     """
     cache = handle.cache
     float32 = torch.float32
+    is_grad_enabled = torch.is_grad_enabled
 
     def cached(value: Tensor) -> Tensor:
         if value.dtype is not float32 or not (value.__class__ is Parameter or isinstance(value, Parameter)):
             return convert(value)
-        grad_mode = torch.is_grad_enabled()
-        known = cache.get(id(value))
-        if known is not None:
+        key = id(value)
+        known = cache.get(key)
+        if known is not None and known[2] == value._version and known[3] == value.data_ptr():
             cast = known[1]
-            if known[2] == value._version and known[3] == value.data_ptr():
-                if value.requires_grad == cast.requires_grad or not grad_mode:
-                    _check_parent(value, cast)
-                    return cast
+            if value.requires_grad == cast.requires_grad or not is_grad_enabled():
+                _check_parent(value, cast)
+                return cast
         cast = convert(value)
-        if grad_mode:
-            cache[id(value)] = (value, cast, value._version, value.data_ptr())
+        if is_grad_enabled():
+            cache[key] = (value, cast, value._version, value.data_ptr())
         return cast
 
     return cached

@@ -37,7 +37,8 @@ Function = Callable[..., Any]
 
 _FLOAT16 = torch.float16
 _FLOAT32 = torch.float32
-_NUMBERS = (int, float, bool)
+_NUMBERS = frozenset({int, float, bool})
+_MISSING: Any = object()
 
 
 def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
@@ -83,13 +84,11 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
         if kwargs:
             if keep_out and kwargs.get("out") is not None:
                 return _into_out(original, args if cast is None else cast, kwargs, target, convert)
-            kwargs = {
-                name: value if value.__class__ in _SCALARS else cast_tree(value, target, convert)
-                for name, value in kwargs.items()
-            }
-        if cast is None:
-            return original(*args, **kwargs)
-        return original(*cast, **kwargs)
+            for name, value in kwargs.items():
+                if value.__class__ not in _SCALARS:
+                    # `kwargs` is this call's own dict, and its keys stay.
+                    kwargs[name] = cast_tree(value, target, convert)
+        return original(*(args if cast is None else cast), **kwargs)
 
     return wrapper
 
@@ -127,17 +126,23 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
     """
     cuda_only = handle.cuda_only
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(
+        left: Any = _MISSING, right: Any = _MISSING, /, *rest: Any, alpha: Any = _MISSING, **kwargs: Any
+    ) -> Any:
+        if right is not _MISSING and not rest and not kwargs:
+            # Nearly every call, and every call of an optimizer's step: no argument is packed.
+            kind = right.__class__
+            if (
+                not handle._is_active
+                or kind in _NUMBERS
+                or ((kind is Tensor or kind is Parameter) and isinstance(left, Tensor) and left.dtype is right.dtype)
+            ):
+                return original(left, right) if alpha is _MISSING else original(left, right, alpha=alpha)
+        args = tuple([value for value in (left, right) if value is not _MISSING]) + rest
+        if alpha is not _MISSING:
+            kwargs["alpha"] = alpha
         if not handle._is_active:
             return original(*args, **kwargs)
-        if len(args) == 2 and not kwargs:
-            left, right = args
-            kind = right.__class__
-            if kind is Tensor or kind is Parameter:
-                if isinstance(left, Tensor) and left.dtype is right.dtype:
-                    return original(left, right)
-            elif kind in _NUMBERS:
-                return original(left, right)
         dtypes = collect_dtypes(args, kwargs, cuda_only)
         if len(dtypes) <= 1:
             return original(*args, **kwargs)
@@ -202,10 +207,16 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
     to_half, to_float = half_cast(handle, name, caching=False), float_cast(handle, name)
 
     def make(original: Function) -> Function:
-        def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
-            assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
+        def wrapper(arg0: Any, other: Any = _MISSING, /, *rest: Any, alpha: Any = _MISSING, **kwargs: Any) -> Any:
+            if not handle._is_active and other is not _MISSING and not rest and not kwargs:
+                # The calls of an optimizer's step: no argument is packed.
+                return original(arg0, other) if alpha is _MISSING else original(arg0, other, alpha=alpha)
+            args = rest if other is _MISSING else (other, *rest)
+            if alpha is not _MISSING:
+                kwargs["alpha"] = alpha
             if not handle._is_active:
                 return original(arg0, *args, **kwargs)
+            assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
             dtype = arg0.dtype
             if dtype is _FLOAT16:
                 convert = to_half
