@@ -4,8 +4,8 @@
 
 O1 patches torch for the life of a process, so every loop has a process of its own. They take turns in lockstep: in each
 round every process runs one block of steps, in random order, timed on its own CPU clock with one thread (on CUDA: on
-the wall clock, with a synchronisation at the end of the block). A ratio is taken within a round; a row shows the median,
-and the range of the medians over repetitions with fresh processes. Calls and ATen operations per step are exact counts,
+the wall clock, with a synchronisation at the end of the block). A ratio is taken within a round; a row is the median,
+with the range over repetitions with fresh processes. Calls and ATen operations per step are exact counts,
 and so are, on CUDA, kernels and host synchronisations.
 """
 
