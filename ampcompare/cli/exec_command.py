@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 __all__ = ["command"]
@@ -41,6 +43,11 @@ def command(
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
     settings = ExecSettings(
-        engine=engine, opt_level=opt_level, record=record, device=device, compat_torch=compat_torch, name=script
+        engine=engine,
+        opt_level=opt_level,
+        record=None if record is None else os.path.abspath(record),  # the script may go to another folder
+        device=device,
+        compat_torch=compat_torch,
+        name=script,
     )
     return execute(target, settings)

@@ -1,0 +1,124 @@
+"""Run a target to its end as the interpreter would: same `__main__`, same traceback, same exit code."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
+from ampcompare.errors import AmpCompareError
+from ampcompare.legacy.settings import ExecSettings
+from ampcompare.legacy.target import Target
+
+__all__ = ["execute"]
+
+_kept: list[ModuleType | None] = []
+
+
+def execute(target: Target, settings: ExecSettings) -> int:
+    """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
+
+    Raises:
+        AmpCompareError: what was asked for cannot be had; the target was not started.
+    """
+    interrupted: list[bool] = []
+    # Registered first, so that it runs last: after the script's own handlers.
+    atexit.register(_die_if, interrupted)
+    target.set_paths()
+    applied = settings.apply()
+    code: CodeType | None = None
+    status = 0
+    error: BaseException | None = None
+    try:
+        code, main = target.load()
+        # Whose namespace is still running must not be collected.
+        _kept.append(sys.modules.get("__main__"))
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit as caught:
+        status = _exit_status(caught.code)
+    except AmpCompareError as caught:
+        if code is None:
+            applied.close(2, repr(caught))
+            raise
+        error = caught
+    except BaseException as caught:
+        error = caught
+    if error is not None:
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _print_traceback(error, code)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(True)
+    applied.close(status, None if error is None else f"{type(error).__name__}: {error}")
+    _say_what_was_missing(applied.finder, error)
+    return status
+
+
+def _exit_status(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    sys.stdout.flush()
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _die_if(interrupted: list[bool]) -> None:
+    """End as the interpreter does on Ctrl-C: by the signal itself, so that a shell's loop stops too."""
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _print_traceback(error: BaseException, code: CodeType | None) -> None:
+    """Hand the exception to `sys.excepthook` with the frames of the script alone."""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code is not code:
+        traceback = traceback.tb_next
+    if traceback is None:  # raised before the script ran, by an import of its parent package
+        traceback = _outside(error.__traceback__)
+    error.__traceback__ = traceback
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, traceback)
+
+
+def _outside(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
+        ("ampcompare.legacy", "importlib")
+    ):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _say_what_was_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
+    if finder is None:
+        return
+    missing = list(finder.missing)
+    while error is not None:
+        name = _lacking(error)
+        if name is not None and name not in missing:
+            missing.append(name)
+        error = error.__cause__ or error.__context__
+    if missing:
+        print(
+            f"ampcompare: the script asked for {', '.join(missing)}, which the compat engine does not have; guard the "
+            "import, or run with --engine nvidia where that Apex is installed",
+            file=sys.stderr,
+        )
+
+
+def _lacking(error: BaseException) -> str | None:
+    """Return what an ImportError did not find in `apex`, under the name that the script used."""
+    if not isinstance(error, ImportError) or error.name is None:
+        return None
+    if error.name == HOME or error.name.startswith(f"{HOME}."):
+        module = "apex" + error.name[len(HOME) :]
+        wanted = getattr(error, "name_from", None) or str(error).partition("cannot import name '")[2].partition("'")[0]
+        return f"{module}.{wanted}" if wanted else module
+    return error.name if real_name(error.name) or error.name in KERNELS else None

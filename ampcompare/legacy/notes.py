@@ -1,0 +1,16 @@
+"""One line on stderr for everything that is not as the script asked, the first time it matters."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["note"]
+
+_said: set[str] = set()
+
+
+def note(text: str) -> None:
+    """Print `ampcompare: TEXT` on stderr, once per text and process."""
+    if text not in _said:
+        _said.add(text)
+        print(f"ampcompare: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""Override the opt level that a script gives to `amp.initialize`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+from ampcompare.legacy.notes import note
+
+__all__ = ["override"]
+
+# Arguments that only some levels take: `initialize` refuses them at the others.
+REFUSED = {
+    "O1": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
+    "O0": ("patch_torch_functions",),
+    "O2": ("patch_torch_functions",),
+    "O3": ("patch_torch_functions",),
+}
+
+
+def override(level: str, *, quiet: bool = False) -> None:
+    """Make `amp.initialize` use `level`, leaving out arguments that it does not take, and say so."""
+    amp: Any = sys.modules["apex.amp"]
+    original = amp.initialize
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        asked = given.get("opt_level", "O1")
+        dropped = []
+        if asked != level:
+            dropped = [name for name in REFUSED[level] if given.get(name) is not None]
+            for name in dropped:
+                del given[name]
+        given["opt_level"] = level
+        if not quiet:
+            without = f", without the script's {', '.join(dropped)}" if dropped else ""
+            note(f"--opt-level {level} instead of the script's {asked}{without}")
+        return original(*bound.args, **bound.kwargs)
+
+    amp.initialize = initialize
+    sys.modules["apex.amp.frontend"].initialize = initialize  # type: ignore[attr-defined]

@@ -1,0 +1,145 @@
+"""Write what every backward pass and step of a script did, as JSON lines, at little cost to the script.
+
+Losses on a device stay there until a block of rows is written, so that recording does not make the script wait.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampcompare.environment import fingerprint
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.legacy.notes import note
+from ampcompare.legacy.summary import FORMAT, SCHEMA
+from ampcompare.record import dump_json
+
+if TYPE_CHECKING:
+    from ampcompare.legacy.settings import ExecSettings
+
+__all__ = ["Recorder", "header"]
+
+ROWS_HELD = 256
+SECONDS_HELD = 1.0
+
+
+def header(settings: ExecSettings) -> dict[str, Any]:
+    """Return the first row of a record: what ran, and where."""
+    import ampcompare.apex
+
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "script": settings.name,
+        "engine": settings.engine,
+        "engine_version": ampcompare.apex.__version__ if settings.engine == "compat" else "unknown",
+        "opt_level": settings.opt_level,
+        "device": settings.device,
+        "arguments": sys.argv[1:],
+        "environment": fingerprint(),
+    }
+
+
+class Recorder:
+    """Holds rows and writes them in blocks: at most 256 of them, or those of a second.
+
+    Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write files of
+    their own as soon as they train.
+
+    Args:
+        path: the file; an existing one is replaced.
+        first: the header.
+        child: the name of this process, where the script has spawned it.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+
+    def __init__(self, path: str, first: dict[str, Any], *, child: str | None = None) -> None:
+        self._path = _own_path(Path(path), child)
+        self._first = first
+        self._rows: list[dict[str, Any]] = []
+        self._written = time.perf_counter()
+        self._descriptor: int | None = None
+        if child is None:
+            self._open()
+        os.register_at_fork(after_in_child=self._disown)
+
+    def add(self, row: dict[str, Any], now: float) -> None:
+        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due.
+
+        Args:
+            now: `time.perf_counter()`.
+        """
+        self._rows.append(row)
+        if len(self._rows) >= ROWS_HELD or now - self._written > SECONDS_HELD:
+            self.flush()
+            self._written = now
+
+    def flush(self) -> None:
+        """Write the rows that are held."""
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        self._read_losses(rows)
+        if self._descriptor is None:
+            self._open()
+        self._write(rows)
+
+    def close(self, status: int, error: str | None) -> None:
+        """Write the last row, unless this process never trained."""
+        if self._descriptor is None and not self._rows:
+            return
+        self._rows.append({"kind": "end", "exit_code": status, "error": error})
+        self.flush()
+        assert self._descriptor is not None
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _open(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"cannot write the record {self._path}: {error.strerror or error}; name another file with --record"
+            ) from error
+        self._write([self._first])
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        assert self._descriptor is not None
+        text = "".join(dump_json(row, indent=None) + "\n" for row in rows)
+        try:
+            os.write(self._descriptor, text.encode("utf-8"))
+        except OSError as error:  # a full disk must not end a training that nobody could repeat
+            note(f"the record {self._path} cannot be written ({error.strerror or error}); rows are lost")
+
+    @staticmethod
+    def _read_losses(rows: list[dict[str, Any]]) -> None:
+        waiting = [row for row in rows if isinstance(row.get("loss"), torch.Tensor)]
+        if waiting:
+            values = torch.stack([row["loss"].reshape(()).double() for row in waiting]).tolist()
+            for row, value in zip(waiting, values, strict=True):
+                row["loss"] = value
+
+    def _disown(self) -> None:
+        """Leave the file to the parent, in a forked child."""
+        self._rows = []
+        self._descriptor = None
+        self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+
+
+def _own_path(path: Path, child: str | None) -> Path:
+    marks = []
+    rank = os.environ.get("RANK", "0")
+    if rank.isdigit() and int(rank) > 0:
+        marks.append(f"rank{rank}")
+    if child is not None:
+        marks.append(re.sub(r"[^\w.-]", "_", child))
+    return path.with_name(".".join([path.stem, *marks]) + path.suffix) if marks else path

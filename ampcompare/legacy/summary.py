@@ -1,0 +1,212 @@
+"""Read the record of `ampcompare exec --record` and sum it up; needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ampcompare.errors import RecordError
+from ampcompare.record import NON_FINITE, dump_json
+from ampcompare.report.base import printable
+
+__all__ = ["FORMAT", "SCHEMA", "ExecSummary", "is_exec_record", "read_exec_record", "render"]
+
+FORMAT = "ampcompare-exec"
+SCHEMA = 1
+
+
+@dataclass
+class LossSummary:
+    """Backward passes of one `loss_id`."""
+
+    backwards: int = 0
+    overflows: int = 0
+    scale_min: float | None = None
+    scale_max: float | None = None
+    scale_final: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+
+@dataclass
+class OptimizerSummary:
+    """Steps of one optimizer; the median is over the time from the end of one step to the end of the next."""
+
+    name: str
+    steps: int = 0
+    skipped: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median step time, the first step left out."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+@dataclass
+class ExecSummary:
+    """What a record says. `ended` is None where the process was killed, or runs still."""
+
+    header: dict[str, Any]
+    losses: dict[int, LossSummary] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerSummary] = field(default_factory=dict)
+    opt_levels: list[str] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+
+
+def is_exec_record(path: Path) -> bool:
+    """Tell whether a file begins as a record of `ampcompare exec` does."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline(1_000_000))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and first.get("format") == FORMAT
+
+
+def read_exec_record(path: Path) -> ExecSummary:
+    """Read and sum up a record; a last line that was cut off is left out.
+
+    Raises:
+        RecordError: another schema, or a line before the last that is no row.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"cannot read the record {path}: {error}") from None
+    summary = ExecSummary(json.loads(lines[0]))
+    if summary.header.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{path} has schema {summary.header.get('schema')}, and this version reads {SCHEMA}; upgrade ampcompare"
+        )
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            row = json.loads(line)
+            ROWS[row["kind"]](summary, row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
+    return summary
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(NON_FINITE.get(value, value) if isinstance(value, str) else value)
+
+
+def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.opt_levels.append(row["opt_level"] if row["enabled"] else "off")
+    for number, name in row["optimizers"].items():
+        summary.optimizers.setdefault(int(number), OptimizerSummary(name))
+
+
+def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
+    loss = summary.losses.setdefault(int(row["loss_id"]), LossSummary())
+    value = _number(row["loss"])
+    if loss.backwards == 0:
+        loss.loss_first = value
+    loss.loss_last = value
+    loss.backwards += 1
+    loss.overflows += bool(row["overflow"])
+    scales = [scale for scale in (_number(row["scale_before"]), _number(row["scale_after"])) if scale is not None]
+    if scales:
+        loss.scale_min = min([*scales, *([] if loss.scale_min is None else [loss.scale_min])])
+        loss.scale_max = max([*scales, *([] if loss.scale_max is None else [loss.scale_max])])
+        loss.scale_final = scales[-1]
+
+
+def _add_step(summary: ExecSummary, row: dict[str, Any]) -> None:
+    optimizer = summary.optimizers.setdefault(int(row["optimizer"]), OptimizerSummary("?"))
+    optimizer.steps += 1
+    optimizer.skipped += not row["applied"]
+    if row["seconds"] is not None:
+        optimizer.seconds.append(float(row["seconds"]))
+
+
+def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.ended = row
+
+
+ROWS = {"initialize": _add_initialize, "backward": _add_backward, "step": _add_step, "end": _add_end}
+
+HEADERS = [
+    "item",
+    "count",
+    "skipped",
+    "overflows",
+    "scale min",
+    "scale max",
+    "final scale",
+    "first loss",
+    "last loss",
+    "median step s",
+]
+
+
+def render(summary: ExecSummary, form: str) -> str:
+    """Return the summary as "table", "md", "csv" or "json"; it ends with a newline."""
+    if form == "json":
+        return dump_json(_document(summary)) + "\n"
+    rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
+    rows += [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([[name.replace(" ", "_") for name in HEADERS], *rows])
+        return text.getvalue()
+    table = tabulate(
+        [[cell or "-" for cell in row] for row in rows],
+        headers=HEADERS,
+        tablefmt="simple" if form == "table" else "github",
+        disable_numparse=True,
+    )
+    return f"{table}\n\n{printable(_sentence(summary), 500)}\n"
+
+
+def _optimizer_row(number: int, one: OptimizerSummary) -> list[str]:
+    median = one.median_seconds
+    name = f"optimizer {number} ({printable(one.name, 40)})"
+    return [name, str(one.steps), str(one.skipped), *[""] * 6, "" if median is None else f"{median:.4g}"]
+
+
+def _loss_row(number: int, one: LossSummary) -> list[str]:
+    figures = [one.scale_min, one.scale_max, one.scale_final, one.loss_first, one.loss_last]
+    shown = ["" if value is None else f"{value:.6g}" for value in figures]
+    return [f"loss {number}", str(one.backwards), "", str(one.overflows), *shown, ""]
+
+
+def _sentence(summary: ExecSummary) -> str:
+    header, ended = summary.header, summary.ended
+    if ended is None:
+        end = "the record has no end: the process was killed, or runs still"
+    else:
+        error = f" by {ended.get('error')}" if ended.get("error") else ""
+        end = f"it ended with exit code {ended.get('exit_code')}{error}"
+    levels = ", ".join(summary.opt_levels) or "never initialized"
+    version = str(header.get("engine_version", "")).removesuffix("+compat")
+    return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
+
+
+def _document(summary: ExecSummary) -> dict[str, Any]:
+    return {
+        "header": summary.header,
+        "opt_levels": summary.opt_levels,
+        "optimizers": [
+            {
+                "optimizer": number,
+                "name": one.name,
+                "steps": one.steps,
+                "skipped": one.skipped,
+                "median_step_seconds": one.median_seconds,
+            }
+            for number, one in sorted(summary.optimizers.items())
+        ],
+        "losses": [{"loss_id": number, **vars(one)} for number, one in sorted(summary.losses.items())],
+        "end": summary.ended,
+    }
