@@ -1,0 +1,280 @@
+"""`DistributedDataParallel`: average gradients over processes, in buckets, while the backward pass still runs.
+
+Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in `docs/deviations-parallel.md`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ampcompare.apex import deprecated_warning
+from ampcompare.apex.amp._amp_state import strict_from_environment
+from ampcompare.errors import PreparationError
+
+from ._buckets import Reduction
+from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
+from ._replicas import broadcast_from_first, check_equal_models, flat_dist_call, require_group
+from ._synchronizer import Options, Synchronizer, facts
+from .reducer import Reducer
+
+__all__ = ["DistributedDataParallel", "Reducer", "flat_dist_call"]
+
+DEFAULT_MESSAGE_SIZE = 10_000_000
+TORCH_ONLY = frozenset(
+    {
+        "broadcast_buffers",
+        "bucket_cap_mb",
+        "check_reduction",
+        "device_ids",
+        "dim",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "init_sync",
+        "output_device",
+        "static_graph",
+    }
+)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+class DistributedDataParallel(nn.Module):
+    """Average the gradients of `module` over all ranks at each backward pass.
+
+    The first backward pass records the order in which gradients arrive and reduces at its end; rank 0's order then
+    makes the buckets of every rank, and later passes reduce a bucket as soon as all its gradients are there. Any
+    floating dtype and any device is reduced as long as the backend can sum it. `param.grad` is reduced as it stands:
+    gradients accumulated under `disable_allreduce()` or `no_sync()` are reduced by the next pass outside it.
+
+    Args:
+        module: the model, with equal parameters (names, shapes, dtypes) on all ranks; rank 0's values are broadcast,
+            its buffers too.
+        message_size: number of elements from which on a bucket is closed.
+        delay_allreduce: reduce everything at the end of the backward pass.
+        shared_param: removed by Apex; must be None.
+        allreduce_trigger_params: parameters whose gradient closes a bucket; `message_size` then has no effect.
+        retain_allreduce_buffers: keep the reduced flat buffers in `allreduce_buffers`; gradients become views of them.
+        allreduce_always_fp32: sum half and bfloat16 gradients in fp32.
+        num_allreduce_streams: number of side streams (on CUDA) and process groups that take buckets in turn.
+        allreduce_communicators: pair (process groups, CUDA streams) to be used for them.
+        gradient_average: divide by the number of ranks; else gradients are summed.
+        gradient_predivide_factor: divide by it before the sum; with `gradient_average` the rest follows after it.
+        gradient_average_split_factor: ignored, as by Apex.
+        prof: mark reductions as NVTX ranges (on a CPU: as records of the profiler).
+        process_group: ranks to work with; None means all.
+        torch_options: arguments of torch's class that scripts pass by mistake; one warning names them.
+
+    Raises:
+        ParallelOptionError: options that exclude each other (a `ValueError`).
+        ParallelArgumentError: `allreduce_communicators` that do not fit `num_allreduce_streams` (`AssertionError`).
+        ParallelPreparationError: other models on other ranks; parameters that are not on a GPU under NCCL.
+        ProcessGroupMissing: `init_process_group` was not called.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        message_size: int | Sequence[Any] = DEFAULT_MESSAGE_SIZE,
+        delay_allreduce: bool = False,
+        shared_param: Any = None,
+        allreduce_trigger_params: Iterable[nn.Parameter] | None = None,
+        retain_allreduce_buffers: bool = False,
+        allreduce_always_fp32: bool = False,
+        num_allreduce_streams: int = 1,
+        allreduce_communicators: tuple[Sequence[Any], Sequence[Any]] | None = None,
+        gradient_average: bool = True,
+        gradient_predivide_factor: float = 1.0,
+        gradient_average_split_factor: float | None = None,
+        prof: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        **torch_options: Any,
+    ) -> None:
+        super().__init__()
+        deprecated_warning(
+            "apex.parallel.DistributedDataParallel is deprecated and was removed from Apex in May 2025. Use "
+            "torch.nn.parallel.DistributedDataParallel."
+        )
+        if isinstance(message_size, Sequence):
+            # The second positional argument of torch's class.
+            torch_options["device_ids"] = message_size
+            message_size = DEFAULT_MESSAGE_SIZE
+        _check_options(
+            shared_param, delay_allreduce, allreduce_trigger_params, num_allreduce_streams, allreduce_communicators
+        )
+        require_group("DistributedDataParallel")
+        _warn_of_torch_options(torch_options, process_group)
+
+        self.module = module
+        self.world_size = dist.get_world_size(process_group)
+        self.message_size = message_size
+        self.delay_allreduce = delay_allreduce
+        self.retain_allreduce_buffers = retain_allreduce_buffers
+        self.allreduce_always_fp32 = allreduce_always_fp32
+        self.num_allreduce_streams = num_allreduce_streams
+        self.gradient_average = gradient_average
+        self.gradient_predivide_factor = gradient_predivide_factor
+        self.prof = prof
+        self._strict = strict_from_environment()
+        self._process_group = process_group
+        self._communicators = allreduce_communicators
+        self._trigger_names = _names(module, allreduce_trigger_params or ())
+
+        if dist.get_backend(process_group) == "nccl":
+            _check_on_gpu(module)
+        check_equal_models(module, process_group)
+        state = [*module.parameters()] if self._strict else [*module.parameters(), *module.buffers()]
+        broadcast_from_first(state, process_group)
+        self._synchronizer = self._make_synchronizer()
+
+    def _make_synchronizer(self) -> Synchronizer:
+        predivide = self.gradient_predivide_factor
+        triggers = frozenset(
+            i for i, (name, _) in enumerate(self.module.named_parameters()) if name in self._trigger_names
+        )
+        return Synchronizer(
+            self.module,
+            Options(
+                message_size=int(self.message_size),
+                delay=self.delay_allreduce,
+                triggers=triggers,
+                streams=self.num_allreduce_streams,
+                communicators=self._communicators,
+                group=self._process_group,
+                reduction=Reduction(
+                    before=1.0 / predivide,
+                    after=predivide / self.world_size if self.gradient_average else 1.0,
+                    always_fp32=self.allreduce_always_fp32,
+                    retain=self.retain_allreduce_buffers,
+                ),
+                prof=self.prof,
+                strict=self._strict,
+            ),
+        )
+
+    @property
+    def needs_refresh(self) -> bool:
+        """Whether the next backward pass records the order of gradients anew."""
+        return self._synchronizer.buckets is None
+
+    @property
+    def allreduce_buffers(self) -> list[Tensor | None]:
+        """The flat reduced gradients of the last backward pass, with `retain_allreduce_buffers`; else empty."""
+        return self._synchronizer.retained
+
+    def disable_allreduce(self) -> None:
+        """Keep gradients local until `enable_allreduce`."""
+        self._synchronizer.enabled = False
+
+    def enable_allreduce(self) -> None:
+        """Reduce gradients again, from the next backward pass on."""
+        self._synchronizer.enabled = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep gradients local inside the block, as in torch's class."""
+        before = self._synchronizer.enabled
+        self._synchronizer.enabled = False
+        try:
+            yield
+        finally:
+            self._synchronizer.enabled = before
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        result = self.module(*inputs, **kwargs)
+        if not self._synchronizer.enabled or not torch.is_grad_enabled():
+            return result
+        if not self._synchronizer.begin_forward() and self._synchronizer.facts != facts(self.module):
+            self._synchronizer.close()
+            self._synchronizer = self._make_synchronizer()
+            self._synchronizer.begin_forward()
+        for output in _tensors(result):
+            if output.requires_grad:
+                self._synchronizer.watch(output)
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the module and the options; a copy makes its buckets and hooks anew.
+
+        Raises:
+            PreparationError: where process groups were given, which cannot be copied.
+        """
+        if self._process_group is not None or self._communicators is not None:
+            raise PreparationError(
+                "A DistributedDataParallel that was given process groups cannot be copied or pickled, because "
+                "groups cannot. Copy its module."
+            )
+        return {name: value for name, value in self.__dict__.items() if name != "_synchronizer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._synchronizer = self._make_synchronizer()
+
+
+def _check_options(
+    shared_param: Any,
+    delay: bool,
+    triggers: Iterable[nn.Parameter] | None,
+    streams: int,
+    communicators: tuple[Sequence[Any], Sequence[Any]] | None,
+) -> None:
+    if shared_param is not None:
+        raise ParallelOptionError(
+            "shared_param is no longer supported: leave it out. Where parameters are shared in ways that overlapping "
+            "cannot follow, pass delay_allreduce=True."
+        )
+    if delay and (triggers is not None or streams > 1):
+        raise ParallelOptionError(
+            "delay_allreduce=True reduces once, at the end of the backward pass: allreduce_trigger_params and "
+            f"num_allreduce_streams={streams} have no meaning with it. Leave out one or the other."
+        )
+    if communicators is not None:
+        lengths = [len(part) for part in communicators]
+        if lengths != [streams, streams] or streams < 2:
+            raise ParallelArgumentError(
+                "allreduce_communicators must be a pair (process groups, streams), each with num_allreduce_streams > 1 "
+                f"entries; got lengths {lengths} and num_allreduce_streams={streams}."
+            )
+
+
+def _warn_of_torch_options(options: dict[str, Any], group: dist.ProcessGroup | None) -> None:
+    unknown = sorted(set(options) - TORCH_ONLY)
+    if unknown:
+        raise TypeError(f"DistributedDataParallel got unexpected keyword arguments: {', '.join(unknown)}")
+    if options and dist.get_rank(group) == 0:
+        warnings.warn(
+            f"{', '.join(sorted(options))}: for torch.nn.parallel.DistributedDataParallel, without effect in "
+            "apex.parallel.DistributedDataParallel, which works on the device of the module, allows unused parameters, "
+            "and broadcasts buffers once, when it is made",
+            stacklevel=3,
+        )
+
+
+def _names(module: nn.Module, params: Iterable[nn.Parameter]) -> frozenset[str]:
+    wanted = {id(param) for param in params}
+    return frozenset(name for name, param in module.named_parameters() if id(param) in wanted)
+
+
+def _check_on_gpu(module: nn.Module) -> None:
+    elsewhere = [name for name, param in module.named_parameters() if not param.is_cuda]
+    if elsewhere:
+        raise ParallelPreparationError(
+            f"NCCL reduces CUDA tensors only; {len(elsewhere)} parameters are not on a GPU (first: {elsewhere[0]}). "
+            "Call model.cuda() before DistributedDataParallel, or use the gloo backend."
+        )
