@@ -1,7 +1,8 @@
 """Replay golden scenarios through `ampcompare.apex.amp`; a script for a child process.
 
-Usage: golden_replay.py OUTPUT STRICT-NAMES SCENARIO... Each scenario starts from a closed session. OUTPUT receives one JSON
-object: the name of each scenario, and what `steps` and `final` became (or an error).
+Usage: golden_replay.py OUTPUT STRICT-NAMES SCENARIO... Each scenario starts from a closed session. OUTPUT receives one
+JSON object: the digest of this machine's arithmetic, and by the name of each scenario what its `initial`, `steps` and
+`final` became (or an error).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import sys
 import traceback
 import warnings
@@ -66,6 +68,9 @@ class Replay:
         s = self.s
         amp._amp_state.close()
         self.models = [recipe.build(spec) for spec in s["models"]]
+        self.initial = [
+            [i, name, list(p.shape), *summary(p)] for i, m in enumerate(self.models) for name, p in m.named_parameters()
+        ]
         self.optimizers = [
             getattr(torch.optim, spec["type"])([self.group(g) for g in spec["groups"]], **spec["args"])
             for spec in s["optimizers"]
@@ -124,6 +129,7 @@ class Replay:
 
     def run(self) -> dict[str, Any]:
         steps = []
+        initial = self.initial
         for t in range(self.s["steps"]):
             steps.append(self.step(t))
             if self.s.get("restart", {}).get("after") == t + 1:
@@ -136,9 +142,8 @@ class Replay:
                 for state in o.state_dict()["state"].values()
             ],
         }
-        if self.enabled:
-            final["amp_state_dict"] = amp.state_dict()
-        return {"steps": steps, "final": final}
+        final["amp_state_dict"] = amp.state_dict() if self.enabled else None
+        return {"initial": initial, "steps": steps, "final": final}
 
     def eval_outputs(self, t: int) -> str:
         outputs = []
@@ -225,7 +230,8 @@ class Replay:
             record["skipped"].append(sha(mine) == before)
         skipped = any(record["skipped"])
         record["grads_sha"], record["master_grads_sha"] = (None, None) if skipped else (grads_sha, master_grads_sha)
-        record["scalers"] = [[v["loss_scale"], v["unskipped"]] for v in amp.state_dict().values()] if self.enabled else []
+        scalers = amp.state_dict().values() if self.enabled else ()
+        record["scalers"] = [[v["loss_scale"], v["unskipped"]] for v in scalers]
         record["params"] = [summary(p) for p in params]
         own = {id(p) for p in params}
         masters = self.master_params()
@@ -235,11 +241,38 @@ class Replay:
         return record
 
 
+def arithmetic() -> str:
+    """Digest plain torch convolutions and matrix products, half and float, with their gradients.
+
+    Equal digests mean that this machine rounds and sums as the one of the recording.
+    """
+    digest = hashlib.sha256()
+    for dtype in (torch.float32, torch.float16):
+        shapes = [(8, 32), (32, 32), (8, 3, 6, 6), (16, 3, 3, 3), (2, 5, 16)]
+        tensors = [recipe.unit(math.prod(s), 7 + k).reshape(s).to(dtype).requires_grad_() for k, s in enumerate(shapes)]
+        x, w, image, kernel, sequence = tensors
+        h = torch.tanh(F.linear(x, w))
+        outputs = [
+            h,
+            F.linear(F.relu(F.linear(h, w)), w),
+            F.conv2d(image, kernel, padding=1),
+            F.conv2d(image, kernel, stride=2).mean(dim=(2, 3)),
+            torch.matmul(sequence, sequence.transpose(1, 2)),
+            F.gelu(F.layer_norm(sequence.float(), (16,))),
+            F.batch_norm(image.float(), None, None, training=True),
+            F.cross_entropy(h.float(), torch.arange(8)),
+        ]
+        sum(out.float().square().mean() for out in outputs).backward()
+        for tensor in (*outputs, *(t.grad for t in tensors)):
+            digest.update(raw(tensor))
+    return digest.hexdigest()
+
+
 def main(output: str, strict_names: str, *files: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecatedFeatureWarning)
     strict = set(strict_names.split(","))
-    results = {}
+    results: dict[str, Any] = {"arithmetic": arithmetic()}
     for file in files:
         scenario = json.loads(Path(file).read_text())["scenario"]
         try:

@@ -1,0 +1,75 @@
+"""Trajectories recorded from Apex 25.05, replayed step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILES = sorted((Path(__file__).parent / "golden" / "apex-25.05").glob("*.json"))
+
+# What must agree on any processor, whatever its order of summation.
+ALWAYS = (
+    "step",
+    "out_dtypes",
+    "loss_dtypes",
+    "param_dtypes",
+    "grad_dtypes",
+    "master_dtypes",
+    "master_grad_dtypes",
+    "buffer_dtypes",
+    "skipped",
+    "scalers",
+)
+LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3}
+PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(path.read_text())
+    return recording
+
+
+def test_there_are_98_scenarios() -> None:
+    """No recording was lost."""
+    assert len(FILES) == 98
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_trajectory(path: Path, replayed: dict[str, Any], exact: bool) -> None:
+    """Every step of a recorded training run comes out as the real Apex made it."""
+    recording = _recorded(path)
+    result = replayed[recording["scenario"]["name"]]
+    assert "error" not in result, result.get("error")
+    assert result["initial"] == recording["initial"]
+    assert len(result["steps"]) == len(recording["steps"])
+    level = recording["scenario"]["amp"]["opt_level"]
+    for want, got in zip(recording["steps"], result["steps"], strict=True):
+        if exact:
+            assert got == want
+        else:
+            _assert_near(want, got, level)
+    if exact:
+        assert result["final"] == recording["final"]
+    else:
+        _assert_same_layout(recording["final"], result["final"])
+
+
+def _assert_near(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
+    for key in ALWAYS:
+        assert got[key] == want[key], key
+    numbers = [[float(loss) for loss in record["loss"]] for record in (got, want)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=LOSS_TOLERANCE[level], nan_ok=True)
+    for key in ("params", "masters"):
+        assert (got[key] is None) == (want[key] is None)
+        for (_, new), (_, old) in zip(got[key] or [], want[key] or [], strict=True):
+            new, old = [float(v) for v in new], [float(v) for v in old]
+            assert new == pytest.approx(old, rel=0, abs=PARAM_TOLERANCE[level], nan_ok=True)
+
+
+def _assert_same_layout(want: dict[str, Any], got: dict[str, Any]) -> None:
+    assert got.get("amp_state_dict") == want.get("amp_state_dict")
+    assert got["optimizer_state_dtypes"] == want["optimizer_state_dtypes"]
+    assert [entry[:2] for entry in got["model_state_dict"]] == [entry[:2] for entry in want["model_state_dict"]]

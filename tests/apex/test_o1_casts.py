@@ -1,0 +1,98 @@
+"""Result dtypes of expressions under O1, as recorded from Apex 25.05."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ampcompare.apex import amp
+
+ROWS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "o1-casts.json").read_text())["rows"]
+CODES = {torch.float16: "h", torch.float32: "f", torch.float64: "d", torch.int64: "l", torch.bool: "?"}
+DTYPES = {"f": torch.float32, "h": torch.float16}
+
+
+def iadd(a: Any, b: Any) -> Any:
+    a += b
+    return a
+
+
+def imul(a: Any, b: Any) -> Any:
+    a *= b
+    return a
+
+
+def ipow(a: Any) -> Any:
+    a **= 2
+    return a
+
+
+def environment(expression: str) -> dict[str, Any]:
+    modules = {
+        "nn_linear": lambda: nn.Linear(4, 4),
+        "nn_lstm": lambda: nn.LSTM(4, 4),
+        "nn_gru": lambda: nn.GRU(4, 4),
+        "nn_rnn": lambda: nn.RNN(4, 4),
+        "nn_lstmcell": lambda: nn.LSTMCell(4, 4),
+        "nn_grucell": lambda: nn.GRUCell(4, 4),
+        "nn_rnncell": lambda: nn.RNNCell(4, 4),
+        "nn_ln": lambda: nn.LayerNorm(4),
+        "nn_bn": lambda: nn.BatchNorm1d(4),
+        "nn_mha": lambda: nn.MultiheadAttention(4, 2),
+    }
+    names: dict[str, Any] = {"torch": torch, "F": F, "idx": torch.tensor([0, 1, 2, 3])}
+    names.update(iadd=iadd, imul=imul, ipow=ipow)
+    for word in re.findall(r"\b(w\d+|nn_\w+)\b", expression):
+        names[word] = modules[word]() if word in modules else nn.Parameter(torch.ones([int(c) for c in word[1:]]))
+    return names
+
+
+def outcome(row: dict[str, Any], dtypes: str) -> str:
+    """Return the dtype code of the row's result for inputs of these dtypes, or `!` and the exception's name."""
+    names = environment(row["expr"])
+    for k, ((name, shape), dtype) in enumerate(zip(row["inputs"].items(), dtypes, strict=True)):
+        values = 0.9 * torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + k)
+        names[name] = values.to(DTYPES[dtype]).reshape(shape)
+    try:
+        with torch.no_grad():
+            return CODES[eval(row["expr"], names).dtype]
+    except Exception as error:
+        return f"!{type(error).__name__}"
+
+
+def initialize_o1(strict: bool = False) -> None:
+    model = nn.Linear(2, 2)
+    amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level="O1", verbosity=0, strict=strict)
+
+
+def test_there_are_98_rows() -> None:
+    """No recording was lost."""
+    assert len(ROWS) == 98
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_casts(row: dict[str, Any], strict: bool) -> None:
+    """An expression under O1 gives the dtype, or the exception, that it gave under the real Apex."""
+    initialize_o1(strict)
+    for dtypes, expected in row["O1"].items():
+        if expected != "!unsupported":
+            assert outcome(row, dtypes) == expected, dtypes
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_casts_are_taken_back(row: dict[str, Any]) -> None:
+    """After the session is closed an expression gives what it gives without amp."""
+    dtypes = [combination for combination, code in row["without_amp"].items() if code != "!unsupported"]
+    before = [outcome(row, combination) for combination in dtypes]
+    initialize_o1()
+    amp._amp_state.close()
+    assert [outcome(row, combination) for combination in dtypes] == before
