@@ -17,6 +17,7 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "report": "Render the records of a run directory again.",
+    "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "list": "Show arms, models and data sets, available or why not.",
 }
 EPILOG = (
