@@ -92,6 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
+        return _fail(str(error), 4)
 
 
 def _fail(message: str, code: int) -> int:

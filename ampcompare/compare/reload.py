@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ampcompare.compare.run import load_records
 from ampcompare.compare.summary import summarize
@@ -43,10 +45,40 @@ def _from_folder(folder: Path) -> Comparison:
         command, order = str(plan["command"]), list(plan["order"])
         cells = set(plan["cells"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
         return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
     mine = [record for record in records if record.cell in cells]
     return summarize(_sorted(mine, arms), arms=arms, reference=reference, command=command, order=order)
+
+
+def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
+    """See that records without a plan can be one table: equal settings, but for arm and seed.
+
+    Raises:
+        RecordError: two records differ in another setting.
+    """
+    first = dict(_settings(records[0].config.model_dump()))
+    for record in records[1:]:
+        other = dict(_settings(record.config.model_dump()))
+        apart = [
+            place
+            for place in {**first, **other}
+            if first.get(place) != other.get(place) and place not in ("arm", "recipe.seed")
+        ]
+        if apart:
+            raise RecordError(
+                f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
+                "name one of their record.json files"
+            )
+
+
+def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{above}{name}.")
+        else:
+            yield above + name, value
 
 
 def _sorted(records: list[RunRecord], arms: list[str]) -> list[RunRecord]:

@@ -199,6 +199,15 @@ def test_records_that_cannot_be_read(call: Call, tmp_path: Path, change: Callabl
     assert path.read_text() == changed
 
 
+def test_runs_of_different_recipes_are_no_table(call: Call, tmp_path: Path) -> None:
+    """Runs that differ in more than arm and seed are not averaged into one row: the difference is named."""
+    for words in (["--seed", "0"], ["--seed", "1"], ["--arm", "half"]):
+        assert call("run", "--arch", "mlp", "-o", str(tmp_path), *words, tiny=True).code == 0
+    assert [line.split()[0] for line in call("report", str(tmp_path)).out.splitlines()[2:4]] == ["fp32", "half"]
+    assert call("run", "--arch", "mlp", "-o", str(tmp_path), "--lr", "0.5", tiny=True).code == 0
+    _check(call("report", str(tmp_path)), 2, "different settings (recipe.optimizer.lr)", "record.json")
+
+
 def test_control_characters_do_not_reach_the_terminal(call: Call) -> None:
     """What a user typed is shown without characters that steer a terminal."""
     done = call("report", "\x1b[2Jnowhere\x9b")

@@ -65,6 +65,15 @@ def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[s
     assert "\r" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_stdout(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """A table that cannot be written is one line on stderr and a fault of the environment."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "report", str(ran[1] / "out")], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert done.stderr == "ampcompare: [Errno 28] No space left on device\n"
+
+
 def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """The report says with which words it can be made again."""
     assert read_comparison(ran[1] / "out" / "report.json").command.startswith("ampcompare compare --data synthetic")
