@@ -22,7 +22,7 @@ __all__ = ["command"]
 def command(path: str, form: str) -> int:
     """Render the records of a run directory again.
 
-    Instead of a run directory, a single record.json or report.json can be named.
+    Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote.
     """
     from ampcompare.compare.reload import reload_comparison
     from ampcompare.legacy.summary import is_exec_record, read_exec_record, render

@@ -102,7 +102,7 @@ def _number(value: Any) -> float | None:
 
 
 def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
-    summary.opt_levels.append(row["opt_level"] if row["enabled"] else "off")
+    summary.opt_levels.append(row["opt_level"])
     for number, name in row["optimizers"].items():
         summary.optimizers.setdefault(int(number), OptimizerSummary(name))
 

@@ -40,22 +40,20 @@ class _Watch:
     def begin(self) -> None:
         amp = self.amp
         home, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
-        amp.initialize = home.initialize = self._watched_initialize(amp.initialize)  # type: ignore[attr-defined]
+        # Not `initialize` itself: its warning points at its caller, which is to be the script.
+        home._initialize = self._watched_initialize(home._initialize)  # type: ignore[attr-defined]
         amp.scale_loss = handle.scale_loss = self._watched_scale_loss(amp.scale_loss)  # type: ignore[attr-defined]
         self._watch_scaler(scaler.LossScaler)
 
     def _watched_initialize(self, original: Any) -> Any:
         @functools.wraps(original)
-        def initialize(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            optimizers = kwargs.get("optimizers", args[1] if len(args) > 1 else None)
+        def initialize(models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(models, optimizers, properties, *args, **kwargs)
             given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
             numbers = [self._number(optimizer) for optimizer in given]
-            properties = self.amp._amp_state.opt_properties
-            scalers = getattr(self.amp._amp_state, "loss_scalers", []) if properties.enabled else []
+            scalers = self.amp._amp_state.loss_scalers
             row = {
                 "kind": "initialize",
-                "enabled": bool(properties.enabled),
                 "opt_level": properties.opt_level,
                 "optimizers": {str(number): type(one).__name__ for number, one in zip(numbers, given, strict=True)},
                 "loss_scales": [float(scaler.loss_scale()) for scaler in scalers],
