@@ -1,0 +1,45 @@
+"""The pool of ranks itself: results in order, and failures that name the rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def total(start: int) -> tuple[int, float]:
+    value = torch.tensor(float(start + dist.get_rank()))
+    dist.all_reduce(value)
+    return dist.get_rank(), value.item()
+
+
+def raise_on_last() -> None:
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise ArithmeticError("the last rank is unwell")
+
+
+def die_on_first() -> None:
+    if dist.get_rank() == 0:
+        os._exit(7)
+    dist.barrier()
+
+
+def test_values_come_back_in_order(ranks: Any) -> None:
+    """Each rank's value comes back at its place, after a collective between them."""
+    assert ranks(2, total, start=3) == [(0, 7.0), (1, 7.0)]
+
+
+def test_an_exception_shows_its_rank_and_traceback(ranks: Any) -> None:
+    """A rank that raises fails the test with its traceback."""
+    with pytest.raises(AssertionError, match=r"(?s)rank 1: Traceback.*raise_on_last.*the last rank is unwell"):
+        ranks(2, raise_on_last)
+
+
+def test_a_dead_rank_shows_its_exit_code(ranks: Any) -> None:
+    """A rank that dies fails the test at once, and the next call works again."""
+    with pytest.raises(AssertionError, match="rank 0: ended with exit code 7"):
+        ranks(2, die_on_first)
+    assert ranks(2, total, start=0) == [(0, 1.0), (1, 1.0)]
