@@ -32,7 +32,7 @@ def command(
     script: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run a script that uses Apex, unchanged, with ampcompare.apex standing in for apex.
+    """Run an unmodified Apex script on ampcompare.apex.
 
     Everything after SCRIPT belongs to the script. torchrun goes in front:
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
@@ -49,5 +49,6 @@ def command(
         device=device,
         compat_torch=compat_torch,
         name=script,
+        arguments=arguments,
     )
     return execute(target, settings)

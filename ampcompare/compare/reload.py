@@ -29,7 +29,7 @@ def reload_comparison(path: Path) -> Comparison:
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
         kind = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
         return read_comparison(path)
