@@ -1,0 +1,254 @@
+"""The report as one HTML file that opens anywhere, offline: tables for everyone, figures where scripts may run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
+
+from ampcompare.errors import BackendUnavailable
+from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
+from ampcompare.report.figures import Figure, make_figures
+from ampcompare.report.resolved import arm_facts, shared_environment, shared_settings
+from ampcompare.report.terminal import legend
+from ampcompare.version import __version__
+
+__all__ = ["SHOWN_AT_FIRST", "Html", "html_available"]
+
+NEEDED = ("jinja2", "plotly")
+SHOWN_AT_FIRST = 12
+COLORS = 9  # in report.css
+DASHES = ("solid", "dash", "dot", "dashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "pentagon", "hexagon", "star")
+NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( \(.*\))?(/\d+)?|-|nan|inf|-inf")
+FIXED_WORDS = {
+    "better": "good",
+    "ok": "good",
+    "equivalent": "good",
+    "not inferior": "good",
+    "inferior": "bad",
+    "failed": "bad",
+    "diverged": "bad",
+    "invalid": "unclear",
+    "cannot tell": "unclear",
+    "not comparable": "unclear",
+    "interrupted": "unclear",
+    "not run": "unclear",
+}
+
+
+def html_available() -> bool:
+    """Whether the packages of the extra `html` are installed."""
+    return all(find_spec(name) is not None for name in NEEDED)
+
+
+class Html(Reporter):
+    """One page; it loads nothing, and its security policy forbids it to."""
+
+    def render(self, comparison: Comparison) -> str:
+        """Return the page.
+
+        Raises:
+            BackendUnavailable: jinja2 or plotly is not installed.
+        """
+        absent = [name for name in NEEDED if find_spec(name) is None]
+        if absent:
+            raise BackendUnavailable(
+                f"the HTML report needs {' and '.join(absent)}, which this environment does not have; "
+                f"pip install {' '.join(NEEDED)}"
+            )
+        figures = make_figures(comparison)
+        page: str = _template().render(
+            title=_title(comparison),
+            version=__version__,
+            comparison=comparison,
+            subtitle=_subtitle(comparison),
+            reading=[printable(line, LONGEST_LINE) for line in comparison.reading],
+            legend=legend(comparison),
+            summary=_summary(comparison),
+            arms=[_look(place, row) for place, row in enumerate(comparison.arms)],
+            shown_at_first=SHOWN_AT_FIRST,
+            figures=figures,
+            run_headers=RUN_HEADERS,
+            runs=[_run(record) for record in comparison.records],
+            settings=shared_settings(comparison),
+            environment=shared_environment(comparison),
+            arm_facts=arm_facts(comparison),
+            command=printable(comparison.command, LONGEST_LINE),
+            order=[printable(cell, 80) for cell in comparison.order],
+            css=_text("report.css"),
+            scripts=[_plotly(), _text("report.js")],
+            policy=_policy(_plotly(), _text("report.js")),
+            data=_embedded(_data(comparison, figures)),
+        )
+        return page
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["is_number"] = lambda text: NUMBER.fullmatch(text) is not None
+    environment.filters["sense"] = _sense
+    return environment.from_string(_text("report.html.j2"))
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("ampcompare.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    script: str = get_plotlyjs()
+    return script
+
+
+@cache
+def _policy(*scripts: str) -> str:
+    """Return a policy under which these scripts run, by their digests, and nothing is loaded from anywhere."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _embedded(data: Any) -> str:
+    """Return JSON that can stand inside a script element: no text in it can close the element or open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _data(comparison: Comparison, figures: Sequence[Figure]) -> dict[str, Any]:
+    return {
+        "arms": [_look(place, row) for place, row in enumerate(comparison.arms)],
+        "figures": [
+            {"key": figure.key, "traces": figure.traces, "layout": figure.layout, "byArm": figure.by_arm}
+            for figure in figures
+            if figure.traces
+        ],
+    }
+
+
+def _look(place: int, row: ArmSummary) -> dict[str, Any]:
+    """Return how an arm is told apart everywhere on the page: by color, symbol, and dashes where colors come again."""
+    again = place // COLORS
+    return {
+        "name": printable(row.arm, 60) or "(no name)",
+        "color": place % COLORS,
+        "dash": DASHES[again % len(DASHES)],
+        "symbol": SYMBOLS[place % COLORS] + ("-open" if again % 2 else ""),
+        "on": place < SHOWN_AT_FIRST,
+    }
+
+
+def _title(comparison: Comparison) -> str:
+    count = len(comparison.arms)
+    if count == 1:
+        return f"One arm: {printable(comparison.arms[0].arm, 60)}"
+    return f"{count} arms side by side"
+
+
+def _subtitle(comparison: Comparison) -> list[str]:
+    words = []
+    if comparison.records:
+        recipe = comparison.records[0].config.recipe
+        words.append(f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}")
+        words.append(f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}")
+        words.append(f"batch {recipe.batch_size}")
+    words.append(f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) != 1 else ''}")
+    words.append(f"reference {printable(comparison.reference, 60)}")
+    device = comparison.environment.get("device_name") or comparison.environment.get("device")
+    if device:
+        words.append(f"on {printable(str(device), 60)}")
+    if len(comparison.records) < len(comparison.order):
+        words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
+    return words
+
+
+def _sense(text: str) -> str:
+    """Return how a verdict or status is colored, by the fixed word that it begins with."""
+    return next((sense for word, sense in FIXED_WORDS.items() if text.lower().startswith(word)), "")
+
+
+def _summary(comparison: Comparison) -> dict[str, Any]:
+    """Return the table: the arm with its engine, its verdicts, and the columns of every other format."""
+    names = list(COLUMNS)
+    cells = [dict(zip(names, row, strict=True)) for row in table_rows(comparison)]
+    shown = [name for name in names if name not in ("arm", "engine")]
+    verdicts = _verdicts(comparison.arms)
+    extra = {
+        name: texts
+        for name, texts in verdicts.items()
+        if not all(text in row.values() for text, row in zip(texts, cells, strict=True) if text)
+    }
+    rows = [
+        {
+            "arm": row["arm"] or "(no name)",
+            "engine": row["engine"],
+            "is_reference": summary.arm == comparison.reference,
+            "cells": [*(texts[place] or "-" for texts in extra.values()), *(row[name] for name in shown)],
+        }
+        for place, (summary, row) in enumerate(zip(comparison.arms, cells, strict=True))
+    ]
+    return {"headers": [*extra, *shown], "rows": rows}
+
+
+def _verdicts(rows: Sequence[ArmSummary]) -> dict[str, list[str]]:
+    """Return every verdict that rows carry, by what it is about."""
+    found: dict[str, list[str]] = {}
+    for place, row in enumerate(rows):
+        for name, value in row.model_dump().items():
+            if "verdict" not in name:
+                continue
+            about = name.replace("verdicts", "").replace("verdict", "").strip("_").replace("_", " ")
+            texts = value if isinstance(value, dict) else {about: value}
+            for part, text in texts.items():
+                title = printable(f"{part} verdict".strip(), 60)
+                if isinstance(text, str) and text:
+                    found.setdefault(title, [""] * len(rows))[place] = printable(text, 200)
+    return found
+
+
+RUN_HEADERS = (
+    "arm", "seed", "status", "top-1 %", "best %", "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"
+)  # fmt: skip
+
+
+def _run(record: RunRecord) -> list[str]:
+    """Return the line of one run under `RUN_HEADERS`."""
+    summary = record.summary
+    train_seconds = sum(epoch.train_seconds for epoch in summary.epochs) if summary.epochs else None
+    note = record.error or ""
+    if summary.diverged_step is not None:
+        note = f"step {summary.diverged_step}: {summary.divergence}"
+    return [
+        printable(record.arm, 60) or "(no name)",
+        str(record.config.recipe.seed),
+        record.status,
+        _number(summary.top1_final, "{:.2f}", 100),
+        _number(summary.top1_best, "{:.2f}", 100),
+        _number(summary.loss_final, "{:.4g}"),
+        _number(summary.step_seconds_median, "{:.3g}", 1e3),
+        _number(train_seconds, "{:.3g}"),
+        _number(summary.peak_bytes, "{:,.1f}", 2**-20),
+        _number(summary.final_loss_scale, "{:g}"),
+        f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
+        printable(note, 300) or "-",
+    ]
+
+
+def _number(value: float | None, form: str, factor: float = 1) -> str:
+    return "-" if value is None else form.format(value * factor)

@@ -1,0 +1,80 @@
+"""Curves of single runs, and one curve with its range over the seeds of an arm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Band", "Curve", "make_curve", "over_seeds", "thinned"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: finite values at rising places."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def at(self, place: float, *, hold: bool) -> float | None:
+        """Return the value at a place, held from the point before or on the line between two; None outside the run."""
+        if not self.x or not self.x[0] <= place <= self.x[-1]:
+            return None
+        after = bisect_right(self.x, place)
+        if hold or after == len(self.x):
+            return self.y[after - 1]
+        left, right = self.x[after - 1], self.x[after]
+        share = (place - left) / (right - left)
+        return self.y[after - 1] * (1 - share) + self.y[after] * share
+
+
+@dataclass(frozen=True)
+class Band:
+    """An arm: mean, lowest and highest over the seeds that came as far as each place."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    @property
+    def has_width(self) -> bool:
+        """Whether seeds differ anywhere."""
+        return any(low < high for low, high in zip(self.low, self.high, strict=True))
+
+
+def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
+    """Return the points whose values are known and finite."""
+    kept = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    return Curve([x for x, _ in kept], [y for _, y in kept])
+
+
+def thinned(places: Sequence[float], most: int) -> list[float]:
+    """Return at most `most` places, evenly chosen, with the first and the last."""
+    if len(places) <= most:
+        return list(places)
+    last = len(places) - 1
+    return [places[round(number * last / (most - 1))] for number in range(most)]
+
+
+def over_seeds(
+    curves: Iterable[Curve],
+    most: int,
+    *,
+    hold: bool = False,
+    mean: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> Band:
+    """Return one curve for the seeds of an arm, at the places of the run that went furthest.
+
+    Args:
+        curves: one per seed; a run that stopped early counts as far as it went.
+        most: points of the result.
+        hold: values jump, as loss scales do, and are not drawn between two points.
+    """
+    known = [curve for curve in curves if curve.x]
+    furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
+    places = thinned(furthest.x, most)
+    values = [[y for curve in known if (y := curve.at(x, hold=hold)) is not None] for x in places]
+    return Band(places, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
