@@ -14,7 +14,13 @@ __all__ = ["command"]
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: the script's own; 2 there is no such script or module; 4 the environment cannot do it.",
 )
-@click.option("--engine", type=click.Choice(["compat", "nvidia"]), default="compat", show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["compat", "nvidia"]),
+    default="compat",
+    show_default=True,
+    help="what stands behind `import apex`: this package's own engine, or the real Apex",
+)
 @click.option("--opt-level", type=click.Choice(["O0", "O1", "O2", "O3"]), help="instead of the one the script asks for")
 @click.option("--record", metavar="FILE", help="write every backward pass and step there, for `ampcompare report FILE`")
 @click.option("--device", type=click.Choice(["cpu"]), help="run what the script does on CUDA on the CPU: a smoke test")
