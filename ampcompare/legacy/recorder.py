@@ -5,9 +5,10 @@ Losses on a device stay there until a block of rows is written, so that recordin
 
 from __future__ import annotations
 
+import json
+import multiprocessing.util
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": ampcompare.apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": sys.argv[1:],
+        "arguments": list(settings.arguments),
         "environment": fingerprint(),
     }
 
@@ -67,6 +68,7 @@ class Recorder:
         self._rows: list[dict[str, Any]] = []
         self._written = time.perf_counter()
         self._descriptor: int | None = None
+        self._is_child = child is not None
         if child is None:
             self._open()
         os.register_at_fork(after_in_child=self._disown)
@@ -77,6 +79,8 @@ class Recorder:
         Args:
             now: `time.perf_counter()`.
         """
+        if self._descriptor is None:
+            self._open()
         self._rows.append(row)
         if len(self._rows) >= ROWS_HELD or now - self._written > SECONDS_HELD:
             self.flush()
@@ -88,17 +92,19 @@ class Recorder:
             return
         rows, self._rows = self._rows, []
         self._read_losses(rows)
-        if self._descriptor is None:
-            self._open()
         self._write(rows)
 
-    def close(self, status: int, error: str | None) -> None:
-        """Write the last row, unless this process never trained."""
-        if self._descriptor is None and not self._rows:
+    def close(self, status: int | None, error: str | None) -> None:
+        """Write the last row, unless this process never trained.
+
+        Args:
+            status: exit code; None where it is not known, in a process that the script started.
+            error: the uncaught exception.
+        """
+        if self._descriptor is None:
             return
         self._rows.append({"kind": "end", "exit_code": status, "error": error})
         self.flush()
-        assert self._descriptor is not None
         os.close(self._descriptor)
         self._descriptor = None
 
@@ -111,10 +117,13 @@ class Recorder:
                 f"cannot write the record {self._path}: {error.strerror or error}; name another file with --record"
             ) from error
         self._write([self._first])
+        if self._is_child:
+            # Registered only now: a forked child forgets what was registered before.
+            multiprocessing.util.Finalize(self, self.close, args=(None, None), exitpriority=0)
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(dump_json(row, indent=None) + "\n" for row in rows)
+        text = "".join(map(_line, rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end a training that nobody could repeat
@@ -132,7 +141,15 @@ class Recorder:
         """Leave the file to the parent, in a forked child."""
         self._rows = []
         self._descriptor = None
+        self._is_child = True
         self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:  # infinite or not a number, which is seldom: only these rows pay for the longer way
+        return dump_json(row, indent=None) + "\n"
 
 
 def _own_path(path: Path, child: str | None) -> Path:

@@ -26,7 +26,8 @@ class ExecSettings:
         record: file for what every backward pass and step did.
         device: "cpu" sends what the script does on CUDA to the CPU.
         compat_torch: mend what has changed in torch and Python since the script was written.
-        name: the script or module, for the record.
+        name: the script or module, for the record, like the next.
+        arguments: of the script.
     """
 
     engine: str = "compat"
@@ -35,6 +36,7 @@ class ExecSettings:
     device: str | None = None
     compat_torch: bool = False
     name: str = ""
+    arguments: tuple[str, ...] = ()
 
     def apply(self, *, child: str | None = None) -> Applied:
         """Prepare this process; nothing is undone later, as the process belongs to the script.

@@ -185,6 +185,8 @@ def _sentence(summary: ExecSummary) -> str:
     header, ended = summary.header, summary.ended
     if ended is None:
         end = "the record has no end: the process was killed, or runs still"
+    elif ended.get("exit_code") is None:
+        end = "this is the record of a process that the script started"
     else:
         error = f" by {ended.get('error')}" if ended.get("error") else ""
         end = f"it ended with exit code {ended.get('exit_code')}{error}"
