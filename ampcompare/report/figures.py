@@ -313,12 +313,12 @@ def _positive(record: RunRecord) -> tuple[list[int], list[float]]:
 
 
 def _powers_of_two(low: float, high: float) -> dict[str, Any]:
-    first, last = math.floor(math.log2(low)) - 1, math.ceil(math.log2(high)) + 1
-    exponents = range(first, last + 1, max(1, math.ceil((last - first) / 7)))
+    first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+    exponents = range(last, first - 1, -max(1, math.ceil((last - first) / 8)))
     return {
         "tickvals": [2.0**power for power in exponents],
-        "ticktext": [f"2<sup>{power}</sup>" for power in exponents],
-        "range": [math.log10(2) * (first + 0.5), math.log10(2) * (last - 0.5)],
+        "ticktext": [f"2<sup>{power}</sup>" if power else "1" for power in exponents],
+        "range": [math.log10(2) * (first - 0.6), math.log10(2) * (last + 0.6)],
     }
 
 
@@ -330,7 +330,8 @@ def _skipped(arms: Sequence[_Arm], most: int) -> Figure:
     return Figure(
         "skipped",
         "Skipped steps",
-        "Updates skipped for an overflow, counted up from the first step.",
+        "Updates skipped for an overflow, counted up from the first step."
+        + (" None was skipped." if traces and not any(y for trace in traces for y in trace["y"]) else ""),
         traces,
         {"hovermode": SAME_PLACE, "xaxis": _axis("step"), "yaxis": _axis("skipped steps", rangemode="tozero")},
         missing=NO_TRACE,
@@ -472,6 +473,7 @@ def _range(values: Sequence[float]) -> dict[str, Any]:
 
 def _pareto(arms: Sequence[_Arm]) -> Figure:
     traces: list[dict[str, Any]] = []
+    rows: list[list[str]] = []
     for arm in arms:
         done = [(r, 100 * top1) for r in arm.completed if (top1 := r.summary.top1_final) is not None and r.summary.epochs]
         if not done:
@@ -481,6 +483,7 @@ def _pareto(arms: Sequence[_Arm]) -> Figure:
         hover = "%{y:.2f} % in %{x:.3g} s"
         x, y = [statistics.fmean(seconds)], [statistics.fmean(accuracies)]
         traces.append(_trace(arm, "point", x, y, mode="markers", hovertemplate=hover, **spread))
+        rows.append([arm.name, f"{y[0]:.2f}", f"{x[0]:.3g}"])
     return Figure(
         "pareto",
         "Accuracy against time",
@@ -488,29 +491,35 @@ def _pareto(arms: Sequence[_Arm]) -> Figure:
         f"beats in both. {_not_drawn(arms, traces, lambda arm: 'no run was completed')}",
         traces,
         {"xaxis": _axis("seconds of training"), "yaxis": _axis("final top-1 %")},
+        Table(["arm", "final top-1 %", "seconds"], rows) if traces else None,
         missing="No run was completed.",
     )
 
 
 def _differences(arms: Sequence[_Arm], reference: str) -> Figure:
-    traces = []
+    traces: list[dict[str, Any]] = []
+    rows: list[list[str]] = []
     for arm in arms:
         mean, low, high = arm.row.top1_difference, arm.row.top1_difference_low, arm.row.top1_difference_high
         if mean is None or arm.row.arm == reference:
             continue
         spread = {}
+        interval = "-"
         if low is not None and high is not None:
+            interval = f"{100 * low:+.2f} to {100 * high:+.2f}"
             bounds = {"array": [_sig(100 * (high - mean))], "arrayminus": [_sig(100 * (mean - low))]}
             spread = {"error_x": {"type": "data", "symmetric": False, **bounds}}
         trace = _trace(arm, "point", [100 * mean], [], mode="markers", hovertemplate="%{x:+.2f} points", **spread)
         traces.append({**trace, "y": [f"a{arm.place}"]})
+        rows.append([arm.name, f"{100 * mean:+.2f}", interval])
     return Figure(
         "differences",
         f"Top-1 against {printable(reference, 40)}",
         "Mean difference in percentage points over pairs of equal seeds, with the interval that holds for all arms at "
-        "95 %. Too few pairs have no interval.",
+        "95 %. Too few pairs, or pairs that all differ alike, have no interval.",
         traces,
         _by_name(arms, _axis("percentage points", zeroline=True)),
+        Table(["arm", "difference", "interval"], rows) if traces else None,
         by_arm=True,
         missing="There is no second arm with a run that pairs with one of the reference.",
     )

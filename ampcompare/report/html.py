@@ -96,9 +96,18 @@ def _template() -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["is_number"] = lambda text: NUMBER.fullmatch(text) is not None
+    environment.filters["numeric"] = _numeric
     environment.filters["sense"] = _sense
     return environment.from_string(_text("report.html.j2"))
+
+
+def _numeric(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Tell for each column whether it holds numbers, and so is aligned at its end."""
+    columns = list(zip(*rows, strict=True))
+    return [
+        all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
+        for column in columns
+    ]
 
 
 @cache
@@ -170,7 +179,8 @@ def _subtitle(comparison: Comparison) -> list[str]:
         words.append(f"batch {recipe.batch_size}")
     words.append(f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) != 1 else ''}")
     words.append(f"reference {printable(comparison.reference, 60)}")
-    device = comparison.environment.get("device_name") or comparison.environment.get("device")
+    on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
+    device = comparison.environment.get("processor" if on_cpu else "device_name")
     if device:
         words.append(f"on {printable(str(device), 60)}")
     if len(comparison.records) < len(comparison.order):

@@ -24,6 +24,18 @@ class Shared:
     equal: list[tuple[str, str]]
     differing: list[tuple[str, list[tuple[str, str]]]]
 
+    @property
+    def groups(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The equal facts by the part of the recipe that they belong to; facts without parts are one group."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, value in self.equal:
+            *above, last = name.split(".")
+            group = above[1] if len(above) > 1 else "training" if above else ""
+            found.setdefault(group, []).append((last, value))
+        if len(found) > 1 and "" in found:
+            found["run"] = found.pop("")
+        return list(found.items())
+
 
 def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""

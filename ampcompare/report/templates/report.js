@@ -8,7 +8,7 @@
   const logarithmic = new Set();
   const fewEnough = 12; // arms whose values fit into one hover label
   const narrow = window.matchMedia("(max-width: 700px)");
-  const coarse = window.matchMedia("(pointer: coarse)");
+  const canHover = window.matchMedia("(hover: hover)");
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
 
   const merged = (base, more) => {
@@ -81,7 +81,8 @@
       font: { family: look.font, size: 12.5, color: look.ink },
       margin: { l: 52, r: 14, t: 10, b: 44 },
       hoverlabel: { bgcolor: look.paper, bordercolor: look.rule, font: { color: look.ink }, namelength: 40 },
-      dragmode: coarse.matches ? false : "zoom",
+      dragmode: canHover.matches ? "zoom" : false, // a finger on a figure scrolls the page
+      modebar: { bgcolor: look.paper, color: look.quiet, activecolor: look.ink },
       hovermode: "closest",
       height: narrow.matches ? 280 : 330,
       xaxis: { ...axis }, yaxis: { ...axis },
@@ -108,8 +109,10 @@
       const shown = new Set(traces.filter((trace) => trace.visible).map((trace) => trace.meta.arm)).size;
       if (figure.key === "pareto") traces.unshift(frontier(traces, look));
       window.Plotly.react(place, traces, layout(figure, look, shown), {
-        responsive: true, displaylogo: false, displayModeBar: coarse.matches ? false : "hover",
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+        responsive: true, displaylogo: false, showSendToCloud: false,
+        displayModeBar: canHover.matches ? "hover" : false,
+        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+        toImageButtonOptions: { filename: figure.key, scale: 2 },
       });
     }
     const count = on.filter(Boolean).length;
@@ -158,6 +161,6 @@
       draw();
     });
   }
-  for (const query of [narrow, coarse, prefersDark]) query.addEventListener("change", draw);
+  for (const query of [narrow, canHover, prefersDark]) query.addEventListener("change", draw);
   draw();
 })();
