@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; the same command goes on where this one stopped", 130)
+        return _fail("interrupted; the same command starts with the first cell that has no record", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0

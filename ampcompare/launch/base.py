@@ -10,7 +10,7 @@ from pathlib import Path
 from ampcompare.config import RunConfig
 from ampcompare.record import RunRecord, dump_json, write_atomically
 
-__all__ = ["Launcher", "Progress", "failed_record", "log_tail", "write_record"]
+__all__ = ["Launcher", "Progress", "failed_record", "log_tail", "set_aside", "write_record"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,14 @@ class Launcher(abc.ABC):
 def write_record(record: RunRecord, folder: Path) -> None:
     """Write `record.json` in one move."""
     write_atomically(folder / "record.json", dump_json(record))
+
+
+def set_aside(folder: Path) -> None:
+    """Keep the files of an earlier run of this cell as `*.previous.*`, so that none is taken for the coming one's."""
+    for name in ("record.json", "steps.jsonl"):
+        path = folder / name
+        if path.exists():
+            path.replace(path.with_suffix(f".previous{path.suffix}"))
 
 
 def failed_record(config: RunConfig, error: str) -> RunRecord:

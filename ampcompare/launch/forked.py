@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, LaunchError
-from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, write_record
+from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
 from ampcompare.record import RunRecord, dump_json, read_record
 
 __all__ = ["ForkedLauncher"]
@@ -46,12 +46,11 @@ class ForkedLauncher(Launcher):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+        set_aside(folder)
+        run = self._run if hasattr(os, "fork") else self._run_fresh
+        code, killed_by = run(config, folder, on_progress)
         path = folder / "record.json"
-        before = _stamp(path)
-        code, killed_by = (
-            self._run(config, folder, on_progress) if hasattr(os, "fork") else self._run_fresh(config, folder)
-        )
-        if code == 0 and not killed_by and _stamp(path) != before:
+        if code == 0 and not killed_by and path.exists():
             return read_record(path)
         how = f"was killed by {signal.Signals(killed_by).name}" if killed_by else f"ended with exit code {code}"
         if code == 0 and not killed_by:
@@ -78,7 +77,9 @@ class ForkedLauncher(Launcher):
             elif message["event"] == "exit":
                 return message["code"], message["signal"]
 
-    def _run_fresh(self, config: RunConfig, folder: Path) -> tuple[int, int]:
+    def _run_fresh(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
+    ) -> tuple[int, int]:
         (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
         with (folder / "log.txt").open("wb") as log:
             code = subprocess.call(
@@ -127,15 +128,6 @@ class ForkedLauncher(Launcher):
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
         _close_pipes(server)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is replaced: a cell that a user's code ends early leaves the old record there."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def _close_pipes(server: subprocess.Popen[bytes]) -> None:

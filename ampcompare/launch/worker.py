@@ -150,7 +150,7 @@ def _device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
         }
     else:
-        facts["device_name"] = facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+        facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
     return facts
 
 
