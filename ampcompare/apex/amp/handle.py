@@ -50,11 +50,11 @@ def scale_loss(
 
 
 class _ScaledLoss(AbstractContextManager[Any]):
-    __slots__ = ("_delay_check", "_delay_unscale", "_loss", "_loss_id", "_optimizers", "_scaler")
+    __slots__ = ("_delay_check", "_delay_unscale", "_given", "_loss", "_loss_id", "_optimizers", "_scaler")
 
     def __init__(self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool) -> None:
         self._loss = loss
-        self._optimizers = optimizers
+        self._optimizers = self._given = optimizers
         self._loss_id = loss_id
         self._delay_unscale = delay_unscale
         self._delay_check = delay_check
@@ -75,7 +75,8 @@ class _ScaledLoss(AbstractContextManager[Any]):
         optimizers = self._list_optimizers()
         self._scaler = scaler
         if not self._delay_unscale:
-            for optimizer in optimizers:
+            # Strict mode: Apex prepares the members of a list only.
+            for optimizer in () if _amp_state.strict and isinstance(self._given, tuple) else optimizers:
                 if not optimizer._amp_stash.params_have_scaled_gradients:
                     optimizer._prepare_amp_backward()
         elif not _amp_state.strict:

@@ -1,0 +1,193 @@
+"""Checkpoints under amp: its own state, model and optimizer state, and the orders of loading."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.apex import amp
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def start(level: str = "O2", seed: int = 0, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-4)
+    amp.initialize(model, optimizer, opt_level=level, verbosity=0, **options)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Any, steps: int = 1, factor: float = 1 / 64, **options: Any) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(X).float() - 1).square().mean()
+        losses.append(loss.item())
+        with amp.scale_loss(loss * factor, optimizer, **options) as scaled:
+            scaled.backward()
+        optimizer.step()
+    return losses
+
+
+def test_amp_state() -> None:
+    """The state holds scale and clean updates of each scaler, in order, and fills a given mapping."""
+    start(num_losses=2)
+    amp._amp_state.loss_scalers[1]._loss_scale = 8.0
+    state = amp.state_dict()
+    assert type(state) is OrderedDict
+    assert state == {
+        "loss_scaler0": {"loss_scale": 65536.0, "unskipped": 0},
+        "loss_scaler1": {"loss_scale": 8.0, "unskipped": 0},
+    }
+    destination: dict[str, Any] = {"mine": 1}
+    assert amp.state_dict(destination) is destination
+    assert set(destination) == {"mine", "loss_scaler0", "loss_scaler1"}
+
+
+def test_loading_goes_by_position(capsys: pytest.CaptureFixture[str]) -> None:
+    """The n-th entry fills the n-th scaler; numbers that differ are reported, at any verbosity (deviation 22)."""
+    start(num_losses=2)
+    entry = {"loss_scale": 2.0, "unskipped": 1}
+    amp.load_state_dict({"loss_scaler1": entry, "my_loss_scaler": {"loss_scale": 4.0, "unskipped": 5}})
+    assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [2.0, 4.0]
+    assert capsys.readouterr().out == ""
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 16.0, "unskipped": 0}})
+    assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [16.0, 4.0]
+    assert "contains 1 entries, while 2 loss_scalers" in capsys.readouterr().out
+    amp.load_state_dict({f"loss_scaler{i}": entry for i in range(3)} | {"unknown": 1})
+    assert "Skipping loss_scaler[2]" in capsys.readouterr().out
+
+
+def test_loading_bad_states() -> None:
+    """Unknown keys raise RuntimeError after the good ones were set; missing fields raise KeyError."""
+    start()
+    with pytest.raises(RuntimeError, match="'epoch'"):
+        amp.load_state_dict({"epoch": 3, "loss_scaler0": {"loss_scale": 2.0, "unskipped": 1}})
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 2.0
+    with pytest.raises(KeyError):
+        amp.load_state_dict({"loss_scaler0": {"loss_scale": 2.0}})
+
+
+def test_state_before_initialize() -> None:
+    """Before initialize the state functions raise AttributeError."""
+    with pytest.raises(AttributeError, match=r"amp\.initialize"):
+        amp.state_dict()
+    with pytest.raises(AttributeError):
+        amp.load_state_dict({})
+
+
+def test_state_of_a_disabled_session() -> None:
+    """With enabled=False the state is empty and loading does nothing; strict mode raises (deviation 34)."""
+    amp.initialize(nn.Linear(1, 1), enabled=False, verbosity=0)
+    assert amp.state_dict() == {}
+    amp.load_state_dict({"loss_scaler0": {"loss_scale": 2.0, "unskipped": 1}})
+    amp.initialize(nn.Linear(1, 1), enabled=False, verbosity=0, strict=True)
+    with pytest.raises(AttributeError):
+        amp.state_dict()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_forced_overflows_show_in_the_state(level: str) -> None:
+    """k overflows on scaler k halve it k times, and its counter is 0."""
+    model, optimizer = start(level, num_losses=3)
+    for index in range(3):
+        for _ in range(index):
+            train(model, optimizer, factor=math.inf, loss_id=index)
+            for name, buffer in model.named_buffers():
+                if buffer.is_floating_point():
+                    buffer.fill_(1.0 if "var" in name else 0.0)
+    for index in range(3):
+        assert amp.state_dict()[f"loss_scaler{index}"] == {"loss_scale": 2.0 ** (16 - index), "unskipped": 0}
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_model_state_is_float_and_training_falls(level: str) -> None:
+    """No half entry in a state dict, and the loss falls strictly over ten Adam steps afterwards."""
+    model, optimizer = start(level)
+    state = model.state_dict()
+    assert all(v.dtype != torch.float16 for v in state.values())
+    losses = train(model, optimizer, 10)
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 10
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("order", ["init_first", "load_first"])
+def test_restoring(level: str, order: str) -> None:
+    """Model and optimizer saved at step 5 are the same after loading, before or after initialize, and train on."""
+    model, optimizer = start(level, loss_scale="dynamic" if level != "O3" else 64.0)
+    train(model, optimizer, 5)
+    saved = model.state_dict(), optimizer.state_dict(), amp.state_dict()
+    torch.manual_seed(3)
+    twin = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    other = torch.optim.Adam(twin.parameters(), lr=0.01, eps=1e-4)
+    if order == "load_first":
+        twin.load_state_dict(saved[0])
+        other.load_state_dict(saved[1])
+    amp.initialize(twin, other, opt_level=level, verbosity=0, loss_scale="dynamic" if level != "O3" else 64.0)
+    if order == "init_first":
+        twin.load_state_dict(saved[0])
+        other.load_state_dict(saved[1])
+    amp.load_state_dict(dict(saved[2]))
+    assert amp.state_dict() == saved[2]
+    for key, value in twin.state_dict().items():
+        assert torch.equal(value, saved[0][key]), key
+    twin.train()
+    torch.testing.assert_close(twin(X), model(X), rtol=1e-3, atol=1e-3)
+    train(twin, other, 2)
+
+
+def second_moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    return optimizer.state_dict()["state"][0]["exp_avg_sq"]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("order", ["init_first", "load_first"])
+def test_optimizer_state_is_not_rounded_on_the_way(order: str, strict: bool) -> None:
+    """Second moments below the half range survive a resume under O2; in strict mode they become 0 (deviation 5)."""
+    model, optimizer = start()
+    train(model, optimizer)
+    state = optimizer.state_dict()
+    state["state"][0]["exp_avg_sq"].fill_(1e-9)
+    twin = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    other = torch.optim.Adam(twin.parameters(), lr=0.01, eps=1e-4)
+    if order == "load_first":
+        other.load_state_dict(state)
+    amp.initialize(twin, other, opt_level="O2", verbosity=0, strict=strict)
+    if order == "init_first":
+        other.load_state_dict(state)
+    other.zero_grad()
+    got = second_moments(other)
+    assert got.dtype == torch.float32
+    assert got.max().item() == (0.0 if strict else pytest.approx(1e-9))
+    assert all(p.dtype == torch.float32 for p in other.state)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("part", ["whole", "layer"])
+def test_loading_after_masters_exist(strict: bool, part: str) -> None:
+    """Weights loaded after the masters were made last; in strict mode the next step overwrites them."""
+    model, optimizer = start(strict=strict)
+    train(model, optimizer)
+    if part == "whole":
+        model.load_state_dict({key: torch.full_like(value, 2.0) for key, value in model.state_dict().items()})
+    else:
+        model[0].load_state_dict({key: torch.full_like(value, 2.0) for key, value in model[0].state_dict().items()})
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(model[0].weight, torch.full((4, 4), 2.0).half()) is not strict
+
+
+def test_state_of_masters_has_the_indices_of_the_model() -> None:
+    """The optimizer's state dict under O2 keeps parameter indices, with fp32 state."""
+    model, optimizer = start()
+    train(model, optimizer)
+    state = optimizer.state_dict()
+    assert sorted(state["state"]) == list(range(6))
+    assert all(entry["exp_avg"].dtype == torch.float32 for entry in state["state"].values())
