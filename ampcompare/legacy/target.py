@@ -29,19 +29,22 @@ class Target:
         self.name = name
         self.arguments = arguments
         self.is_module = is_module
+        path = Path(name)
+        # A folder or archive is itself the first place where its modules are looked for.
+        self._archive = not is_module and (path.is_dir() or path.suffix in (".zip", ".pyz"))
 
     def set_paths(self) -> None:
         """Put the first entry of `sys.path` and `sys.argv` as the interpreter does."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
         if self.is_module:
             first = str(Path.cwd())
-        elif Path(self.name).is_dir() or self.name.endswith((".zip", ".pyz")):
-            first = self.name
+        elif self._archive:
+            first = os.path.abspath(self.name)
         else:
             first = str(Path(self.name).resolve().parent)
         if not getattr(sys.flags, "safe_path", False):  # then the interpreter has put no entry that we could replace
             sys.path[0] = first
-        elif first == self.name:
+        elif self._archive:
             sys.path.insert(0, first)
 
     def load(self) -> tuple[CodeType, ModuleType]:
@@ -53,8 +56,8 @@ class Target:
         """
         if self.is_module:
             spec = self._find_module()
-        elif sys.path[0] == self.name:
-            found = PathFinder.find_spec("__main__", [self.name])
+        elif self._archive:
+            found = PathFinder.find_spec("__main__", [sys.path[0]])
             if found is None:
                 raise ConfigError(f"{self.name} has no __main__.py; name the script inside it")
             spec = found

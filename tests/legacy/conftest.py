@@ -1,0 +1,54 @@
+"""Scripts in a folder of their own, run by plain Python and by `ampcompare exec`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write a file of the script's folder, given its name and indented source."""
+
+    def write_file(name: str, source: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(source), encoding="utf-8")
+        return path
+
+    return write_file
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Run:
+    """Run the interpreter in the script's folder."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **variables},
+        )
+
+    return run
+
+
+@pytest.fixture
+def legacy(python: Run) -> Run:
+    """Run `ampcompare exec` with its deprecation warning switched off."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return python("-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *arguments, **variables)
+
+    return run

@@ -1,0 +1,126 @@
+"""A script under `ampcompare exec` sees, prints and ends as it does under plain Python."""
+
+from __future__ import annotations
+
+import signal
+import zipfile
+from pathlib import Path
+
+import pytest
+
+WORLD = """
+    import pickle
+    import sys
+
+    class Thing:
+        size: int = 3
+
+    count: int = 1
+    print(sys.argv, __name__, __file__, __package__, __spec__ and __spec__.name, sys.path[0])
+    print(sorted(globals()))
+    print(sys.modules["__main__"].Thing is Thing, type(pickle.loads(pickle.dumps(Thing()))))
+"""
+
+
+def assert_same(python, command: list[str], **variables: str) -> None:
+    plain = python(*command, **variables)
+    ours = python("-m", "ampcompare", "exec", *command, **variables)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_script_sees_the_same_world(write, python) -> None:
+    """Arguments, names of the main module, path and pickles of its classes are those of plain Python."""
+    write("work/train.py", WORLD)
+    assert_same(python, ["work/train.py", "--lr", "1", "-m", "--engine=x", "--", "--help", "a b"])
+
+
+def test_module_sees_the_same_world(write, python) -> None:
+    """Under -m, relative imports work and argv[0] and __spec__ are those of plain Python."""
+    write("pack/__init__.py", "")
+    write("pack/part.py", "value = 7")
+    write("pack/train.py", WORLD + "\n    from .part import value\n    print(value)")
+    write("pack/__main__.py", "from .part import value; print(value, __package__, __name__)")
+    assert_same(python, ["-m", "pack.train", "--lr", "1"])
+    assert_same(python, ["-m", "pack"])
+
+
+def test_folder_and_zip_file(write, python, tmp_path: Path) -> None:
+    """A folder or zip file with a __main__.py runs as it does under plain Python."""
+    write("app/__main__.py", "import part, sys; print(part.value, sys.argv, sys.path[0], __file__, __spec__.name)")
+    write("app/part.py", "value = 7")
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+        for name in ("__main__.py", "part.py"):
+            archive.write(tmp_path / "app" / name, name)
+    assert_same(python, ["app", "x"])
+    assert_same(python, ["app.zip", "x"])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('no data')",
+        "import sys; sys.exit()",
+        "raise SystemExit(256 + 7)",
+        "import atexit; atexit.register(print, 'bye'); 1 / 0",
+        "def f(n): return f(n - 1) if n else [][1]\nf(3)",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('later') from error",
+        "x = (",
+        "import sys; sys.excepthook = lambda *args: print('mine', args[0].__name__); 1 / 0",
+        "import os, signal; print('x', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import atexit; atexit.register(print, 'bye'); print('x'); raise KeyboardInterrupt",
+    ],
+)
+def test_script_ends_the_same(source: str, write, python) -> None:
+    """Exit codes, tracebacks, hooks and deaths by a signal are those of plain Python."""
+    write("train.py", source)
+    assert_same(python, ["train.py"])
+
+
+def test_interrupt_is_a_death_by_signal(write, python) -> None:
+    """Ctrl-C ends the process by SIGINT itself, so that a shell's loop over runs stops too."""
+    write("train.py", "raise KeyboardInterrupt")
+    assert python("-m", "ampcompare", "exec", "train.py").returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    "command, code, said",
+    [
+        (["absent.py"], 2, "there is no script absent.py"),
+        (["-m", "absent.train"], 2, "there is no module absent.train"),
+        (["-m", "here.absent"], 2, "there is no module here.absent"),
+        (["folder"], 2, "has no __main__.py"),
+        (["--engine", "nvidia", "train.py"], 4, "is a clone of the repository; install it"),
+        (["--record", "train.py/x.jsonl", "train.py"], 4, "cannot write the record"),
+    ],
+)
+def test_what_cannot_run_is_one_line(command: list[str], code: int, said: str, write, python) -> None:
+    """What is our fault or the caller's, before the script starts, is one line and a documented exit code."""
+    write("train.py", "print('started')")
+    write("folder/data.txt", "")
+    write("here/__init__.py", "")
+    write("apex/setup.py", "")
+    done = python("-m", "ampcompare", "exec", *command)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_error_in_the_parent_package_is_the_scripts_own(write, python) -> None:
+    """A package that fails to import, and is not simply absent, shows its own traceback and no frame of ours."""
+    write("pack/__init__.py", "import absent_dependency")
+    write("pack/train.py", "")
+    done = python("-m", "ampcompare", "exec", "-m", "pack.train")
+    assert done.returncode == 1
+    assert "No module named 'absent_dependency'" in done.stderr
+    assert "ampcompare" not in done.stderr
+
+
+def test_options_after_the_script_are_its_own(write, python) -> None:
+    """Ours come before SCRIPT; an unknown one there is a usage error, after it nothing is looked at."""
+    write("train.py", "import sys; print(sys.argv[1:])")
+    done = python("-m", "ampcompare", "exec", "train.py", "--opt-level", "O9", "--opt_level=O2")
+    assert done.stdout == "['--opt-level', 'O9', '--opt_level=O2']\n"
+    assert python("-m", "ampcompare", "exec", "--opt-level", "O9", "train.py").returncode == 2
+    assert python("-m", "ampcompare", "exec").returncode == 2

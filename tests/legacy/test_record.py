@@ -1,0 +1,166 @@
+"""`--record` and `--opt-level`: what a script's own eyes see is what the record says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GAN = """
+    import json, math, sys
+    import torch
+    from apex import amp
+
+    torch.manual_seed(0)
+    critic, maker = torch.nn.Linear(4, 1), torch.nn.Linear(3, 4)
+    slow = torch.optim.SGD(critic.parameters(), 0.01, momentum=0.9)
+    fast = torch.optim.Adam(maker.parameters(), 0.01)
+    [critic, maker], [slow, fast] = amp.initialize(
+        [critic, maker], [slow, fast], opt_level=sys.argv[1], num_losses=3, loss_scale="dynamic", verbosity=0
+    )
+    schedule = torch.optim.lr_scheduler.StepLR(fast, 2)
+    amp._amp_state.loss_scalers[2]._scale_seq_len = 2
+    seen = []
+
+    def backward(loss, optimizer, loss_id):
+        scaler = amp._amp_state.loss_scalers[loss_id]
+        before = scaler.loss_scale()
+        with amp.scale_loss(loss, optimizer, loss_id=loss_id) as scaled:
+            scaled.backward()
+        seen.append(["backward", loss_id, loss.item(), before, scaler.loss_scale()])
+
+    def step(optimizer, number):
+        weight = next(amp.master_params(optimizer))
+        old = weight.detach().clone()
+        optimizer.step()
+        seen.append(["step", number, not torch.equal(old, next(amp.master_params(optimizer)))])
+
+    for number in range(6):
+        real, noise = torch.randn(5, 4), torch.randn(5, 3)
+        critic.zero_grad()
+        bad = {0: 1e30 if number == 1 else 1.0, 1: math.inf if number in (1, 3) else 1.0, 2: math.nan if number == 2 else 1.0}
+        backward(critic(real).float().pow(2).mean() * bad[0], slow, 0)
+        backward(critic(maker(noise).detach()).float().pow(2).mean() * bad[1], slow, 1)
+        step(slow, 0)
+        maker.zero_grad()
+        backward((critic(maker(noise)).float() - 1).pow(2).mean() * bad[2], fast, 2)
+        step(fast, 1)
+        schedule.step()
+    json.dump(seen, open("seen.json", "w"))
+"""
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_two_optimizers_and_three_losses(level: str, write, legacy, python, tmp_path: Path) -> None:
+    """Each loss has the scale that its scaler showed, each optimizer the steps and skips that its weights show."""
+    write("gan.py", GAN)
+    done = legacy("--record", "steps.jsonl", "gan.py", level)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    first, initialize, *rows, last = rows_of(tmp_path / "steps.jsonl")
+    assert first["format"] == "ampcompare-exec"
+    assert (first["script"], first["arguments"], first["engine"]) == ("gan.py", [level], "compat")
+    assert initialize["optimizers"] == {"0": "SGD", "1": "Adam"}
+    assert initialize["loss_scales"] == [65536.0] * 3
+    assert (last["kind"], last["exit_code"]) == ("end", 0)
+    assert len(rows) == len(seen)
+    for row, (kind, number, *values) in zip(rows, seen, strict=True):
+        assert row["kind"] == kind
+        if kind == "step":
+            assert (row["optimizer"], row["applied"]) == (number, values[0])
+            continue
+        loss, before, after = values
+        assert (row["loss_id"], row["scale_before"], row["scale_after"]) == (number, before, after)
+        assert row["loss"] == (loss if abs(loss) < float("inf") else str(loss))
+        assert row["overflow"] is (after < before)
+        assert row["optimizers"] == [number // 2]
+        assert row["skips"] == ([number // 2] if row["overflow"] else [])
+    skipped = [[row["applied"] for row in rows if row.get("optimizer") == number].count(False) for number in (0, 1)]
+    assert skipped == [seen.count(["step", number, False]) for number in (0, 1)]
+    assert 2 <= skipped[0] < 6
+    assert 1 <= skipped[1] < 6
+    assert all(row["seconds"] > 0 for row in rows if row["kind"] == "step" and row["step"] > 0)
+
+    report = python("-m", "ampcompare", "report", "--format", "json", "steps.jsonl")
+    summary = json.loads(report.stdout)
+    assert [(one["name"], one["steps"], one["skipped"]) for one in summary["optimizers"]] == [
+        ("SGD", 6, skipped[0]),
+        ("Adam", 6, skipped[1]),
+    ]
+    finals = {value[1]: value[4] for value in seen if value[0] == "backward"}
+    assert {one["loss_id"]: one["scale_final"] for one in summary["losses"]} == finals
+    assert len(set(finals.values())) == 3
+
+
+ACCUMULATE = """
+    import sys
+    import torch
+    from apex import amp
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O2", keep_batchnorm_fp32=True, verbosity=0)
+    print(amp._amp_state.opt_properties.opt_level, next(model.parameters()).dtype)
+    x = torch.randn(6, 4)
+    for step in range(2):
+        for part, chunk in enumerate(x.chunk(3)):
+            with amp.scale_loss(model(chunk).float().mean() / 3, optimizer, delay_unscale=part < 2) as scaled:
+                scaled.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save({"amp": amp.state_dict()}, "last.pt")
+    sys.exit(5)
+"""
+
+
+def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
+    """A delayed unscale has no overflow verdict; an overridden level drops what it does not take and says so."""
+    write("train.py", ACCUMULATE)
+    done = legacy("--opt-level", "O1", "--record", "steps.jsonl", "train.py")
+    assert (done.returncode, done.stdout) == (5, "O1 torch.float32\n")
+    assert done.stderr == "ampcompare: --opt-level O1 instead of the script's O2, without the script's keep_batchnorm_fp32\n"
+    rows = rows_of(tmp_path / "steps.jsonl")
+    assert rows[0]["opt_level"] == rows[1]["opt_level"] == "O1"
+    assert [row["overflow"] for row in rows[2:] if row["kind"] == "backward"] == [None, None, False] * 2
+    assert [row["kind"] for row in rows[2:]] == ["backward", "backward", "backward", "step"] * 2 + ["end"]
+    assert rows[-1]["exit_code"] == 5
+    assert (tmp_path / "last.pt").exists()
+
+
+def test_level_and_record_change_no_bits(write, legacy) -> None:
+    """Watching a run does not change it, and overriding by the level that the script asks for anyway neither."""
+    source = ACCUMULATE.replace("sys.exit(5)", "print(model.weight.tolist(), amp.state_dict())")
+    write("train.py", source)
+    plain = legacy("train.py")
+    watched = legacy("--opt-level", "O2", "--record", "steps.jsonl", "train.py")
+    assert plain.returncode == watched.returncode == 0, watched.stderr
+    assert plain.stdout == watched.stdout
+
+
+def test_killed_script_leaves_its_rows(write, legacy, python, tmp_path: Path) -> None:
+    """What was recorded up to a second before a SIGKILL is there, and the report says that the end is lacking."""
+    source = ACCUMULATE.replace("range(2)", "range(10**9)").replace(
+        "        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        maybe_die(step)\n"
+    )
+    head = """
+    import os, signal, time
+    start = time.monotonic()
+    def maybe_die(step):
+        if time.monotonic() - start > 4:
+            print(step, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    write("train.py", head + source)
+    done = legacy("--record", "steps.jsonl", "train.py")
+    assert done.returncode == -9
+    steps = [row for row in rows_of(tmp_path / "steps.jsonl")[2:] if row["kind"] == "step"]
+    assert len(steps) > 0.4 * int(done.stdout.split()[-1])
+    report = python("-m", "ampcompare", "report", "steps.jsonl")
+    assert "the record has no end" in report.stdout

@@ -1,0 +1,89 @@
+"""`import apex` finds the engine, under every spelling, and says clearly what the engine lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+IMPORTS = """
+    import importlib.util
+    assert importlib.util.find_spec("apex") is not None
+    assert importlib.util.find_spec("apex.contrib") is None
+    import apex
+    from apex import amp, optimizers
+    import apex.amp
+    from apex.amp._amp_state import _amp_state, maybe_print
+    from apex.amp import _amp_state as exported
+    from apex.fp16_utils import *
+    from apex.multi_tensor_apply import multi_tensor_applier
+    from apex.parallel.LARC import LARC
+    import amp_C, apex.amp.scaler
+    import ampcompare.apex as engine, ampcompare.apex.amp_C, ampcompare.apex.amp.scaler
+    assert apex is engine and apex.amp is amp is engine.amp and amp_C is engine.amp_C
+    assert apex.amp.scaler is engine.amp.scaler and optimizers is engine.optimizers
+    assert apex.amp._amp_state is _amp_state is exported is engine.amp.__dict__["_amp_state"]
+    assert not isinstance(_amp_state, type(apex)), "the state object, not the module of its name"
+    assert amp.__spec__.name == "ampcompare.apex.amp" and to_python_float([2.5]) == 2.5
+    try:
+        from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
+    except ImportError:
+        print("guarded")
+"""
+
+
+def test_every_spelling_gives_the_same_modules(write, legacy) -> None:
+    """A clone beside the script loses; modules and state are those of the engine by every way of importing them."""
+    write("apex/setup.py", "")
+    write("apex/amp/nothing.py", "")
+    write("train.py", IMPORTS)
+    done = legacy("train.py")
+    assert (done.returncode, done.stdout) == (0, "guarded\n"), done.stderr
+    assert done.stderr.count("the script asked for apex.contrib, which the compat engine does not have") == 1
+
+
+def test_two_lines_at_the_top(write, python) -> None:
+    """Without exec, `ampcompare.apex.install()` does the same, over another apex that was imported before."""
+    write("apex/__init__.py", "amp = None")
+    write("train.py", "    import apex\n    import ampcompare.apex\n    ampcompare.apex.install()\n" + IMPORTS)
+    done = python("train.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "guarded\n", "")
+
+
+@pytest.mark.parametrize(
+    "statement, name",
+    [
+        ("import apex.contrib.xentropy", "apex.contrib"),
+        ("from apex import RNN", "apex.RNN"),
+        ("from apex.optimizers import FusedMagic", "apex.optimizers.FusedMagic"),
+        ("from apex.amp.scaler import Magic", "apex.amp.scaler.Magic"),
+        ("import xentropy_cuda", "xentropy_cuda"),
+    ],
+)
+def test_what_is_lacking_is_named(statement: str, name: str, write, legacy) -> None:
+    """An import that the engine cannot answer is the script's own ImportError, and one line of ours names it."""
+    write("train.py", f"try:\n    {statement}\nexcept ImportError:\n    raise ImportError('Please install apex')\n")
+    done = legacy("train.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    lines = done.stderr.splitlines()
+    assert lines[-2] == "ImportError: Please install apex"
+    assert lines[-1].startswith(f"ampcompare: the script asked for {name}, which the compat engine does not have")
+
+
+def test_installed_apex_is_left_alone_on_request(write, legacy) -> None:
+    """`--engine nvidia` runs the script on the apex that Python finds, and hooks that one."""
+    write("apex/__init__.py", "")
+    write(
+        "apex/amp/__init__.py",
+        "from .frontend import initialize\nfrom .handle import scale_loss\nfrom . import scaler",
+    )
+    write("apex/amp/frontend.py", "def _initialize(): ...\ndef initialize(model, opt_level='O1'): return opt_level")
+    write("apex/amp/handle.py", "def scale_loss(loss, optimizers, loss_id=0): ...")
+    write("apex/amp/scaler.py", "class LossScaler:\n    def update_scale(self): ...")
+    write("train.py", "from apex import amp; print(amp.__file__, amp.initialize(None))")
+    done = legacy("--engine", "nvidia", "--opt-level", "O2", "train.py")
+    assert done.returncode == 0, done.stderr
+    path, level = done.stdout.split()
+    assert path.endswith("apex/amp/__init__.py")
+    assert "ampcompare" not in path
+    assert level == "O2"
+    assert done.stderr == "ampcompare: --opt-level O2 instead of the script's O1\n"
