@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "md", "csv", "json"]),
+    type=click.Choice(["table", "md", "csv", "json", "html"]),
     default="table",
     show_default=True,
     help="what to print",

@@ -15,7 +15,8 @@ from typing import Any
 from ampcompare.errors import BackendUnavailable
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
-from ampcompare.report.figures import Figure, make_figures
+from ampcompare.report.drawing import Figure
+from ampcompare.report.figures import make_figures
 from ampcompare.report.resolved import arm_facts, shared_environment, shared_settings
 from ampcompare.report.terminal import legend
 from ampcompare.version import __version__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from ampcompare.errors import ConfigError
 from ampcompare.record import Comparison, RunRecord
 from ampcompare.report.base import printable
 
-__all__ = ["Shared", "arm_facts", "shared_environment", "shared_settings"]
+__all__ = ["Shared", "arm_facts", "listed", "shared_environment", "shared_settings"]
 
 VARIED = ("arm", "recipe.seed")  # by the matrix itself
 OF_A_FAILURE = ("exit_code",)
@@ -104,10 +104,12 @@ def _shared(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) ->
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable(record.arm, 60)] = None
-        differing.append((_shown(name), [(value, _listed(arms)) for value, arms in by_value.items()]))
+        differing.append((_shown(name), [(value, listed(arms)) for value, arms in by_value.items()]))
     return Shared(equal, differing)
 
 
-def _listed(arms: Mapping[str, None], most: int = 12) -> str:
-    shown = ", ".join(list(arms)[:most])
-    return shown if len(arms) <= most else f"{shown} and {len(arms) - most} more"
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Return names in a row; of very many, the first ones and how many more there are."""
+    known = list(names)
+    shown = ", ".join(known[:most])
+    return shown if len(known) <= most else f"{shown} and {len(known) - most} more"

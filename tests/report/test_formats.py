@@ -18,6 +18,7 @@ from ampcompare.report.base import COLUMNS, printable, table_rows
 from ampcompare.report.files import FORMATS, write_reports
 
 MakeComparison = Callable[..., Comparison]
+LINES = [form for form in FORMATS if form != "html"]  # the page has tests of its own
 UNESCAPED_PIPE = re.compile(r"(?<!\\)\|")
 
 
@@ -87,7 +88,7 @@ def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparis
         assert (row["engine"], row["engine_version"]) == ("compat", "1.0")
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", LINES)
 def test_non_finite_numbers_are_shown(make_comparison: MakeComparison, form: str, tmp_path: Path) -> None:
     """A loss scale of infinity and a loss that is nan appear as words, and the JSON stays strict."""
     base = make_comparison(["fp32", "half"], 1)
@@ -111,9 +112,9 @@ def test_json_reads_back_the_same(make_comparison: MakeComparison, tmp_path: Pat
     write_reports(comparison, tmp_path)
     again = read_comparison(tmp_path / "report.json")
     assert again == comparison
-    for form in FORMATS.values():
-        assert form().render(again) == form().render(comparison)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.json", "report.md"]
+    for form in LINES:
+        assert FORMATS[form]().render(again) == FORMATS[form]().render(comparison)
+    assert {"report.csv", "report.json", "report.md"} <= {path.name for path in tmp_path.iterdir()}
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"]().render(comparison)
 
 
@@ -158,7 +159,7 @@ def _hostile_record(record: RunRecord, text: str) -> RunRecord:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE, indirect=True)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", LINES)
 def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     """Names and errors of a record come out as plain text: nothing steers a terminal, breaks a table or is run."""
     text = FORMATS[form]().render(hostile)
@@ -194,7 +195,7 @@ def test_printable_keeps_what_is_harmless() -> None:
     assert printable("\x1b[31mred") == " [31mred"
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", LINES)
 def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
     """A comparison of 100 arms with 10 seeds renders whole in every format."""
     arms = [f"half:loss_scale={number}" for number in range(1, 101)]

@@ -116,7 +116,7 @@
       });
     }
     const count = on.filter(Boolean).length;
-    document.getElementById("count").textContent = `${count} of ${on.length} shown`;
+    document.getElementById("count").textContent = `${count} of ${on.length}`;
   }
 
   function remembered() {
