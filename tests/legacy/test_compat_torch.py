@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 OLD = """
     import argparse, io, sys
     import collections, fractions, inspect, time
@@ -21,7 +19,8 @@ OLD = """
     assert inspect.getargspec(lambda a, b=1: 0)[0] == ["a", "b"]
 
     for _ in range(2):
-        assert torch.full((2,), 1).dtype is torch.float32 and torch.full((2,), 1, dtype=torch.int64).dtype is torch.int64
+        assert torch.full((2,), 1).dtype is torch.float32
+        assert torch.full((2,), 1, dtype=torch.int64).dtype is torch.int64
         correct = torch.arange(12).view(4, 3).t().eq(3)
         assert correct[:2].view(-1).tolist() == correct[:2].reshape(-1).tolist()
         assert (1 - torch.tensor([True, False])).tolist() == [0, 1]
@@ -78,28 +77,24 @@ def test_nothing_is_mended_unasked(write, legacy) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "option, arguments, expected",
-    [
-        ("--local_rank", ["--local-rank=2"], "2"),  # what torch.distributed.launch passes today
-        ("--local_rank", ["--local-rank", "2"], "2"),
-        ("--local-rank", ["--local_rank=2"], "2"),
-        ("--local_rank", ["--local_rank=2"], "2"),
-        ("--local_rank", [], "5"),
-    ],
-)
-def test_local_rank_spellings(option: str, arguments: list[str], expected: str, write, legacy) -> None:
+def test_local_rank_spellings(write, legacy) -> None:
     """The parser finds the rank however it is spelled, the command line before the environment."""
     write(
         "train.py",
-        f"import argparse; p = argparse.ArgumentParser(); p.add_argument({option!r}); print(p.parse_args().local_rank)",
+        """
+        import argparse
+        for option, arguments in [
+            ("--local_rank", ["--local-rank=1"]),  # what torch.distributed.launch passes today
+            ("--local_rank", ["--local-rank", "2"]),
+            ("--local-rank", ["--local_rank=3"]),
+            ("--local_rank", ["--local_rank=4"]),
+            ("--local_rank", []),
+        ]:
+            parser = argparse.ArgumentParser()
+            parser.add_argument(option)
+            print(parser.parse_args(arguments).local_rank)
+        print(argparse.ArgumentParser().parse_args([]))
+        """,
     )
-    done = legacy("--compat-torch", "train.py", *arguments, LOCAL_RANK="5")
-    assert done.stdout.strip() == expected, done.stderr
-
-
-def test_parser_without_local_rank(write, legacy) -> None:
-    """A parser that knows no such option is not given one."""
-    write("train.py", "import argparse; p = argparse.ArgumentParser(); print(p.parse_args())")
     done = legacy("--compat-torch", "train.py", LOCAL_RANK="5")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Namespace()\n", "")
+    assert done.stdout.split() == ["1", "2", "3", "4", "5", "Namespace()"], done.stderr

@@ -25,7 +25,8 @@ CUDA = """
     leaf = torch.ones(2, device="cuda", requires_grad=True)
     assert leaf.cuda() is leaf and leaf.to("cuda") is leaf and leaf.to(torch.float64).dtype is torch.float64
     for made in (torch.zeros(2, device=device), torch.tensor([1.0], device="cuda:1"), torch.randn(2, device=0),
-                 torch.full((2,), 1.0, device=device), host.new_zeros(3, device="cuda"), torch.empty(2, pin_memory=True),
+                 torch.full((2,), 1.0, device=device), host.new_zeros(3, device="cuda"),
+                 torch.empty(2, pin_memory=True),
                  torch.as_tensor([1], device="cuda"), torch.cuda.FloatTensor([1.0]), host.type("torch.cuda.HalfTensor"),
                  host.type(torch.cuda.LongTensor), torch.cuda.HalfTensor(3)):
         assert made.device.type == "cpu"
@@ -66,7 +67,8 @@ CUDA = """
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
     replicas = nn.DataParallel(model, device_ids=[0]).cuda()
-    loss = nn.CrossEntropyLoss().cuda()(Twice.apply(replicas(torch.randn(3, 1, 4, 4).cuda())), torch.tensor([0, 1, 1]).cuda())
+    output = Twice.apply(replicas(torch.randn(3, 1, 4, 4).cuda()))
+    loss = nn.CrossEntropyLoss().cuda()(output, torch.tensor([0, 1, 1]).cuda())
     with amp.scale_loss(loss, optimizer) as scaled:
         scaled.backward()
     optimizer.step()
@@ -80,7 +82,6 @@ CUDA = """
 """
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_cuda_calls_run_on_the_cpu(write, legacy) -> None:
     """Tensors, modules, types, streams, events, queries, loading and loaders of a CUDA script work, with one note."""
     write("train.py", CUDA)
@@ -133,14 +134,15 @@ CHILDREN = """
 """
 
 
+@pytest.mark.slow
 def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
     """Spawned loader workers and trainers, and forked ones, have the stand-in, the device, the level and a record."""
     write("train.py", CHILDREN)
     done = legacy("--device", "cpu", "--opt-level", "O2", "--record", "steps.jsonl", "train.py")
     assert (done.returncode, done.stdout) == (0, "12.0 [True, True, True, True]\nO2\nO2\n"), done.stderr
     assert done.stderr.count(NOTE) == 1
-    spawned = [path for path in tmp_path.glob("steps.SpawnProcess-*.jsonl")]
-    forked = [path for path in tmp_path.glob("steps.pid*.jsonl")]
+    spawned = list(tmp_path.glob("steps.SpawnProcess-*.jsonl"))
+    forked = list(tmp_path.glob("steps.pid*.jsonl"))
     assert len(spawned) == len(forked) == 1
     for path, steps in ((spawned[0], 3), (forked[0], 2)):
         text = path.read_text()
@@ -148,6 +150,7 @@ def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
         assert text.count('"kind": "end"') == 1
 
 
+@pytest.mark.slow
 def test_torchrun_in_front(write, python, tmp_path) -> None:
     """Under torchrun every rank runs the script, on gloo in place of nccl, and leaves a record of its own."""
     write(
