@@ -24,12 +24,13 @@ def command(path: str, form: str) -> int:
 
     Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote.
     """
-    from ampcompare.compare.reload import reload_comparison
     from ampcompare.legacy.summary import is_exec_record, read_exec_record, render
     from ampcompare.report.files import FORMATS
 
     if is_exec_record(Path(path)):
         click.echo(render(read_exec_record(Path(path)), form), nl=False)
         return 0
+    from ampcompare.compare.reload import reload_comparison
+
     click.echo(FORMATS[form]().render(reload_comparison(Path(path))), nl=False)
     return 0
