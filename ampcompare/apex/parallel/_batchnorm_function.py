@@ -49,9 +49,10 @@ def gather_statistics(
     if world_size == 1:
         return GlobalStatistics(mean, var, mean.new_full((1,), count))
     mine = torch.cat([mean, var, mean.new_full((1,), count)])
-    everybody = mine.new_empty(world_size * mine.numel())
-    dist.all_gather_into_tensor(everybody, mine, group=group)
-    means, variances, counts = everybody.view(world_size, -1).split([channels, channels, 1], dim=1)
+    everybody = mine.new_empty(world_size, mine.numel())
+    # The variants that take one tensor change their name between torch releases.
+    dist.all_gather(list(everybody.unbind()), mine, group=group)
+    means, variances, counts = everybody.split([channels, channels, 1], dim=1)
     if equal_ranks:
         counts = torch.full_like(counts, count)
     total = counts.sum(0)

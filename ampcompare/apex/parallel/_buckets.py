@@ -110,12 +110,12 @@ class Bucket:
         body = self.flat[: self.size]
         if self._reduction.after != 1:
             body.mul_(self._reduction.after)
-        if self.reduced is not None and self.reduced.dtype is not body.dtype:
-            self.reduced.copy_(body)
         if self.reduced is None:
             pairs = [(g, v) for g, v in zip(self._grads, self._wire_views, strict=True) if g is not None]
             if pairs:
                 torch._foreach_copy_([grad for grad, _ in pairs], [view for _, view in pairs])
+        elif self.reduced.dtype is not body.dtype:
+            self.reduced.copy_(body)
 
     @torch.no_grad()
     def adopt(self) -> None:

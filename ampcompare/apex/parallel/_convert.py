@@ -50,8 +50,10 @@ def _convert(
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         result = _synchronized(module, group, channel_last, strict)
     done[id(module)] = result
-    for name, child in module.named_children():
-        result.add_module(name, _convert(child, group, channel_last, strict, done))
+    # Not `named_children`, which names a child that is in two places once.
+    for name, child in module._modules.items():
+        if child is not None:
+            result.add_module(name, _convert(child, group, channel_last, strict, done))
     return result
 
 
@@ -64,9 +66,8 @@ def _synchronized(
     new.running_mean = old.running_mean
     new.running_var = old.running_var
     new.num_batches_tracked = old.num_batches_tracked
-    if old.affine:
-        new.weight = nn.Parameter(old.weight.detach().clone()) if strict else old.weight
-        new.bias = nn.Parameter(old.bias.detach().clone()) if strict else old.bias
+    for name, param in old._parameters.items():
+        new._parameters[name] = nn.Parameter(param.detach().clone()) if strict and param is not None else param
     if not strict:
         new.train(old.training)
         new.fuse_relu = getattr(old, "fuse_relu", False)
