@@ -87,7 +87,9 @@ def plot_text(text: str, longest: int = 40) -> str:
 
 
 def sig(value: float, digits: int = 5) -> float:
-    return float(f"{value:.{digits}g}")
+    """Return a number with so many digits; a whole one as an int, which is shorter in JSON."""
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() else rounded
 
 
 def axis(title: str, **options: Any) -> dict[str, Any]:

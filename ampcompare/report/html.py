@@ -102,9 +102,9 @@ def _template() -> Any:
     return environment.from_string(_text("report.html.j2"))
 
 
-def _numeric(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Tell for each column whether it holds numbers, and so is aligned at its end."""
-    columns = list(zip(*rows, strict=True))
+def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
+    """Tell for each of so many columns whether it holds numbers, and so is aligned at its end."""
+    columns = [[row[place] for row in rows] for place in range(count)]
     return [
         all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
         for column in columns
@@ -198,7 +198,7 @@ def _summary(comparison: Comparison) -> dict[str, Any]:
     """Return the table: the arm with its engine, its verdicts, and the columns of every other format."""
     names = list(COLUMNS)
     cells = [dict(zip(names, row, strict=True)) for row in table_rows(comparison)]
-    shown = [name for name in names if name not in ("arm", "engine")]
+    shown = ["status", *(name for name in names if name not in ("arm", "engine", "status"))]
     verdicts = _verdicts(comparison.arms)
     extra = {
         name: texts
@@ -257,7 +257,7 @@ def _run(record: RunRecord) -> list[str]:
         _number(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
-        printable(note, 300) or "-",
+        printable(note, 160) or "-",
     ]
 
 

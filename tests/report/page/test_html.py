@@ -217,7 +217,7 @@ def test_whatever_verdicts_a_row_carries_are_columns(rich: Comparison) -> None:
         for place, row in enumerate(rich.arms)
     ]
     parsed = page(rich.model_copy(update={"arms": rows}))
-    assert "arm accuracy verdict time verdict lr" in parsed.text
+    assert "arm accuracy verdict time verdict status lr" in parsed.text
     assert "cannot tell (about 3 more pairs) <b>better</b>" in parsed.text
 
 
