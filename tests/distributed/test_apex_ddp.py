@@ -8,6 +8,7 @@ import itertools
 import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.parallel import DistributedDataParallel as DDP
-from ampcompare.errors import PreparationError
+from ampcompare.errors import AmpCompareError, PreparationError
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -527,3 +529,38 @@ def test_torch_options_are_accepted_with_one_warning(ranks: Any) -> None:
     assert "device_ids, find_unused_parameters, output_device" in ours[0]
     assert sum(text.startswith("DeprecatedFeatureWarning") for text in first) == 2
     assert second == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"shared_param": True}, ValueError, "shared_param is no longer supported"),
+        ({"delay_allreduce": True, "allreduce_trigger_params": []}, ValueError, "no meaning with it"),
+        ({"delay_allreduce": True, "num_allreduce_streams": 2}, ValueError, "num_allreduce_streams=2"),
+        ({"allreduce_communicators": ([], [])}, AssertionError, r"got lengths \[0, 0\]"),
+        ({"allreduce_communicators": ([1], [1])}, AssertionError, "> 1"),
+        (
+            {"num_allreduce_streams": 2, "allreduce_communicators": ([1], [1])},
+            AssertionError,
+            "num_allreduce_streams=2",
+        ),
+        ({}, RuntimeError, "init_process_group"),
+        ({}, ValueError, "init_process_group"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    """Each illegal combination, and a missing process group, is an error of the type that Apex or torch raises."""
+    with pytest.warns(DeprecatedFeatureWarning), pytest.raises(error, match=match) as caught:
+        DDP(Net(), **options)
+    assert isinstance(caught.value, AmpCompareError)
+
+
+def refuses_host_parameters_under_nccl() -> None:
+    with mock.patch.object(dist, "get_backend", return_value="nccl"):
+        with pytest.raises(AssertionError, match=r"4 parameters are not on a GPU \(first: first.weight\)"):
+            DDP(Net())
+
+
+def test_nccl_wants_parameters_on_a_gpu(ranks: Any) -> None:
+    """Under NCCL a model on the host is refused, with the name of its first parameter."""
+    ranks(2, refuses_host_parameters_under_nccl)
