@@ -20,6 +20,7 @@ from ampcompare.config import RunConfig, validated
 from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
+from ampcompare.launch.machine import MachineWatch
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -108,12 +109,14 @@ def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], No
     session = Session(config, assembly)
     tally = Tally(config.warmup_steps, config.recipe.batch_size)
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
+    machine = MachineWatch(device)
     with context, (folder / "steps.jsonl").open("w", encoding="utf-8") as steps:
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.epochs.append(event)
                 continue
             tally.add_steps(event)
+            machine.look()
             steps.writelines(dump_json(record, indent=None) + "\n" for record in event)
             steps.flush()
             if on_progress is not None:
@@ -129,6 +132,7 @@ def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], No
         environment={**fingerprint(), **_device_facts(device, config)},
         summary=summary,
         trace=tally.tracer.trace(tally.seconds),
+        readings=machine.readings(tally.seconds),
     )
 
 
