@@ -18,6 +18,7 @@ COMMANDS = {
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "report": "Render the records of a run directory again.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
+    "doctor": "Say what this machine offers, what is wrong with it, and what to do.",
     "list": "Show arms, models and data sets, available or why not.",
 }
 EPILOG = (
