@@ -152,6 +152,17 @@ def records_arrival_order() -> dict[str, list[list[str]]]:
     return result
 
 
+def overlaps_on_the_host() -> list[int]:
+    sizes = []
+    for options, strict in (({}, "0"), ({}, "1"), ({"message_size": 100_000_000}, "0")):
+        os.environ["AMPCOMPARE_APEX_STRICT"] = strict
+        model = DDP(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), **options)
+        model(torch.randn(2, 512)).sum().backward()
+        assert model._synchronizer.buckets is not None
+        sizes.append(len(model._synchronizer.buckets))
+    return sizes
+
+
 def follows_rank_0() -> list[list[int]]:
     """Let ranks use their layers in different order in the first pass."""
     left, right = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
@@ -514,6 +525,12 @@ def test_buckets_follow_arrival(ranks: Any) -> None:
     assert [len(bucket) for bucket in first["small"]] == [1] * 6
     # 16 + 4 elements are under 24, and with the next parameter above or at it.
     assert len(first["pairs"]) < 6
+
+
+def test_default_message_size_overlaps_on_the_host(ranks: Any) -> None:
+    """Without a GPU the default size makes several buckets, an explicit one and Apex's own make one."""
+    for several, legacy, explicit in ranks(2, overlaps_on_the_host):
+        assert (several > 1, legacy, explicit) == (True, 1, 1)
 
 
 def test_rank_0_decides_the_buckets(ranks: Any) -> None:
