@@ -15,9 +15,9 @@ find_engine() {
         if works "$engine"; then return; fi
     done
     if command -v docker >/dev/null; then
-        die "the daemon of docker does not answer, and neither podman nor buildah is installed: start docker, or install one of them"
+        die "the daemon of docker does not answer, and there is no podman or buildah: start docker, or install one"
     fi
-    die "no ${CONTAINER_ENGINE:-docker, podman or buildah} here: install it, or use scripts/demo, which needs no container"
+    die "no ${CONTAINER_ENGINE:-docker, podman or buildah} here: install one, or use scripts/demo, which needs none"
 }
 
 split_kind() {
