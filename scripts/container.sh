@@ -14,10 +14,15 @@ find_engine() {
     for engine in ${CONTAINER_ENGINE:-docker podman buildah}; do
         if works "$engine"; then return; fi
     done
-    if command -v docker >/dev/null; then
-        die "the daemon of docker does not answer, and there is no podman or buildah: start docker, or install one"
-    fi
-    die "no ${CONTAINER_ENGINE:-docker, podman or buildah} here: install one, or use scripts/demo, which needs none"
+    local wanted=${CONTAINER_ENGINE:-docker, podman or buildah}
+    case $wanted in
+        docker*)
+            if command -v docker >/dev/null; then
+                die "the daemon of docker does not answer: start it, or install podman or buildah"
+            fi
+            ;;
+    esac
+    die "no $wanted here: install one, or use scripts/demo, which needs none"
 }
 
 split_kind() {
