@@ -19,7 +19,7 @@ COMMANDS = {
     "judge": "Give verdicts on figures that someone else measured (a CSV).",
     "report": "Render the records of a run directory again.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
-    "doctor": "Say what this machine offers, what is wrong with it, and what to do.",
+    "doctor": "Say what this machine offers, what is wrong, and what to do.",
     "list": "Show arms, models, data sets and launchers, available or why not.",
 }
 EPILOG = (

@@ -32,7 +32,7 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     help="of each import that is tried",
 )
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
-    """Say what this machine offers, what is wrong with it, and what to do.
+    """Say what this machine offers, what is wrong, and what to do.
 
     Whatever may be broken, such as torch or Apex, is tried in a process of its own, so that a crash or a hang is a line
     of the report. Nothing is changed.

@@ -28,7 +28,8 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     arms = [(name, True, spec.summary) for name, spec in BACKENDS.items()]
     apex = probe_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
-    arms.append(("apex:...,engine=nvidia", apex.has_amp, f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason))
+    real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
+    arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
     return [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
 
