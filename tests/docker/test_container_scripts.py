@@ -165,7 +165,7 @@ def test_check_takes_the_place_of_the_command(frame: Frame) -> None:
 
 
 def test_buildah_names_the_command(frame: Frame) -> None:
-    """buildah knows no entry point: the command is named. Volumes of the image would hide the mounts: they are dropped."""
+    """buildah knows no entry point, so the command is named; volumes that would hide the mounts are dropped."""
     frame.has("buildah")
     assert frame.run("docker-run", "cpu", "list").returncode == 0
     made, changed, ran, removed = frame.calls()
