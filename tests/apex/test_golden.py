@@ -24,7 +24,8 @@ ALWAYS = (
     "scalers",
 )
 LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3}
-PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
+# O3 has no fp32 weights to damp the differences: torch 2.4.1 is 5.5e-3 away from the recording on torch 2.13.
+PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 1e-2}
 
 
 def _recorded(path: Path) -> dict[str, Any]:
