@@ -5,7 +5,7 @@ Source: Apex 25.05, `apex/amp`; `docs/deviations.md` for where our engine depart
 
 from __future__ import annotations
 
-from ampcompare.arm import Arm
+from ampcompare.arm import SHORT_DTYPES, Arm
 from ampcompare.explain.casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST, OTHERWISE_IN_AUTOCAST
 from ampcompare.explain.levels import FIRST_SCALE, GROWTH_INTERVAL, Level, apex_level
 from ampcompare.explain.parts import Parts
@@ -77,7 +77,7 @@ def _listed(table: dict[str, tuple[str, ...]]) -> str:
 
 
 def _borders(level: Level) -> str:
-    outputs = level.cast_model_outputs
+    outputs = SHORT_DTYPES.get(level.cast_model_outputs or "", level.cast_model_outputs)
     if level.cast_model_type is None:
         if outputs:
             return f"inputs as they come; outputs of the model become {outputs}"

@@ -102,9 +102,11 @@ def _total(observation: dict[str, Any], unit: str) -> str:
     scale = observation["loss_scale"]
     each = observation["bytes_per_parameter"]
     per_parameter = "" if each is None else f", {each:.1f} bytes per parameter"
+    total = f"In all {observation['bytes']['total'] / UNITS[unit]:,.1f} {unit}{per_parameter}"
+    loss = observation["loss"]
     text = (
-        f"In all {observation['bytes']['total'] / UNITS[unit]:,.1f} {unit}{per_parameter} with "
-        f"{observation['optimizer']}, without activations and kept casts. Loss {observation['loss']['value']:.4g} in {observation['loss']['dtype']}"
+        f"{total} with {observation['optimizer']}, without activations and kept casts. Loss {loss['value']:.4g} in "
+        f"{loss['dtype']}"
     )
     if scale["before"]:
         skipped = f", {scale['skipped_steps']} skipped first" if scale["skipped_steps"] else ""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ampcompare.arm import Arm
+from ampcompare.arm import SHORT_DTYPES, Arm
 from ampcompare.explain.levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.explain.parts import Parts
 from ampcompare.explain.scripts import apex_script, fp32_script, half_script, native_script
 
 __all__ = ["explain_fp32", "explain_half", "explain_native", "explain_other"]
-
-SHORT = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def explain_fp32(arm: Arm) -> Parts:
@@ -35,14 +33,14 @@ def explain_fp32(arm: Arm) -> Parts:
 def explain_native(arm: Arm) -> Parts:
     """Explain a `native` arm, with what it overrides."""
     dtype = str(arm.options.get("dtype", "float16"))
-    name = SHORT[dtype]
+    name = SHORT_DTYPES[dtype]
     is_fp16 = dtype == "float16"
     first = arm.options.get("init_scale", FIRST_SCALE)
     interval = arm.options.get("growth_interval", GROWTH_INTERVAL)
     backoff, growth = arm.options.get("backoff_factor", 0.5), arm.options.get("growth_factor", 2.0)
     dynamic = (
-        f"dynamic: begins at {first:.0f}; at an overflow times {backoff:g} and the step skipped, times {growth:g} after "
-        f"{interval} steps without one"
+        f"dynamic: begins at {first:.0f}; at an overflow times {backoff:g} and the step skipped, times {growth:g} "
+        f"after {interval} steps without one"
     )
     return Parts(
         summary=f"torch.autocast in {name}" + (" with torch.amp.GradScaler" if is_fp16 else ", without a loss scale"),
@@ -77,7 +75,7 @@ def explain_native(arm: Arm) -> Parts:
 def explain_half(arm: Arm) -> Parts:
     """Explain a `half` arm, with what it overrides."""
     dtype = str(arm.options.get("dtype", "float16"))
-    name = SHORT[dtype]
+    name = SHORT_DTYPES[dtype]
     bn_fp32 = bool(arm.options.get("bn_fp32"))
     loss_scale = arm.options.get("loss_scale")
     lost = "half a unit in the last place of a weight"

@@ -24,7 +24,7 @@ def render_explanation(explanation: Explanation, *, width: int) -> str:
     named = f": {parts.twin}" if parts.twin else ""
     lines += ["", f"Its twin{named}", *_hanging("  ", parts.twin_is, width)]
     if parts.differs:
-        lines += ["", f"What differs (here {explanation.arm}, there {parts.twin})"]
+        lines += ["", *textwrap.wrap(f"What differs (here {explanation.arm}, there {parts.twin})", width)]
         for text in parts.differs:
             lines += _hanging("  - ", text, width)
     if parts.script:
