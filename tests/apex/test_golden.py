@@ -26,8 +26,8 @@ ALWAYS = (
 )
 LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3}
 PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
-# Another release of torch has other kernels, and O3 no fp32 weights to damp the difference: Apex itself on torch 2.4.1 is
-# 0.035 away from Apex on torch 2.13, the release of the recording.
+# Another release of torch has other kernels, and O3 no fp32 weights to damp the difference: Apex itself on torch 2.4.1
+# is 0.035 away from Apex on torch 2.13, the release of the recording.
 SAME_TORCH = torch.__version__.startswith("2.13.")
 O3_TOLERANCE_ELSEWHERE = 5e-2
 
