@@ -131,7 +131,8 @@ def _loss_scale(level: Level) -> str:
 def _checkpoint(level: Level) -> str:
     scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
     if level.is_half:
-        return f"model.state_dict() gives fp16 weights as fp32, masters are not in it; {scaler}"
+        masters = ", masters are not in it" if level.master_weights else ""
+        return f"model.state_dict() gives fp16 weights as fp32{masters}; {scaler}"
     return scaler
 
 

@@ -65,7 +65,7 @@ def explain_native(arm: Arm) -> Parts:
         twin="apex:O1" if is_fp16 else None,
         twin_is="what torch.amp was made from; see `ampcompare explain O1` for what differs"
         if is_fp16
-        else "Apex knows no bf16; the nearest is native:fp16, which has a loss scale",
+        else "Apex knows no bf16; its nearest arm is apex:O1, in fp16 with a loss scale",
         differs=(),
         script=native_script(dtype, dict(arm.options)),
         twin_script=apex_script({"opt_level": "O1"}) if is_fp16 else (),
@@ -109,7 +109,7 @@ def explain_half(arm: Arm) -> Parts:
             ("checkpoint", f"model.state_dict() holds {name} weights"),
         ),
         twin=None if twin is None else str(twin),
-        twin_is="the same numbers, through Apex" if twin else "Apex knows no bf16",
+        twin_is="the same numbers, through Apex" if twin else "Apex knows no bf16; its nearest arm is apex:O3, in fp16",
         differs=(),
         script=half_script(dtype, bn_fp32, loss_scale),
         twin_script=apex_script(dict(twin.options)) if twin else (),
