@@ -69,6 +69,7 @@ __all__ = ["command"]
     metavar="LIMIT",
     help='exit with 1 if an arm is past it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0"; repeat it',
 )
+@click.option("--notify-every", metavar="TIME", help="say this often how far it is, in a plain line  [default: never]")
 @click.option("--junit", metavar="FILE", help="write the outcome of arms and limits as JUnit XML")
 @recipe_options
 @output_options
@@ -105,7 +106,7 @@ def command(**parameters: Any) -> int:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
     words = _first(parameters["seeds"], _seeds(file_seeds), str(base.recipe.seed))
     auto = words.strip() == "auto"
-    budget = _budget(parameters["budget"])
+    budget = _seconds("--budget", parameters["budget"])
 
     def make(seeds: Sequence[int]) -> Plan:
         return make_plan(base, arms, seeds, varied)
@@ -116,7 +117,8 @@ def command(**parameters: Any) -> int:
     if parameters["dry_run"]:
         click.echo(_dry_run(plan, folder, as_json=parameters["as_json"]))
         return 0
-    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
+    notify = _seconds("--notify-every", parameters["notify_every"]) if parameters["notify_every"] else None
+    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"], notify_seconds=notify)
     jobs = parameters["jobs"]
     settings: dict[str, Any] = {
         "command": shlex.join(["ampcompare", *sys.argv[1:]]),
@@ -194,12 +196,12 @@ def _dry_run(plan: Plan, folder: Path, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _budget(text: str) -> float:
+def _seconds(option: str, text: str) -> float:
     from ampcompare.compare.duration import parse_duration
 
     seconds = parse_duration(text)
     if not seconds:
-        raise ConfigError(f"--budget {text!r} is not a time such as 30m, 1h30m or 90s")
+        raise ConfigError(f"{option} {text!r} is not a time such as 30m, 1h30m or 90s")
     return seconds
 
 

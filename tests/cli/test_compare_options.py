@@ -97,12 +97,20 @@ def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
     assert "margin of 0.1 points" in done.err
 
 
+def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
+    """`--notify-every` says how far the present cell is, and nothing of the kind is said without it."""
+    words = [*PAIR, "--force", "--set", "drain_every=1", "-o", str(tmp_path)]
+    assert any(" of 4 steps, " in line for line in call(*words, "--notify-every", "0.001s", tiny=True).lines)
+    assert not any(" of 4 steps, " in line for line in call(*words, tiny=True).lines)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--fail-on", "speed>1"), "cannot be read"),
         (("--baseline", "missing.json"), "there is no missing.json"),
         (("--budget", "soon"), "not a time"),
+        (("--notify-every", "often"), "--notify-every 'often' is not a time"),
         (("--vary", "colour=1"), "is not one setting"),
         (("--margin", "-1"), "margin is -1"),
         (("--seeds", "automatic"), "cannot be read"),
