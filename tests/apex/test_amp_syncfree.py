@@ -131,7 +131,8 @@ def test_a_dynamic_scale_at_other_levels(
 ) -> None:
     """Levels that do not replace `step` themselves skip in the kernel too."""
     monkeypatch.setattr(LossScaler, "warned_unscaling_non_fp32_grad", True)  # said once per process
-    make = OPTIMIZERS["sgd-momentum"]
+    # Not SGD: torch 2.13 leaves a stray value in the momentum of half parameters, from run to run another one.
+    make = OPTIMIZERS["adam"]
     assert trajectory(level, make, capsys, host=False) == trajectory(level, make, capsys, host=True)
 
 
@@ -413,7 +414,7 @@ class FakeEvent:
 def test_messages_come_with_the_next_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a device that is not read at once, a skip is told by the next `scale_loss`, or by reading the scale."""
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **options: empty(*size, **options))
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
     monkeypatch.setattr(_syncfree, "_can_be_read_at_once", lambda flag: False)
