@@ -12,10 +12,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "html": (("jinja2", "plotly"), "report.html with figures"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes beside times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
-    "timm": (("timm",), "models of timm by name"),
-    "slurm": (("submitit",), "cells as Slurm jobs"),
-    "migrate": (("libcst",), "rewriting Apex calls to torch.amp"),
-    "accelerate": (("accelerate",), "Hugging Face Accelerate as a backend"),
 }
 
 
