@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,14 @@ REMEDY = "use --engine compat, or install NVIDIA Apex at tag 25.05"
 NVIDIA_FOLDERS = ("normalization", "optimizers", "multi_tensor_apply", "contrib")
 
 
+# Without `apex.amp` a copy is of after 8 May 2025; these folders narrow it down: folder, there or gone, sentence.
+ERAS = (
+    ("contrib/multihead_attn", False, "after 8 July 2026"),
+    ("transformer", False, "between 13 January and 8 July 2026"),
+    ("transformer", True, "between 8 May 2025 and 13 January 2026"),
+)
+
+
 @dataclass(frozen=True)
 class ApexInstall:
     """What stands under the name `apex` on the import path.
@@ -32,12 +41,16 @@ class ApexInstall:
         path: folder of the package, if any.
         version: of the installed distribution, or "unknown".
         reason: one sentence, with the remedy where `apex.amp` is not there.
+        commit: of the repository that it was installed from, where metadata or a clone tell it.
+        era: when its source was written, as far as its folders tell it; None where `apex.amp` is there.
     """
 
     kind: Kind
     path: Path | None
     version: str
     reason: str
+    commit: str | None = None
+    era: str | None = None
 
     @property
     def has_amp(self) -> bool:
@@ -57,7 +70,7 @@ def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
     """Tell what `import apex` would find, by files and metadata alone.
 
     Args:
-        path: folders to search, `sys.path` by default.
+        path: folders to search; by default `sys.path`, and what editable installations add to it.
     """
     folders = [Path(entry or ".") for entry in (sys.path if path is None else path)]
     namespace = None
@@ -74,45 +87,76 @@ def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
             )
         if package.is_dir() and namespace is None:
             namespace = package
+    if path is None and (package_of := _editable()) is not None:
+        return _describe(package_of, [*folders, package_of.parent])
     if namespace is not None:
         hint = (
             "a clone of the repository; install it"
             if (namespace / "setup.py").is_file()
             else "a folder without __init__.py"
         )
-        return ApexInstall("namespace", namespace, "unknown", f"{namespace} is {hint}; {REMEDY}")
+        return ApexInstall(
+            "namespace", namespace, "unknown", f"{namespace} is {hint}; {REMEDY}", commit=_cloned_commit(namespace)
+        )
     return ApexInstall("absent", None, "unknown", f"apex is not installed; {REMEDY}")
 
 
+def _editable() -> Path | None:
+    """Return the package of an editable installation, which is on no folder of `sys.path`."""
+    for finder in sys.meta_path:
+        if "editable" in getattr(finder, "__module__", ""):
+            # A top-level name executes nothing.
+            spec = getattr(finder, "find_spec", lambda *_: None)("apex", None)
+            if spec is not None and spec.origin:
+                return Path(spec.origin).parent
+    return None
+
+
 def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
-    version = installed_version("apex") or "unknown"
+    distribution = next(iter(metadata.distributions(name="apex", path=[str(folder) for folder in folders])), None)
+    version = distribution.version if distribution else "unknown"
+    commit = _installed_commit(distribution) or _cloned_commit(package.parent)
+    named = f"{version} (commit {commit[:8]})" if commit else version
     if (package / "amp" / "__init__.py").is_file():
         kernels = any(
-            next(folder.glob("amp_C*.so"), None) or next(folder.glob("amp_C*.pyd"), None)
+            next(folder.glob(f"amp_C*{suffix}"), None)
             for folder in folders
             if folder.is_dir()
+            for suffix in (".so", ".pyd")
         )
         if kernels:
-            return ApexInstall("full", package, version, f"NVIDIA Apex {version} with compiled kernels in {package}")
-        return ApexInstall(
-            "python_only",
-            package,
-            version,
-            f"NVIDIA Apex {version} in {package}, Python only: no compiled kernels (amp_C)",
-        )
+            reason = f"NVIDIA Apex {named} with compiled kernels in {package}"
+            return ApexInstall("full", package, version, reason, commit)
+        reason = f"NVIDIA Apex {named} in {package}, Python only: no compiled kernels (amp_C)"
+        return ApexInstall("python_only", package, version, reason, commit)
     if any((package / folder).is_dir() for folder in NVIDIA_FOLDERS):
-        return ApexInstall(
-            "no_amp",
-            package,
-            version,
-            f"apex {version} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}",
-        )
-    return ApexInstall(
-        "impostor",
-        package,
-        version,
-        f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}",
-    )
+        whole = (package / "contrib").is_dir()  # else it is cut down, and what is not there says nothing
+        era = next((text for folder, there, text in ERAS if whole and (package / folder).is_dir() == there), None)
+        reason = f"apex {named} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}"
+        return ApexInstall("no_amp", package, version, reason, commit, era)
+    reason = f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"
+    return ApexInstall("impostor", package, version, reason)
+
+
+def _installed_commit(distribution: metadata.Distribution | None) -> str | None:
+    """Return the commit that pip wrote down where it installed from a repository."""
+    try:
+        origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
+        commit = origin["vcs_info"]["commit_id"]
+    except (KeyError, TypeError, ValueError, OSError):
+        return None
+    return commit if isinstance(commit, str) else None
+
+
+def _cloned_commit(folder: Path) -> str | None:
+    """Return the commit that is checked out in `folder`, where that is a clone."""
+    try:
+        head = (folder / ".git" / "HEAD").read_text(encoding="utf-8").strip()
+        if head.startswith("ref: "):
+            head = (folder / ".git" / head.removeprefix("ref: ")).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return head or None
 
 
 def fingerprint() -> dict[str, Any]:

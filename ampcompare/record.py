@@ -25,6 +25,7 @@ __all__ = [
     "EngineInfo",
     "EpochResult",
     "ProcessFacts",
+    "Readings",
     "RunRecord",
     "RunSummary",
     "StepRecord",
@@ -166,6 +167,18 @@ class ProcessFacts(_Record):
     step_seconds_median: float | None = None
     peak_bytes_by_rank: list[int] = []
     weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
+class Readings(_Record):
+    """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
+
+    timed_steps: int
+    outlier_share: float | None = Field(None, description="timed steps more than 3 scaled MADs from the median")
+    cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
+    load_average: float | None = Field(None, description="highest one-minute load average")
+    cores: int | None = None
+    clock_low_mhz: float | None = None
+    clock_high_mhz: float | None = None
+    throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
+    other_processes: int | None = Field(None, description="most compute processes beside this one on the GPU")
 
 
 class RunRecord(_Record):
@@ -182,6 +195,8 @@ class RunRecord(_Record):
     summary: RunSummary = RunSummary()
     trace: Trace | None = None
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
+    readings: Readings | None = None
+    jobs: int = Field(1, description="cells that ran at the same time")
     error: str | None = None
 
 
@@ -210,6 +225,13 @@ class ArmSummary(_Record):
     top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
     top1_difference_low: float | None = None
     top1_difference_high: float | None = None
+    top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
+    pairs: int = Field(0, description="seeds that both this arm and the reference completed")
+    accuracy_verdict: str = ""
+    time_verdict: str = ""
+    memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
+    diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
+    diverged_high: float | None = None
     final_loss_scale: Number | None = None
     skipped_steps: int | None = None
     num_steps: int | None = None
@@ -225,6 +247,10 @@ class Comparison(_Record):
     seeds: list[int]
     order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
     environment: dict[str, Any] = {}
+    tag: str = ""
+    margin: float = Field(0.5, description="points of top-1 that do not matter")
+    time_margin: float = Field(0.02, description="share of the step time that does not matter")
+    prefer: str = "time"
     arms: list[ArmSummary]
     reading: list[str]
     records: list[RunRecord]

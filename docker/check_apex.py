@@ -66,7 +66,7 @@ def imported_names() -> dict[str, list[str]]:
 
 
 def written_names(package: Path) -> dict[str, list[str]]:
-    """Read the sources instead, and return, by module, the names that they neither import nor define."""
+    """Read the sources instead, and return, by module, the names that they neither import nor bind."""
     missing = {}
     for module, names in SURFACE.items():
         file = package.joinpath(*module.split(".")[1:], "__init__.py")
@@ -76,6 +76,8 @@ def written_names(package: Path) -> dict[str, list[str]]:
                 bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ClassDef | ast.FunctionDef):
                 bound.add(node.name)
+            elif isinstance(node, ast.Assign):
+                bound |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         missing[module] = [name for name in names if name not in bound]
     return missing
 

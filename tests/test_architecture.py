@@ -21,6 +21,7 @@ FLOORS = {
     "report": 5,
     "launch": 5,
     "training": 4,
+    "doctor": 4,
     "precision": 3,
     "parallel": 3,
     "tasks": 3,

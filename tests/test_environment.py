@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import subprocess
@@ -106,3 +107,45 @@ def test_nothing_is_imported_to_find_out() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_version_is_that_of_the_folder_searched(tmp_path: Path) -> None:
+    """The distribution beside the package tells the version, and the commit that pip wrote down."""
+    _package(tmp_path, "__init__.py", "amp/__init__.py")
+    info = tmp_path / "apex-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apex\nVersion: 0.1\n")
+    assert (probe_apex([str(tmp_path)]).version, probe_apex([str(tmp_path)]).commit) == ("0.1", None)
+    (info / "direct_url.json").write_text('{"url": "x", "vcs_info": {"vcs": "git", "commit_id": "0123456789ab"}}')
+    found = probe_apex([str(tmp_path)])
+    assert found.commit == "0123456789ab"
+    assert "0.1 (commit 01234567)" in found.reason
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[]", '{"vcs_info": null}', '{"vcs_info": {"commit_id": 3}}'])
+def test_odd_metadata_is_no_commit(tmp_path: Path, text: str) -> None:
+    """What pip left half written or in another form is not a commit, and no error."""
+    _package(tmp_path, "__init__.py", "amp/__init__.py")
+    info = tmp_path / "apex-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apex\nVersion: 0.1\n")
+    (info / "direct_url.json").write_text(text)
+    assert probe_apex([str(tmp_path)]).commit is None
+
+
+def test_editable_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable installation is on no folder of the path, and is found without being imported."""
+
+    class Finder:
+        __module__ = "__editable___apex_0_1_finder"
+
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+            origin = tmp_path / "apex" / "__init__.py"
+            return importlib.util.spec_from_file_location(name, origin) if name == "apex" else None
+
+    _package(tmp_path, "__init__.py", "amp/__init__.py")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    found = probe_apex()
+    assert (found.kind, found.path) == ("python_only", tmp_path / "apex")
+    assert "apex" not in sys.modules

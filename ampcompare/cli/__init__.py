@@ -16,9 +16,11 @@ __all__ = ["COMMANDS", "cli", "main"]
 COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
+    "judge": "Give verdicts on figures that someone else measured (a CSV).",
     "report": "Render the records of a run directory again.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
-    "list": "Show arms, models and data sets, available or why not.",
+    "doctor": "Say what this machine offers, what is wrong, and what to do.",
+    "list": "Show arms, models, data sets and launchers, available or why not.",
 }
 EPILOG = (
     "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "

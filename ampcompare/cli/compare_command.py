@@ -24,6 +24,24 @@ __all__ = ["command"]
     help="an arm such as fp32, apex:O2 or native:bf16; repeat it  [default: nine arms]",
 )
 @click.option("--seeds", metavar="SEEDS", help="such as 0-4 or 0,2,7  [default: 0]")
+@click.option(
+    "--margin",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="points of top-1 that do not matter; choose it before the runs",
+)
+@click.option(
+    "--time-margin", type=float, default=2.0, show_default=True, help="percent of the step time that do not matter"
+)
+@click.option(
+    "--prefer",
+    type=click.Choice(["accuracy", "time", "memory"]),
+    default="time",
+    show_default=True,
+    help="what a recommended arm is to gain",
+)
+@click.option("--tag", default="", metavar="NAME", help="label of the report")
 @click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
 @recipe_options
 @output_options
@@ -36,6 +54,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.cli.show import Display
     from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
     from ampcompare.compare.run import run_plan
+    from ampcompare.compare.terms import Terms
     from ampcompare.launch.forked import ForkedLauncher
     from ampcompare.record import dump_json
     from ampcompare.report.base import printable
@@ -44,6 +63,7 @@ def command(**parameters: Any) -> int:
     from_file = read_config_file(parameters["config_file"])
     file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
     arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
+    terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"], parameters["tag"])
     base = build_config(parameters, from_file)
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
@@ -64,7 +84,14 @@ def command(**parameters: Any) -> int:
     try:
         with ForkedLauncher() as launcher:
             comparison = run_plan(
-                plan, folder, launcher, command=words, force=parameters["force"], observer=display, save=write_reports
+                plan,
+                folder,
+                launcher,
+                command=words,
+                terms=terms,
+                force=parameters["force"],
+                observer=display,
+                save=write_reports,
             )
     except KeyboardInterrupt:
         if (folder / "report.md").exists():

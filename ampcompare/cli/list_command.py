@@ -8,9 +8,9 @@ __all__ = ["command"]
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["arms", "models", "data", "all"]), default="all")
+@click.argument("what", type=click.Choice(["arms", "models", "data", "launchers", "all"]), default="all")
 def command(what: str) -> int:
-    """Show arms, models and data sets, available or why not."""
+    """Show arms, models, data sets and launchers, available or why not."""
     from tabulate import tabulate
 
     for name, rows in _sections():
@@ -28,6 +28,21 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     arms = [(name, True, spec.summary) for name, spec in BACKENDS.items()]
     apex = probe_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
-    arms.append(("apex:...,engine=nvidia", apex.has_amp, apex.reason))
+    real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
+    arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
-    return [("arms", arms), ("models", list_models()), ("data", list_data())]
+    return [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
+
+
+def _launchers() -> list[tuple[str, bool, str]]:
+    """Return the ways in which processes are started; torch itself is not imported to find out."""
+    import os
+    from importlib.util import find_spec
+
+    with_torch = find_spec("torch") is not None
+    lacks = "torch is not installed: pip install torch"
+    forked = "run and compare: one process per cell, forked from a server that has torch imported"
+    fresh = "run and compare: one new process per cell, since this system cannot fork"
+    torchrun = "exec on several ranks: torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT"
+    process = ("forked", forked) if hasattr(os, "fork") else ("fresh", fresh)
+    return [(name, with_torch, text if with_torch else lacks) for name, text in (process, ("torchrun", torchrun))]

@@ -8,6 +8,7 @@ from typing import Any
 
 from ampcompare.compare.plan import DEFAULT_ARMS, make_plan
 from ampcompare.compare.run import Observer, cell_folder, check_output_dir, reusable, run_plan
+from ampcompare.compare.terms import Preference, Terms
 from ampcompare.config import Recipe, RunConfig
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
@@ -56,6 +57,8 @@ def compare(
     recipe: Recipe | None = None,
     output_dir: str | Path | None = None,
     force: bool = False,
+    margin: float = 0.5,
+    prefer: Preference = "time",
     **options: Any,
 ) -> Comparison:
     """Train every arm with every seed on the same weights and batches, and sum up.
@@ -66,12 +69,16 @@ def compare(
         recipe: what all arms train.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: run every cell again.
+        margin: points of top-1 that do not matter, chosen before the runs.
+        prefer: what a recommended arm is to gain, while it keeps the accuracy.
         options: further fields of `RunConfig`.
 
     Raises:
         ConfigError: an arm or option that cannot be used.
     """
+    terms = Terms(margin=margin, prefer=prefer)
     base = RunConfig(recipe=recipe or Recipe(), **options)
     plan = make_plan(base, arms, list(seeds))
+    folder = Path(output_dir or Path("runs") / f"compare-{plan.digest()}")
     with ForkedLauncher() as launcher:
-        return run_plan(plan, Path(output_dir or Path("runs") / f"compare-{plan.digest()}"), launcher, force=force)
+        return run_plan(plan, folder, launcher, terms=terms, force=force)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from ampcompare.compare.comparable import differing
 from ampcompare.compare.run import load_records
 from ampcompare.compare.summary import summarize
-from ampcompare.errors import RecordError
+from ampcompare.compare.terms import Terms
+from ampcompare.errors import ConfigError, RecordError
 from ampcompare.record import Comparison, RunRecord, read_comparison, read_record
 
 __all__ = ["reload_comparison"]
@@ -43,13 +44,14 @@ def _from_folder(folder: Path) -> Comparison:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         arms, reference = list(plan["arms"]), str(plan["reference"])
         command, order = str(plan["command"]), list(plan["order"])
-        cells = set(plan["cells"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        cells = list(plan["cells"].values())  # as they ran
+        terms = Terms(**plan.get("terms", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
         return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
-    mine = [record for record in records if record.cell in cells]
-    return summarize(_sorted(mine, arms), arms=arms, reference=reference, command=command, order=order)
+    mine = sorted((record for record in records if record.cell in cells), key=lambda record: cells.index(record.cell))
+    return summarize(mine, arms=arms, reference=reference, command=command, order=order, terms=terms)
 
 
 def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
@@ -58,30 +60,11 @@ def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
     Raises:
         RecordError: two records differ in another setting.
     """
-    first = dict(_settings(records[0].config.model_dump()))
+    first = records[0].config
     for record in records[1:]:
-        other = dict(_settings(record.config.model_dump()))
-        apart = [
-            place
-            for place in {**first, **other}
-            if first.get(place) != other.get(place) and place not in ("arm", "recipe.seed")
-        ]
+        apart = differing(first, record.config)
         if apart:
             raise RecordError(
                 f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
                 "name one of their record.json files"
             )
-
-
-def _settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _settings(value, f"{above}{name}.")
-        else:
-            yield above + name, value
-
-
-def _sorted(records: list[RunRecord], arms: list[str]) -> list[RunRecord]:
-    return sorted(
-        records, key=lambda record: (record.config.recipe.seed, arms.index(record.arm) if record.arm in arms else 0)
-    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ampcompare.compare.plan import Plan
 from ampcompare.compare.summary import summarize
+from ampcompare.compare.terms import Terms
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import ConfigError, RecordError
@@ -101,6 +102,7 @@ def run_plan(
     launcher: Launcher,
     *,
     command: str = "",
+    terms: Terms | None = None,
     force: bool = False,
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
@@ -109,6 +111,7 @@ def run_plan(
 
     Args:
         folder: the run directory; nothing in it is deleted.
+        terms: margins and preference of the verdicts.
         force: run every cell again.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
 
@@ -118,6 +121,7 @@ def run_plan(
     """
     check_output_dir(folder)
     observer = observer or Observer()
+    terms = terms or Terms()
     order = [f"{cell.arm}@{cell.recipe.seed}" for cell in plan.cells]
     plan_text: dict[str, Any] = {
         "arms": plan.arms,
@@ -125,6 +129,7 @@ def run_plan(
         "seeds": plan.seeds,
         "order": order,
         "command": command,
+        "terms": asdict(terms),
         "cells": {label: cell.digest() for label, cell in zip(order, plan.cells, strict=True)},
     }
     write_atomically(folder / "plan.json", dump_json(plan_text))
@@ -135,7 +140,9 @@ def run_plan(
 
     def saved() -> Comparison:
         done = [record for record in records if record is not None]
-        comparison = summarize(done, arms=plan.arms, reference=plan.reference, command=command, order=order)
+        comparison = summarize(
+            done, arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms
+        )
         if save is not None and done:
             save(comparison, folder)
         return comparison

@@ -1,22 +1,23 @@
-"""From records to the rows of the table and a plain reading of it."""
+"""From records to the rows of the table, each with its verdicts against the reference."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from ampcompare.compare.verdict import MIN_PAIRS, paired_difference, paired_ratio
+from ampcompare.compare.comparable import why_not_accuracy, why_not_time
+from ampcompare.compare.reading import read
+from ampcompare.compare.terms import Terms
+from ampcompare.compare.validity import why_invalid
+from ampcompare.compare.verdict import ERROR_RATE, MIN_PAIRS, Effect, count_floor, decide, interval, paired, wilson
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 
 __all__ = ["summarize"]
 
-ERROR_RATE = 0.05
-HALF_ON_CPU = {"fp16 emulated": "was computed in fp32 and rounded (emulated)", "fp16 native": "ran natively"}
-FP16_ON_CPU = (
-    "These runs are on a CPU: fp16 times here say nothing about a GPU. fp16 {how} on this CPU; "
-    "accuracy, divergence and loss scales carry over, times do not."
-)
+TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
+Pair = tuple[RunRecord, RunRecord]
 
 
 def summarize(
@@ -26,6 +27,7 @@ def summarize(
     reference: str,
     command: str = "",
     order: Sequence[str] = (),
+    terms: Terms | None = None,
 ) -> Comparison:
     """Sum up records into one row per arm and a reading.
 
@@ -35,19 +37,41 @@ def summarize(
         reference: the arm that pairs are made with, by seed.
         command: what was run, for the report.
         order: cells as they ran.
+        terms: margins and preference.
     """
-    by_arm = {arm: [record for record in records if record.arm == arm] for arm in arms}
-    confidence = 1 - ERROR_RATE / max(1, len(arms) - 1)  # Bonferroni: each arm is one more chance to be misled
-    rows = [_row(arm, by_arm[arm], by_arm.get(reference, []), confidence) for arm in arms]
-    seeds = sorted({record.config.recipe.seed for record in records})
+    terms = terms or Terms()
+    by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
+    for record in records:
+        by_arm.setdefault(record.arm, []).append(record)
+    pairs = {arm: _pairs(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
+    others = [arm for arm in arms if arm != reference]
+    accuracy = _accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
+    times = {arm: _time(pairs[arm]) for arm in arms}
+    time = _time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
+    confidence = 1 - ERROR_RATE / max(1, len(others))  # of one interval, so that all hold together
+    peak = _peak(by_arm.get(reference, []))
+    rows = [
+        _row(arm, by_arm[arm], pairs[arm], times[arm], confidence).model_copy(
+            update={
+                "accuracy_verdict": accuracy.get(arm) or _diverged(by_arm[arm]),
+                "time_verdict": time.get(arm, ""),
+                "memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None,
+            }
+        )
+        for arm in arms
+    ]
     return Comparison(
         command=command,
         reference=reference,
-        seeds=seeds,
+        seeds=sorted({record.config.recipe.seed for record in records}),
         order=list(order),
         environment=next((record.environment for record in records if record.status != "failed"), {}),
+        tag=terms.tag,
+        margin=terms.margin,
+        time_margin=terms.time_margin,
+        prefer=terms.prefer,
         arms=rows,
-        reading=list(_reading(rows, records, reference)),
+        reading=list(read(rows, records, reference, terms)),
         records=list(records),
     )
 
@@ -62,13 +86,107 @@ def _sd(values: Iterable[float | None]) -> float | None:
     return statistics.stdev(known) if len(known) > 1 else None
 
 
-def _row(arm: str, records: Sequence[RunRecord], reference: Sequence[RunRecord], confidence: float) -> ArmSummary:
+def _peak(records: Sequence[RunRecord]) -> int | None:
+    return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
+
+
+def _difference(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one - other
+
+
+def _pairs(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
+    """Return the completed runs of one seed of both arms."""
+    partners = {record.config.recipe.seed: record for record in reference if record.status == "completed"}
+    return [
+        (record, partners[record.config.recipe.seed])
+        for record in arm
+        if record.status == "completed" and record.config.recipe.seed in partners
+    ]
+
+
+def _accuracy(pairs: Sequence[Pair]) -> Effect | None:
+    """Return the effect on top-1, as a share."""
+    both = [
+        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples)
+        for arm, reference in pairs
+        if arm.summary.top1_final is not None and arm.summary.epochs
+    ]
+    whole = [(here, there, samples) for here, there, samples in both if there is not None]
+    if not whole:
+        return None
+    samples = min(samples for *_, samples in whole)
+    return paired([here for here, *_ in whole], [there for _, there, _ in whole], count_floor(samples))
+
+
+def _diverged(records: Sequence[RunRecord]) -> str:
+    count = sum(record.status == "diverged" for record in records)
+    return f"diverged {count}/{len(_ran(records))}" if count else ""
+
+
+def _ran(records: Sequence[RunRecord]) -> list[RunRecord]:
+    return [record for record in records if record.status in ("completed", "diverged")]
+
+
+def _accuracy_verdicts(arms: dict[str, tuple[list[RunRecord], list[Pair]]], terms: Terms) -> dict[str, str]:
+    """Return the verdict of each arm; accuracies of an arm that diverged in some runs are no answer."""
+    verdicts: dict[str, str] = {}
+    for arm, (records, pairs) in arms.items():
+        differs = next(filter(None, (why_not_accuracy(*pair) for pair in pairs)), "")
+        verdicts[arm] = _diverged(records) or (f"not comparable ({differs})" if differs else "")
+    open_arms = [arm for arm in arms if not verdicts[arm]]
+    words = decide([_accuracy(arms[arm][1]) for arm in open_arms], terms.accuracy())
+    return {**verdicts, **dict(zip(open_arms, words, strict=True))}
+
+
+@dataclass(frozen=True)
+class _Time:
+    """What the step times of pairs say: an effect over the valid pairs, or why there is none, and the plain ratio."""
+
+    effect: Effect | None
+    ratio: float | None
+    why_not: str
+
+
+def _time(pairs: Sequence[Pair]) -> _Time:
+    timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
+    ratio = math.exp(-_time_effect(timed).mean) if timed else None
+    differs = next(filter(None, (why_not_time(*pair) for pair in pairs)), "")
+    if differs:
+        return _Time(None, ratio, f"not comparable ({differs})")
+    reasons = [why_invalid(arm) or why_invalid(reference) for arm, reference in pairs]
+    valid = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    if not pairs:
+        return _Time(None, None, "")
+    if len(valid) < min(MIN_PAIRS, len(pairs)):
+        return _Time(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
+    effect = _time_effect(valid)
+    return _Time(effect, math.exp(-effect.mean), "")
+
+
+def _time_effect(pairs: Sequence[Pair]) -> Effect:
+    """Return the effect on the logarithm of the step time, positive where the arm is faster."""
+    logs = [[math.log(record.summary.step_seconds_median or 1) for record in pair] for pair in pairs]
+    return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
+
+
+def _time_verdicts(arms: dict[str, tuple[list[RunRecord], _Time]], terms: Terms) -> dict[str, str]:
+    words = decide([time.effect for _, time in arms.values()], terms.time())
+    return {
+        arm: time.why_not or word or _diverged(records)
+        for (arm, (records, time)), word in zip(arms.items(), words, strict=True)
+    }
+
+
+def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: _Time, confidence: float) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
-    ran = [record for record in records if record.status in ("completed", "diverged")]
+    ran = _ran(records)
     top1 = [record.summary.top1_final for record in done]
-    accuracy = _paired(done, reference, paired_difference, lambda record: record.summary.top1_final, confidence)
-    time = _paired(done, reference, paired_ratio, lambda record: record.summary.step_seconds_median, confidence)
+    accuracy = _accuracy(pairs)
+    accuracy_bounds = interval(accuracy, confidence) if accuracy else None
+    time_bounds = interval(time.effect, confidence) if time.effect else None
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
+    diverged = sum(record.status == "diverged" for record in records)
+    rate = wilson(diverged, len(ran)) if diverged else (None, None)
     return ArmSummary(
         arm=arm,
         engine=", ".join(engines) or None,
@@ -76,7 +194,7 @@ def _row(arm: str, records: Sequence[RunRecord], reference: Sequence[RunRecord],
         lr=records[0].config.recipe.optimizer.lr if records else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
-        diverged=sum(record.status == "diverged" for record in records),
+        diverged=diverged,
         failed=sum(record.status in ("failed", "interrupted") for record in records),
         top1_mean=_mean(top1),
         top1_sd=_sd(top1),
@@ -85,18 +203,31 @@ def _row(arm: str, records: Sequence[RunRecord], reference: Sequence[RunRecord],
         epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
         step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
         samples_per_second=_mean(record.summary.samples_per_second for record in ran),
-        peak_bytes=max((value for record in ran if (value := record.summary.peak_bytes) is not None), default=None),
-        time_ratio=time[0],
-        time_ratio_low=time[1],
-        time_ratio_high=time[2],
-        top1_difference=accuracy[0],
-        top1_difference_low=accuracy[1],
-        top1_difference_high=accuracy[2],
+        peak_bytes=_peak(ran),
+        time_ratio=time.ratio,
+        time_ratio_low=math.exp(-time_bounds[1]) if time_bounds else None,
+        time_ratio_high=math.exp(-time_bounds[0]) if time_bounds else None,
+        top1_difference=accuracy.mean if accuracy else None,
+        top1_difference_low=accuracy_bounds[0] if accuracy_bounds else None,
+        top1_difference_high=accuracy_bounds[1] if accuracy_bounds else None,
+        top1_correlation=_correlation(pairs),
+        pairs=len(pairs),
+        diverged_low=rate[0],
+        diverged_high=rate[1],
         final_loss_scale=_mean(record.summary.final_loss_scale for record in ran),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),
     )
+
+
+def _correlation(pairs: Sequence[Pair]) -> float | None:
+    """Return how far the accuracies of two arms move together over seeds; it is what pairing gains."""
+    here = [arm.summary.top1_final or 0.0 for arm, _ in pairs]
+    there = [reference.summary.top1_final or 0.0 for _, reference in pairs]
+    if len(pairs) < MIN_PAIRS or min(here) == max(here) or min(there) == max(there):
+        return None
+    return statistics.correlation(here, there)
 
 
 def _status(records: Sequence[RunRecord]) -> str:
@@ -115,95 +246,3 @@ def _status(records: Sequence[RunRecord]) -> str:
             detail = f": {matching[0].error}"
         words.append(("ok" if status == "completed" else status) + share + detail)
     return "; ".join(words)
-
-
-def _paired(
-    arm: Sequence[RunRecord],
-    reference: Sequence[RunRecord],
-    method: Callable[..., Any],
-    value: Callable[[RunRecord], float | None],
-    confidence: float,
-) -> tuple[float | None, float | None, float | None]:
-    """Apply `method` to the pairs of two arms: completed runs of one seed."""
-    others = {record.config.recipe.seed: value(record) for record in reference if record.status == "completed"}
-    pairs = [(value(record), others.get(record.config.recipe.seed)) for record in arm]
-    whole = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if not whole:
-        return None, None, None
-    interval = method([a for a, _ in whole], [b for _, b in whole], confidence)
-    return interval.estimate, interval.low, interval.high
-
-
-def _reading(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str) -> Iterable[str]:
-    completed = [row for row in rows if row.completed]
-    seeds = max((row.completed for row in rows), default=0)
-    diverged = [row for row in rows if row.diverged]
-    if diverged:
-        listed = ", ".join(f"{row.arm} ({row.diverged} of {len(row.seeds)})" for row in diverged)
-        yield f"Diverged: {listed}."
-    failed = [row for row in rows if row.failed]
-    if failed:
-        yield f"Failed or interrupted: {', '.join(row.arm for row in failed)}; the logs are in the cells' folders."
-    if not completed:
-        yield "No run was completed, so there is nothing to compare."
-        return
-    if len(rows) > 1 and seeds < MIN_PAIRS:
-        yield (
-            f"{seeds} seed{'s' if seeds > 1 else ''} cannot tell arms from the luck of the draw, so "
-            "no winner is named; give --seeds 0-4 or more."
-        )
-    else:
-        yield from _read_accuracy(rows, reference)
-        yield from _read_time(rows, reference)
-    same = [row.arm for row in rows if row.arm != reference and _bitwise_equal(row.arm, reference, records)]
-    if same:
-        yield f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(same)}."
-    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
-    said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
-    if said:
-        yield FP16_ON_CPU.format(how=" and ".join(said))
-
-
-def _read_accuracy(rows: Sequence[ArmSummary], reference: str) -> Iterable[str]:
-    apart: list[str] = []
-    unclear: list[str] = []
-    same: list[str] = []
-    for row in rows:
-        mean, low, high = row.top1_difference, row.top1_difference_low, row.top1_difference_high
-        if row.arm != reference and mean is not None and low is not None and high is not None:
-            if low == high == 0:
-                same.append(row.arm)
-                continue
-            shown = f"{row.arm} {100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
-            (unclear if low <= 0 <= high else apart).append(shown)
-    yield from _read("Top-1 in points", apart, unclear, reference)
-    if same:
-        yield f"Top-1 equal to {reference}'s in every seed: {', '.join(same)}."
-
-
-def _read_time(rows: Sequence[ArmSummary], reference: str) -> Iterable[str]:
-    apart: list[str] = []
-    unclear: list[str] = []
-    for row in rows:
-        ratio, low, high = row.time_ratio, row.time_ratio_low, row.time_ratio_high
-        if row.arm != reference and ratio is not None and low is not None and high is not None:
-            shown = f"{row.arm} {ratio:.2f}x ({low:.2f} to {high:.2f})"
-            (unclear if low <= 1 <= high else apart).append(shown)
-    yield from _read("Step time", apart, unclear, reference)
-
-
-def _read(what: str, apart: Sequence[str], unclear: Sequence[str], reference: str) -> Iterable[str]:
-    if apart:
-        yield f"{what}, apart from {reference} (paired interval, 95 % over all arms): {'; '.join(apart)}."
-    if unclear:
-        yield f"{what}, against {reference}: cannot tell {'; '.join(unclear)}."
-
-
-def _bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:
-    """Tell whether all seeds of two arms have the same losses to the last bit, and the same counts."""
-    seen: dict[str, dict[int, Any]] = {arm: {}, reference: {}}
-    for record in records:
-        if record.arm in seen and record.status == "completed":
-            results = [(epoch.loss, epoch.top1_correct, epoch.top5_correct) for epoch in record.summary.epochs]
-            seen[record.arm][record.config.recipe.seed] = (record.summary.losses_sha256, results)
-    return bool(seen[arm]) and seen[arm] == seen[reference]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ampcompare.record import ArmSummary, Comparison
 
-__all__ = ["COLUMNS", "LONGEST_LINE", "Reporter", "printable", "table_rows"]
+__all__ = ["COLUMNS", "LONGEST_LINE", "VERDICTS", "Reporter", "printable", "table_rows", "verdict_rows"]
 
 LONGEST_LINE = 100_000  # a reading names every arm, and there may be hundreds
 
@@ -47,11 +47,26 @@ def _count(value: float | None) -> str:
 
 
 def _ratio(row: ArmSummary) -> str:
-    if row.time_ratio is None:
+    return "-" if row.time_ratio is None else f"{row.time_ratio:.2f}"
+
+
+def _ratio_interval(row: ArmSummary) -> str:
+    if row.time_ratio is None or row.time_ratio_low is None or row.time_ratio_high is None:
+        return _ratio(row)
+    return f"{row.time_ratio:.2f} ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
+
+
+def _difference_interval(row: ArmSummary) -> str:
+    if row.top1_difference is None:
         return "-"
-    if row.time_ratio_low is None or row.time_ratio_high is None or row.time_ratio_low == row.time_ratio_high:
-        return f"{row.time_ratio:.2f}"
-    return f"{row.time_ratio:.2f} ({row.time_ratio_low:.2f}-{row.time_ratio_high:.2f})"
+    shown = f"{100 * row.top1_difference:+.2f}"
+    if row.top1_difference_low is None or row.top1_difference_high is None:
+        return shown
+    return f"{shown} ({100 * row.top1_difference_low:+.2f} to {100 * row.top1_difference_high:+.2f})"
+
+
+def _memory_difference(row: ArmSummary) -> str:
+    return "-" if row.memory_difference is None else f"{row.memory_difference / 2**20:+.1f}"
 
 
 def _skipped(row: ArmSummary) -> str:
@@ -84,6 +99,23 @@ COLUMNS: dict[str, Callable[[ArmSummary], str]] = {
 }
 
 
+VERDICTS: dict[str, Callable[[ArmSummary], str]] = {
+    "arm": lambda row: printable(row.arm, 60),
+    "top-1 points": _difference_interval,
+    "accuracy": lambda row: printable(row.accuracy_verdict, 60) or "-",
+    "step time": _ratio_interval,
+    "time": lambda row: printable(row.time_verdict, 60) or "-",
+    "MiB": _memory_difference,
+    "pairs": lambda row: str(row.pairs),
+}
+
+
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """Return the cells of the table, a row per arm in the order of `COLUMNS`."""
     return [[column(row) for column in COLUMNS.values()] for row in comparison.arms]
+
+
+def verdict_rows(comparison: Comparison) -> list[list[str]]:
+    """Return the cells of the table of verdicts in the order of `VERDICTS`: a row per arm but the reference."""
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    return [[column(row) for column in VERDICTS.values()] for row in others]

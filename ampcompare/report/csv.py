@@ -28,6 +28,7 @@ SUMMARY_FIELDS = (
     "first_nonfinite_loss_step",
     "diverged_step",
 )
+VERDICTS = ("accuracy_verdict", "time_verdict")
 FORMULA = ("=", "+", "-", "@")
 
 
@@ -37,14 +38,22 @@ def _safe(text: str) -> str:
 
 
 class Csv(Reporter):
-    """Plain numbers in full precision; shares are 0 to 1, times in seconds, sizes in bytes."""
+    """Plain numbers in full precision, each cell with the verdicts of its arm.
+
+    Shares are 0 to 1, times in seconds, sizes in bytes.
+    """
 
     def render(self, comparison: Comparison) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["arm", "seed", "status", "engine", "engine_version", "half", "lr", *SUMMARY_FIELDS, "error"])
+        writer.writerow(
+            ["arm", "seed", "status", "engine", "engine_version", "half", "lr", *SUMMARY_FIELDS, *VERDICTS, "error"]
+        )
+        arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
-            writer.writerow(self._row(record))
+            row = arms.get(record.arm)
+            verdicts = [_safe(getattr(row, name)) if row else "" for name in VERDICTS]
+            writer.writerow([*self._row(record), *verdicts, _safe(record.error or "")])
         return out.getvalue()
 
     @staticmethod
@@ -60,4 +69,4 @@ class Csv(Reporter):
         ]
         values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         shown = ["" if value is None else value for value in values]
-        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *shown, _safe(record.error or "")]
+        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *shown]

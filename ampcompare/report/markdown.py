@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
-from ampcompare.report.terminal import legend
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Markdown"]
 
@@ -17,19 +19,25 @@ def _escaped(text: str) -> str:
     return printable(text, LONGEST_LINE).translate(SPECIAL)
 
 
+def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:
+    escaped = [[_escaped(cell) for cell in row] for row in rows]
+    text: str = tabulate(escaped, headers=list(headers), tablefmt="pipe", disable_numparse=True)
+    return text
+
+
 class Markdown(Reporter):
-    """A GitHub-flavored table, the reading, and how to run it again."""
+    """GitHub-flavored tables, the reading, and how to run it again."""
 
     def render(self, comparison: Comparison) -> str:
-        rows = [[_escaped(cell) for cell in row] for row in table_rows(comparison)]
-        table = tabulate(rows, headers=list(COLUMNS), tablefmt="pipe", disable_numparse=True)
-        reading = "\n".join(f"- {_escaped(line)}" for line in comparison.reading)
-        facts = "\n".join(
-            f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in comparison.environment.items()
-        )
-        command = printable(comparison.command, LONGEST_LINE).replace("`", "'")
-        again = f"\n\n## Run it again\n\n```\n{command}\n```" if command else ""
-        return (
-            f"# Comparison\n\n{table}\n\n{_escaped(legend(comparison))}\n\n## Reading\n\n{reading}"
-            f"\n\n## Environment\n\n{facts}{again}\n"
-        )
+        title = f"# Comparison{f': {_escaped(comparison.tag)}' if comparison.tag else ''}"
+        parts = [title, _table(table_rows(comparison), COLUMNS), _escaped(legend(comparison))]
+        verdicts = verdict_rows(comparison)
+        if verdicts:
+            parts += ["## Verdicts", _table(verdicts, VERDICTS), _escaped(verdict_legend(comparison))]
+        parts += ["## Reading", "\n".join(f"- {_escaped(line)}" for line in comparison.reading)]
+        facts = [f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in comparison.environment.items()]
+        parts += ["## Environment", "\n".join(facts)]
+        if comparison.command:
+            command = printable(comparison.command, LONGEST_LINE).replace("`", "'")
+            parts += ["## Run it again", f"```\n{command}\n```"]
+        return "\n\n".join(parts) + "\n"

@@ -1,15 +1,16 @@
-"""The table and its reading for a terminal."""
+"""The tables and their reading for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
 
-__all__ = ["Terminal", "legend"]
+__all__ = ["Terminal", "legend", "verdict_legend"]
 
 WIDTH = 100
 
@@ -20,14 +21,34 @@ def legend(comparison: Comparison) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     return (
         f"top-1: final epoch, mean ± sd over seeds {seeds}; best: highest of any epoch; time / ref: step time to "
-        f"{reference} over pairs, with the interval that holds for all arms at 95 %; skipped: steps."
+        f"{reference} over pairs; skipped: steps."
+    )
+
+
+def verdict_legend(comparison: Comparison) -> str:
+    """Return one line that says what the verdicts go by."""
+    return (
+        f"Verdicts against {printable(comparison.reference, 60)} over pairs of equal seeds: accuracy by a margin of "
+        f"{comparison.margin:g} points, time by {100 * comparison.time_margin:g} %, at 95 % for all arms (Holm); "
+        "in brackets intervals that hold together; MiB: difference of the largest peaks."
     )
 
 
 class Terminal(Reporter):
-    """Plain text, in lines of any width for the table and 100 characters for the reading."""
+    """Plain text, in lines of any width for the tables and 100 characters for the reading."""
 
     def render(self, comparison: Comparison) -> str:
-        table = tabulate(table_rows(comparison), headers=list(COLUMNS), tablefmt="simple", disable_numparse=True)
-        lines = [printable(line, LONGEST_LINE) for line in [legend(comparison), *comparison.reading]]
-        return table + "\n\n" + "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines) + "\n"
+        parts = [_table(table_rows(comparison), COLUMNS)]
+        verdicts = verdict_rows(comparison)
+        lines = [legend(comparison)]
+        if verdicts:
+            parts.append(_table(verdicts, VERDICTS))
+            lines.append(verdict_legend(comparison))
+        lines += comparison.reading
+        filled = (textwrap.fill(printable(line, LONGEST_LINE), WIDTH, subsequent_indent="  ") for line in lines)
+        return "\n\n".join([*parts, "\n".join(filled)]) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:
+    text: str = tabulate(rows, headers=list(headers), tablefmt="simple", disable_numparse=True)
+    return text

@@ -182,14 +182,7 @@ def test_reload_gives_the_same_report(ran: Ran, form: str) -> None:
     folder, comparison, _ = ran
     text = FORMATS[form]().render(comparison)
     assert FORMATS[form]().render(reload_comparison(folder / "report.json")) == text
-    again = FORMATS[form]().render(reload_comparison(folder))
-    if form == "csv":  # a line per cell: as they ran, and as they are sorted
-        assert sorted(again.splitlines()) == sorted(text.splitlines())
-    elif form == "json":
-        assert json.loads(again)["arms"] == json.loads(text)["arms"]
-        assert json.loads(again)["reading"] == json.loads(text)["reading"]
-    else:
-        assert again == text
+    assert FORMATS[form]().render(reload_comparison(folder)) == text
 
 
 def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from scipy import stats
 
 from ampcompare.compare.summary import summarize
+from ampcompare.compare.terms import Terms
+from ampcompare.errors import ConfigError
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -51,21 +55,40 @@ def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
     assert (row.top1_difference, row.time_ratio) == (0, 1)
 
 
-def test_a_clear_difference_is_read_out(make_record: MakeRecord) -> None:
-    """With five seeds and an interval off zero the arm is said to be apart, with its interval in points."""
-    text = _reading(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"))
-    assert "Top-1 in points, apart from fp32" in text
-    assert "half -8.80 (-" in text
-    assert "Step time, apart from fp32" in text
-    assert "half 0.50x (0." in text
+def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
+    """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
+    comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
+    row = _row(comparison, "half")
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("inferior", "better", 5)
+    assert row.top1_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
+    reference = _row(comparison, "fp32")
+    assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
 
 
-def test_equal_accuracy_is_said_plainly(make_record: MakeRecord) -> None:
-    """Arms with the same accuracy in every seed are named as such, without an interval of no width."""
+def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
+    """Arms with the same counts in every seed are equivalent, with the interval of the counting."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
-    text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
-    assert "Top-1 equal to fp32's in every seed: half." in text
-    assert "+0.00 to +0.00" not in text
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert row.top1_difference_low is not None
+    assert row.top1_difference_low < 0
+
+
+def test_terms_are_kept(make_record: MakeRecord) -> None:
+    """The margins that were chosen stand in the verdicts and in the comparison."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    terms = Terms(margin=2, time_margin=0.1, prefer="memory", tag="try")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
+    row = _row(comparison, "half")
+    assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±2)", "equivalent (±10 %)")
+    assert (comparison.margin, comparison.time_margin, comparison.prefer, comparison.tag) == (2, 0.1, "memory", "try")
+
+
+@pytest.mark.parametrize("wrong", [{"margin": 0}, {"margin": float("nan")}, {"time_margin": -1}, {"prefer": "luck"}])
+def test_terms_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    """A margin of nothing or an unknown preference is a usage error that names the value."""
+    with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
+        Terms(**wrong)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -75,20 +98,21 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     text = _reading(comparison)
     assert f"{seeds} seed{'s' if seeds > 1 else ''} cannot tell arms from the luck of the draw" in text
     assert "--seeds 0-4" in text
-    assert "apart" not in text
+    assert "Recommended" not in text
     row = _row(comparison, "half")
+    left = "about 2 more pairs" if seeds == 1 else "about 1 more pair"
+    assert (row.accuracy_verdict, row.time_verdict) == (f"cannot tell ({left})",) * 2
     assert (row.top1_difference_low, row.top1_difference_high, row.time_ratio_low) == (None, None, None)
 
 
-def test_an_interval_that_holds_zero_cannot_tell(make_record: MakeRecord) -> None:
+def test_an_unclear_difference_cannot_tell(make_record: MakeRecord) -> None:
     """A difference within its own uncertainty is said to be unclear, not to be none."""
     records = [
         *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
         *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
     ]
-    text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
-    assert "Top-1 in points, against fp32: cannot tell half +0.33 (-" in text
-    assert "Top-1 in points, apart" not in text
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert re.fullmatch(r"cannot tell \(about \d+ more pairs\)", row.accuracy_verdict)
 
 
 def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
@@ -124,7 +148,8 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
     row = _row(comparison, "half")
     assert (row.completed, row.diverged, row.failed, row.top1_mean) == (1, 1, 0, 0.25)
     assert row.status == "ok 1/2; diverged 1/2 at step 7"
-    assert "Diverged: half (1 of 2)." in comparison.reading
+    assert row.accuracy_verdict == "diverged 1/2"
+    assert "Diverged: half 1/2 (95 % interval of the rate 9 to 91 %)." in comparison.reading
 
 
 def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
@@ -183,3 +208,76 @@ def test_fp16_on_a_cpu_is_remarked(make_record: MakeRecord, half: str | None, de
     text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
     assert ("fp16 times here say nothing about a GPU" in text) == (said is not None)
     assert said is None or said in text
+
+
+def test_an_arm_that_always_diverges_has_one_verdict(make_record: MakeRecord) -> None:
+    """Where no run was completed, divergence is the verdict on accuracy and on time."""
+    records = [
+        *(make_record("fp32", seed) for seed in range(3)),
+        *(make_record("half", seed, status="diverged") for seed in range(3)),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
+    assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
+
+
+def test_memory_is_an_exact_difference(make_record: MakeRecord) -> None:
+    """The difference of the largest peaks is given in bytes, without a test."""
+    records = [
+        *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
+        *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
+    ]
+    assert _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half").memory_difference == -402
+
+
+def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed, **of_half) for seed in range(5)),
+    ]
+    return _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+
+
+def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
+    """Steps that take half as long again, in every pair, are inferior, with ratio and interval."""
+    row = _times(make_record)
+    assert row.time_verdict == "inferior"
+    assert row.time_ratio_low is not None
+    assert 1.49 < row.time_ratio_low < 1.502 < (row.time_ratio_high or 0) < 1.52
+
+
+def test_an_invalid_time_is_not_slower(make_record: MakeRecord) -> None:
+    """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
+    row = _times(make_record, num_steps=12)
+    assert row.time_verdict == "invalid measurement (12 timed steps, 30 needed)"
+    assert row.time_ratio == pytest.approx(1.502, abs=0.001)
+    assert row.time_ratio_low is None
+    assert row.accuracy_verdict == "equivalent (±0.5)"
+
+
+def test_no_timed_steps_is_an_invalid_time(make_record: MakeRecord) -> None:
+    """A run that ends within its warm-up says that it has no timed steps."""
+    records = [
+        make_record(arm, seed, step_seconds_median=None, num_steps=10, warmup_steps=10)
+        for arm in ("fp32", "half")
+        for seed in range(3)
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert (row.time_verdict, row.time_ratio) == ("invalid measurement (0 timed steps, 30 needed)", None)
+
+
+def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord) -> None:
+    """One bad cell among five costs its pair and not the verdict."""
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed) for seed in range(4)),
+        make_record("half", 4, seconds=99.0, num_steps=5),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.time_verdict == "inferior"
+    assert row.time_ratio == pytest.approx(1.5, abs=0.01)
+
+
+def test_emulated_times_are_not_compared(make_record: MakeRecord) -> None:
+    """fp16 that was computed in fp32 has no time of its own."""
+    assert _times(make_record, half="fp16 emulated").time_verdict == "not comparable (fp16 computed in fp32)"

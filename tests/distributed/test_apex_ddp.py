@@ -8,6 +8,7 @@ import itertools
 import os
 import warnings
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.parallel import DistributedDataParallel as DDP
-from ampcompare.errors import PreparationError
+from ampcompare.errors import AmpCompareError, PreparationError
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -148,6 +150,17 @@ def records_arrival_order() -> dict[str, list[list[str]]]:
         assert buckets is not None
         result[name] = [[names[id(param)] for param in bucket.params] for bucket in buckets]
     return result
+
+
+def overlaps_on_the_host() -> list[int]:
+    sizes = []
+    for options, strict in (({}, "0"), ({}, "1"), ({"message_size": 100_000_000}, "0")):
+        os.environ["AMPCOMPARE_APEX_STRICT"] = strict
+        model = DDP(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), **options)
+        model(torch.randn(2, 512)).sum().backward()
+        assert model._synchronizer.buckets is not None
+        sizes.append(len(model._synchronizer.buckets))
+    return sizes
 
 
 def follows_rank_0() -> list[list[int]]:
@@ -514,6 +527,12 @@ def test_buckets_follow_arrival(ranks: Any) -> None:
     assert len(first["pairs"]) < 6
 
 
+def test_default_message_size_overlaps_on_the_host(ranks: Any) -> None:
+    """Without a GPU the default size makes several buckets, an explicit one and Apex's own make one."""
+    for several, legacy, explicit in ranks(2, overlaps_on_the_host):
+        assert (several > 1, legacy, explicit) == (True, 1, 1)
+
+
 def test_rank_0_decides_the_buckets(ranks: Any) -> None:
     """Ranks whose gradients arrive in different order reduce in rank 0's order."""
     assert ranks(2, follows_rank_0) == [[[1], [0]], [[1], [0]]]
@@ -527,3 +546,38 @@ def test_torch_options_are_accepted_with_one_warning(ranks: Any) -> None:
     assert "device_ids, find_unused_parameters, output_device" in ours[0]
     assert sum(text.startswith("DeprecatedFeatureWarning") for text in first) == 2
     assert second == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"shared_param": True}, ValueError, "shared_param is no longer supported"),
+        ({"delay_allreduce": True, "allreduce_trigger_params": []}, ValueError, "no meaning with it"),
+        ({"delay_allreduce": True, "num_allreduce_streams": 2}, ValueError, "num_allreduce_streams=2"),
+        ({"allreduce_communicators": ([], [])}, AssertionError, r"got lengths \[0, 0\]"),
+        ({"allreduce_communicators": ([1], [1])}, AssertionError, "> 1"),
+        (
+            {"num_allreduce_streams": 2, "allreduce_communicators": ([1], [1])},
+            AssertionError,
+            "num_allreduce_streams=2",
+        ),
+        ({}, RuntimeError, "init_process_group"),
+        ({}, ValueError, "init_process_group"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    """Each illegal combination, and a missing process group, is an error of the type that Apex or torch raises."""
+    with pytest.warns(DeprecatedFeatureWarning), pytest.raises(error, match=match) as caught:
+        DDP(Net(), **options)
+    assert isinstance(caught.value, AmpCompareError)
+
+
+def refuses_host_parameters_under_nccl() -> None:
+    with mock.patch.object(dist, "get_backend", return_value="nccl"):
+        with pytest.raises(AssertionError, match=r"4 parameters are not on a GPU \(first: first.weight\)"):
+            DDP(Net())
+
+
+def test_nccl_wants_parameters_on_a_gpu(ranks: Any) -> None:
+    """Under NCCL a model on the host is refused, with the name of its first parameter."""
+    ranks(2, refuses_host_parameters_under_nccl)

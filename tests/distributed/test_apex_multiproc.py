@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def test_a_failing_rank_ends_the_others(
     """When one rank fails the others are ended and its exit code is returned; bad arguments are explained."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("import sys, time\nif sys.argv[-1] == '1': sys.exit(5)\ntime.sleep(60)")
+    start = time.monotonic()
     assert main(["--world-size", "2", "train.py"]) == 5
+    assert time.monotonic() - start < 30
     assert main(["--world-size", "0", "train.py"]) == 2
     assert main([]) == 2
     assert "no script given" in capfd.readouterr().err

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,7 @@ class Synchronizer:
         self._next = 0
         self._open = False
         self._awaits_callback = False
-        self._forward: str = "missing"
+        self._forward: Literal["missing", "done", "used"] = "missing"
         self._reference = weakref.ref(self)
         self._handles = [
             param.register_post_accumulate_grad_hook(self._hook(i))

@@ -27,6 +27,8 @@ from .reducer import Reducer
 __all__ = ["DistributedDataParallel", "Reducer", "flat_dist_call"]
 
 DEFAULT_MESSAGE_SIZE = 10_000_000
+# Sending costs more per element without a GPU, and less per message: earlier messages overlap more.
+HOST_MESSAGE_SIZE = 250_000
 TORCH_ONLY = frozenset(
     {
         "broadcast_buffers",
@@ -65,7 +67,8 @@ class DistributedDataParallel(nn.Module):
     Args:
         module: the model, with equal parameters (names, shapes, dtypes) on all ranks; rank 0's values are broadcast,
             its buffers too.
-        message_size: number of elements from which on a bucket is closed.
+        message_size: number of elements from which on a bucket is closed. Where no parameter is on a GPU the default
+            stands for 250,000.
         delay_allreduce: reduce everything at the end of the backward pass.
         shared_param: removed by Apex; must be None.
         allreduce_trigger_params: parameters whose gradient closes a bucket; `message_size` then has no effect.
@@ -144,13 +147,17 @@ class DistributedDataParallel(nn.Module):
 
     def _make_synchronizer(self) -> Synchronizer:
         predivide = self.gradient_predivide_factor
+        message_size = int(self.message_size)
+        on_host = not self._strict and not any(param.is_cuda for param in self.module.parameters())
+        if message_size == DEFAULT_MESSAGE_SIZE and on_host:
+            message_size = HOST_MESSAGE_SIZE
         triggers = frozenset(
             i for i, (name, _) in enumerate(self.module.named_parameters()) if name in self._trigger_names
         )
         return Synchronizer(
             self.module,
             Options(
-                message_size=int(self.message_size),
+                message_size=message_size,
                 delay=self.delay_allreduce,
                 triggers=triggers,
                 streams=self.num_allreduce_streams,

@@ -74,10 +74,11 @@ def main(arguments: Sequence[str]) -> int:
 def _wait(workers: list[subprocess.Popen[bytes]]) -> int:
     failed = 0
     try:
-        while not failed and any(worker.poll() is None for worker in workers):
-            failed = next((worker.returncode for worker in workers if worker.returncode), 0)
+        codes: list[int | None] = [None]
+        while not failed and None in codes:
             time.sleep(POLL_SECONDS)
-        failed = failed or next((worker.returncode for worker in workers if worker.returncode), 0)
+            codes = [worker.poll() for worker in workers]
+            failed = next((code for code in codes if code), 0)
     finally:
         # Those left wait for the one that is gone.
         for worker in workers:

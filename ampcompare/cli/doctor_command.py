@@ -1,0 +1,52 @@
+"""`ampcompare doctor`: what this machine offers and what is wrong with it."""
+
+from __future__ import annotations
+
+import shutil
+
+import click
+
+from ampcompare.arm import Arm
+
+__all__ = ["command"]
+
+WIDEST = 120
+COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
+
+
+@click.command("doctor", epilog="Exit codes: 0 looked at everything; 2 usage; 4 an arm given by --for cannot run here.")
+@click.option(
+    "--for",
+    "arms",
+    multiple=True,
+    metavar="ARM",
+    help="exit with 4 unless this arm can run here, such as apex:O1,engine=nvidia; repeat it",
+)
+@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="of each import that is tried",
+)
+def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
+    """Say what this machine offers, what is wrong, and what to do.
+
+    Whatever may be broken, such as torch or Apex, is tried in a process of its own, so that a crash or a hang is a line
+    of the report. Nothing is changed.
+    """
+    from ampcompare.doctor.examine import examine
+    from ampcompare.doctor.text import render
+    from ampcompare.record import dump_json
+
+    examination = examine([Arm.parse(arm) for arm in arms], seconds=time_limit)
+    if as_json:
+        click.echo(dump_json(examination.data()))
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+        click.echo(
+            render(examination, width=width, style=lambda word, verdict: click.style(word, COLORS[verdict])), nl=False
+        )
+    return 0 if all(arm.fits for arm in examination.arms) else 4

@@ -1,0 +1,40 @@
+"""One line of the doctor's report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["VERDICTS", "Finding", "Verdict", "worst"]
+
+Verdict = Literal["ok", "note", "warning", "problem"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "note", "warning", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was seen of one thing, and what to make of it.
+
+    Attributes:
+        group: heading that it stands under, such as "GPU".
+        name: what was looked at; no two findings of a report share a name.
+        value: what was seen.
+        verdict: ok; note (good to know); warning (results, times or some arms suffer); problem (something is broken).
+        reason: why that verdict; may be empty where the value says it all.
+        remedy: lines for a shell, each to be pasted as it stands; empty where nothing needs to be done.
+        facts: the same for programs.
+    """
+
+    group: str
+    name: str
+    value: str
+    verdict: Verdict
+    reason: str = ""
+    remedy: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """Return the gravest verdict; "ok" for none."""
+    return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")

@@ -1,0 +1,151 @@
+"""The driver and each GPU, with what 16-bit and 8-bit formats gain on it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ampcompare.doctor.child import Answer
+from ampcompare.doctor.finding import Finding, Verdict
+
+__all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
+
+GIB = 2**30
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def driver_version(seconds: float = 20.0) -> tuple[str | None, str]:
+    """Return the version of NVIDIA's driver, and how it is known or why not; torch is not asked."""
+    try:
+        match = re.search(r"Kernel Module(?: for \S+)?\s+([\d.]+)", DRIVER_FILE.read_text(encoding="utf-8"))
+        if match:
+            return match[1], f"from {DRIVER_FILE}"
+    except OSError:
+        pass
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None, "there is no nvidia-smi and no loaded driver"
+    try:
+        done = subprocess.run(
+            [tool, "--query-gpu=driver_version", "--format=csv,noheader"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, f"nvidia-smi does not answer ({type(error).__name__})"
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        said = (lines or done.stderr.strip().splitlines() or ["no message"])[0]
+        return None, f"nvidia-smi ends with exit code {done.returncode}: {said[:200]}"
+    return lines[0].strip(), "from nvidia-smi"
+
+
+def has_nvidia_gpu() -> bool:
+    """Tell by device files whether the driver offers a GPU here."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def gains(name: str, capability: tuple[int, int]) -> str:
+    """Say what an NVIDIA GPU of a compute capability gains from formats below fp32."""
+    if "GTX 16" in name:
+        return "no tensor cores: fp16 saves memory and some time, bf16 is emulated"
+    if capability < (7, 0):
+        return "no tensor cores (7.0 has them): 16-bit formats save memory, hardly time"
+    if capability < (8, 0):
+        return "tensor cores for fp16; bf16 is emulated and slow (8.0 has it), no TF32"
+    fp8 = ", fp8" if capability >= (8, 9) else "; no fp8 (8.9 has it)"
+    return f"tensor cores for fp16, bf16, TF32{fp8}"
+
+
+def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None) -> list[Finding]:
+    """Tell the driver and each GPU.
+
+    Args:
+        answer: of the probe `gpus`; None where torch cannot use any.
+        driver: from `driver_version`.
+        hip: version of ROCm that torch is built for.
+    """
+    version, how = driver
+    findings = []
+    if hip is None:
+        missing: Verdict = "problem" if answer is not None else "note"
+        findings.append(
+            Finding("GPU", "driver", version, "ok", how, facts={"version": version})
+            if version
+            else Finding("GPU", "driver", "none", missing, how, ("nvidia-smi",) if answer is not None else ())
+        )
+    if answer is None:
+        return [*findings, _none("torch has no CUDA")]
+    if not answer.done:
+        return [
+            *findings,
+            Finding(
+                "GPU",
+                "gpus",
+                "cannot be started",
+                "problem",
+                f"asking torch for its GPUs: {answer.failure}",
+                ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'"),
+                {"failure": answer.failure},
+            ),
+        ]
+    if not answer.value["available"]:
+        said = f" ({'; '.join(answer.warnings)})" if answer.warnings else ""
+        if version is None:
+            return [*findings, _none(f"torch sees none{said}")]
+        return [
+            *findings,
+            Finding(
+                "GPU",
+                "gpus",
+                "none that torch can use",
+                "problem",
+                f"there is a driver, and torch sees no GPU{said}. The driver may be older than torch's CUDA, the "
+                "container may have been started without GPUs, or CUDA_VISIBLE_DEVICES may hide them",
+                ("nvidia-smi", 'echo "$CUDA_VISIBLE_DEVICES"', "docker run --gpus all ...  # in a container"),
+            ),
+        ]
+    return [*findings, *(_device(device, answer.value["built_for"], hip) for device in answer.value["devices"])]
+
+
+def _none(why: str) -> Finding:
+    reason = f"{why}: arms run on the CPU, and fp16 times there say nothing of a GPU"
+    return Finding("GPU", "gpus", "none", "note", reason)
+
+
+def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Finding:
+    capability = tuple(device["capability"])
+    free = "" if device["free_bytes"] is None else f", {device['free_bytes'] / GIB:.1f} free"
+    shown = "" if hip else f", capability {capability[0]}.{capability[1]}"
+    value = f"{device['name']}{shown}, {device['total_bytes'] / GIB:.1f} GiB{free}"
+    verdict: Verdict = "ok"
+    reason = "ROCm: see its own tables" if hip else gains(device["name"], capability)
+    remedy: tuple[str, ...] = ()
+    if device["failure"]:
+        verdict, reason = "problem", f"a small fp16 product fails: {device['failure']}"
+        remedy = ("nvidia-smi",)
+        if not hip and not _covered(capability, built_for):
+            reason += f". This torch is built for {' '.join(built_for)}, not for this GPU"
+            remedy = ("pip install -U torch torchvision",)
+    elif device["free_bytes"] is not None and device["free_bytes"] < 0.5 * device["total_bytes"]:
+        verdict = "warning"
+        reason = f"{reason}. Another process holds more than half of its memory, and may take its time"
+        remedy = ("nvidia-smi",)
+    return Finding("GPU", f"cuda:{device['index']}", value, verdict, reason, remedy, device)
+
+
+def _covered(capability: tuple[int, ...], built_for: list[str]) -> bool:
+    """Tell whether code for a capability is in the build: binaries run within a major version, PTX from it upwards."""
+    for arch in built_for:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", arch)
+        if match:
+            built = (int(match[2]), int(match[3]))
+            if built <= capability and (match[1] == "compute" or built[0] == capability[0]):
+                return True
+    return False

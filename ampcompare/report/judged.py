@@ -1,0 +1,62 @@
+"""The table of figures that someone else measured, with its verdicts."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tabulate import tabulate
+
+from ampcompare.record import ArmSummary, Comparison
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable
+from ampcompare.report.terminal import WIDTH
+
+__all__ = ["Judged"]
+
+
+class Judged(Reporter):
+    """Plain text: one row per arm, measurement and verdict side by side.
+
+    Args:
+        sd: standard deviation over seeds, in points, that was given with the table.
+    """
+
+    def __init__(self, sd: float | None = None) -> None:
+        self.sd = sd
+
+    def render(self, comparison: Comparison) -> str:
+        cells = [self._cells(row, comparison.reference) for row in comparison.arms]
+        shown = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
+        table = tabulate(
+            [[row[name] for name in shown] for row in cells], headers=shown, tablefmt="simple", disable_numparse=True
+        )
+        lines = [self._legend(comparison), *comparison.reading]
+        filled = [textwrap.fill(printable(line, LONGEST_LINE), WIDTH, subsequent_indent="  ") for line in lines]
+        return table + "\n\n" + "\n".join(filled) + "\n"
+
+    @staticmethod
+    def _cells(row: ArmSummary, reference: str) -> dict[str, str]:
+        verdicts = {name: column(row) for name, column in VERDICTS.items()}
+        if row.arm == reference:
+            verdicts |= {
+                "top-1 points": "-",
+                "step time": "-",
+                "accuracy": printable(row.accuracy_verdict) or "reference",
+            }
+        runs = row.completed + row.diverged
+        return {
+            "arm": verdicts["arm"],
+            "runs": str(runs),
+            "top-1 %": COLUMNS["top-1 %"](row),
+            "points": verdicts["top-1 points"],
+            "accuracy": verdicts["accuracy"],
+            "time ratio": verdicts["step time"],
+            "time": verdicts["time"],
+            "MiB": verdicts["MiB"],
+        }
+
+    def _legend(self, comparison: Comparison) -> str:
+        spread = f", with a published spread of {self.sd:g} points over seeds" if self.sd is not None else ""
+        return (
+            f"Against {printable(comparison.reference, 60)}: accuracy by a margin of {comparison.margin:g} points"
+            f"{spread}, time by {100 * comparison.time_margin:g} %, at 95 % for all arms together (Holm)."
+        )

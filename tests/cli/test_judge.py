@@ -1,0 +1,67 @@
+"""`ampcompare judge` as it is called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.cli import main
+
+
+def test_the_example_needs_no_torch(capfd: pytest.CaptureFixture[str]) -> None:
+    """The published table is judged without importing torch, and says what is firm and what is not."""
+    code = (
+        "import sys; from ampcompare.cli import main; code = main(['judge', '--example']);"
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "cannot tell" in lines["apex:O1"]
+    assert "diverged 1/1" in lines["apex:O3"]
+    assert "reference" in lines["native:fp16"]
+    assert "spread of 0.18 points" in done.stdout.replace("\n  ", " ")
+    assert done.stdout.endswith("False\n")
+
+
+def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` holds the rows with their verdicts, and no number that JSON lacks."""
+    path = tmp_path / "runs.csv"
+    path.write_text("arm,seed,accuracy\nfp32,0,75\nhalf,0,NaN\n", encoding="utf-8-sig")
+    assert main(["judge", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert [row["accuracy_verdict"] for row in document["arms"]] == ["", "diverged 1/1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name one table"),
+        (["missing.csv"], "cannot read the table missing.csv"),
+        (["missing.csv", "--example"], "name one table"),
+        (["--example", "--margin", "0"], "margin is 0"),
+        (["--example", "--sd", "-1"], "spread over seeds is -1"),
+        (["--example", "--reference", "\x1b[31m"], "there is no arm"),
+    ],
+)
+def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be judged is said in one line, with exit code 2."""
+    assert main(["judge", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert "\x1b" not in error
+
+
+def test_hostile_names_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters and endless names in a table do not reach the terminal."""
+    path = tmp_path / "runs.csv"
+    path.write_text(f"arm,accuracy\nfp32,75\n\x1b[2Jx,74\n{'y' * 10_000},73\n", encoding="utf-8")
+    assert main(["judge", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.replace("\n", "").isprintable()
+    assert max(map(len, text.splitlines())) < 300

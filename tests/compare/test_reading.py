@@ -1,0 +1,67 @@
+"""The recommendation: what qualifies an arm, and when there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcompare.compare.reading import recommend
+from ampcompare.compare.terms import Preference, Terms
+from ampcompare.record import ArmSummary
+
+
+def _row(arm: str, accuracy: str = "", time: str = "", **values: Any) -> ArmSummary:
+    base = {"engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 5, "diverged": 0, "failed": 0}
+    return ArmSummary(**{**base, "arm": arm, "accuracy_verdict": accuracy, "time_verdict": time, **values})
+
+
+REFERENCE = _row("fp32", peak_bytes=1000)
+EQUAL = "equivalent (±0.5)"
+
+
+def _say(*rows: ArmSummary, prefer: Preference = "time") -> str:
+    return recommend([REFERENCE, *rows], "fp32", Terms(prefer=prefer))
+
+
+def test_the_fastest_that_keeps_the_accuracy() -> None:
+    """Of two faster arms the faster is recommended with its reason, and the other named."""
+    said = _say(_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6))
+    assert said == (
+        "Recommended for time: b (accuracy equivalent (±0.5), 0.60x the step time); "
+        "a (0.70x the step time) would do too."
+    )
+
+
+@pytest.mark.parametrize(
+    "accuracy", ["inferior", "diverged 1/5", "cannot tell (about 3 more pairs)", "not comparable (x)"]
+)
+def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
+    """An arm that is not known to keep the accuracy is never recommended for its speed."""
+    assert _say(_row("a", accuracy, "better", time_ratio=0.1)) == (
+        "No arm is recommended for time: none is known to keep the accuracy of fp32."
+    )
+
+
+@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "inferior"])
+def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
+    """A low ratio that the verdict does not bear out is no reason."""
+    said = _say(_row("a", EQUAL, time, time_ratio=0.5))
+    assert said == "No arm is recommended for time: none that keeps the accuracy of fp32 is known to be faster."
+
+
+def test_memory_by_its_exact_difference() -> None:
+    """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
+    small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
+    assert _say(small, prefer="memory").startswith("Recommended for memory: a (accuracy equivalent (±0.5), 40 % less")
+    same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
+    assert "needs 5 % less memory" in _say(same, prefer="memory")
+
+
+def test_accuracy_needs_a_better_arm() -> None:
+    """For accuracy only `better` counts."""
+    better = _row("a", "better", top1_difference=0.02)
+    assert _say(better, prefer="accuracy") == "Recommended for accuracy: a (+2.00 points)."
+    assert _say(_row("a", EQUAL), prefer="accuracy") == (
+        "No arm is recommended for accuracy: no arm is better than fp32."
+    )

@@ -1,0 +1,1 @@
+"""Stands for NVIDIA Apex: its names, and nothing behind them."""

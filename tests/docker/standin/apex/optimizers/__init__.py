@@ -1,0 +1,7 @@
+"""Stands for `apex.optimizers`: the names that ampcompare drives."""
+
+FusedAdagrad = None
+FusedAdam = None
+FusedLAMB = None
+FusedNovoGrad = None
+FusedSGD = None

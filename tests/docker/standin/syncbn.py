@@ -1,0 +1,1 @@
+"""Stands for a compiled module of Apex."""

@@ -1,0 +1,122 @@
+"""`docker/check_engines.py`: what it measures, which differences it sees, and what it says without Apex."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD: dict[str, Any] = {
+    "dtypes": {"output": "torch.float32", "0.weight": "torch.float32", "0.bias": "torch.float32"},
+    "loss_scales": [65536.0, 32768.0, 32768.0],
+    "applied": [True, False, True],
+    "state": {"loss_scaler0": {"loss_scale": 32768.0, "unskipped": 1}},
+    "losses": [1.5, math.nan, 1.25],
+    "weights": [0.5, -2.0],
+}
+HALF = {"output": "torch.float16", "0.weight": "torch.float16", "1.weight": "torch.float32"}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("check_engines", ROOT / "docker" / "check_engines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "check_engines", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(level: str) -> dict[str, Any]:
+    """Return what Apex does under a level."""
+    result = copy.deepcopy(GOOD)
+    if level == "O2":
+        result["dtypes"] = dict(HALF)
+    return result
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, nvidia: Any, *arguments: str) -> tuple[int, str]:
+    """Run the command with made-up measurements: ours right, and `nvidia(level)` for the real Apex."""
+    monkeypatch.setattr(
+        script, "in_child", lambda engine, level, device: measured(level) if engine == "compat" else nvidia(level)
+    )
+    result = CliRunner().invoke(script.main, ["--device", "cpu", *arguments])
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+def test_engine_alone(script: ModuleType) -> None:
+    """Where the real Apex cannot run, the engine is held against what is known, and the output says it was alone."""
+    result = CliRunner().invoke(script.main, ["--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count(" ok: compat alone, as the real Apex cannot run here") == 2
+    assert "nothing was compared with the real Apex" in result.output
+
+
+def test_agreement(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal measurements pass, strictly too, with the largest difference shown."""
+    code, output = run(script, monkeypatch, measured, "--strict")
+    assert code == 0
+    assert output.count("ok: nvidia and compat agree: largest difference 0 in losses, 0 in weights") == 2
+
+
+def test_strict_needs_apex(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --strict a check without Apex has exit code 4, because it compared nothing."""
+    code, output = run(script, monkeypatch, lambda level: "apex is not installed", "--strict")
+    assert code == 4
+    assert "compat alone, as the real Apex cannot run here (apex is not installed)" in output
+
+
+@pytest.mark.parametrize(
+    "key, value, seen",
+    [
+        ("loss_scales", [65536.0, 65536.0, 65536.0], "loss_scales"),
+        ("applied", [True, True, True], "applied"),
+        ("state", {"loss_scaler0": {"loss_scale": 32768.0, "unskipped": 2}}, "state"),
+        ("dtypes", {**GOOD["dtypes"], "output": "torch.float16"}, "dtypes"),
+        ("losses", [1.5, math.nan, 1.26], "losses differ by 0.00794"),
+        ("losses", [1.5, 2.0, 1.25], "losses differ by inf"),
+        ("weights", [0.5, -2.01], "weights differ by 0.00498"),
+        ("weights", [0.5], "weights: 1 numbers against 2"),
+    ],
+)
+def test_each_difference_is_seen(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, seen: str
+) -> None:
+    """One difference in any of the things compared fails the check and is named."""
+    code, output = run(
+        script, monkeypatch, lambda level: {**measured(level), key: value} if level == "O1" else measured(level)
+    )
+    assert code == 1
+    assert "O1 FAILED" in output
+    assert seen in output
+    assert "O2 ok" in output
+
+
+def test_small_differences_pass(script: ModuleType) -> None:
+    """Losses may differ within the tolerance, everything else must be equal."""
+    assert script.differences(GOOD, {**GOOD, "losses": [1.5005, math.nan, 1.25]}) == []
+
+
+def test_surprises(script: ModuleType) -> None:
+    """An engine that agrees with a wrong Apex is still wrong."""
+    assert script.surprises("O1", GOOD) == []
+    assert script.surprises("O2", GOOD) == [
+        "dtypes of the weights: ['torch.float32'], expected ['torch.float16', 'torch.float32']"
+    ]
+    assert script.surprises("O1", {**GOOD, "weights": [math.inf]}) == ["weights are not finite after a skipped update"]
+
+
+def test_engine_that_fails(script: ModuleType) -> None:
+    """A measurement that ends badly gives the last line of its error as the reason."""
+    assert "apex is not installed" in script.in_child("nvidia", "O2", "cpu")

@@ -1,0 +1,52 @@
+"""The files of the forge: they parse, and the workflow runs the scripts that developers run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = ("bug.yml", "result.yml")
+
+
+def load(file: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / ".github" / file).read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_workflow_runs_our_scripts() -> None:
+    """Each script of the workflow exists and can be executed, and check, test and docker-test are among them."""
+    jobs = load("workflows/ci.yml")["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    scripts = {command.split()[0] for command in commands if command.startswith("scripts/")}
+    assert {"scripts/check", "scripts/test", "scripts/docker-test"} <= scripts
+    for script in scripts:
+        assert os.access(ROOT / script, os.X_OK)
+
+
+def test_workflow_ends() -> None:
+    """A job that hangs is stopped, and none may write to the repository."""
+    workflow = load("workflows/ci.yml")
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] <= 60 for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_are_whole(form: str) -> None:
+    """A form has a name, a description, and fields with distinct ids."""
+    loaded = load(f"ISSUE_TEMPLATE/{form}")
+    assert loaded["name"]
+    assert loaded["description"]
+    names = [field["id"] for field in loaded["body"]]
+    assert len(names) == len(set(names))
+
+
+def test_forms_ask_for_evidence() -> None:
+    """A bug comes with what doctor says, a result with its report."""
+    bug, result = (str(load(f"ISSUE_TEMPLATE/{form}")) for form in FORMS)
+    assert "ampcompare doctor --json" in bug
+    assert "report.json" in result
