@@ -167,6 +167,8 @@ class ProcessFacts(_Record):
     step_seconds_median: float | None = None
     peak_bytes_by_rank: list[int] = []
     weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
+
+
 class Readings(_Record):
     """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
 
