@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ampcompare.cli.launching import count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -44,6 +45,7 @@ __all__ = ["command"]
 @click.option("--tag", default="", metavar="NAME", help="label of the report")
 @click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
 @recipe_options
+@launch_options
 @output_options
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
@@ -55,7 +57,6 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
     from ampcompare.compare.run import run_plan
     from ampcompare.compare.terms import Terms
-    from ampcompare.launch.forked import ForkedLauncher
     from ampcompare.record import dump_json
     from ampcompare.report.base import printable
     from ampcompare.report.files import FORMATS, write_reports
@@ -64,6 +65,7 @@ def command(**parameters: Any) -> int:
     file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
     arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
     terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"], parameters["tag"])
+    parameters["processes"] = count_processes(parameters)
     base = build_config(parameters, from_file)
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
@@ -79,10 +81,11 @@ def command(**parameters: Any) -> int:
         for cell in plan.cells:
             click.echo(f"  {cell.digest()}  {cell.arm}, seed {cell.recipe.seed}")
         return 0
-    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
+    chosen = launcher_for(base.processes, parameters, several_cells=True)
+    display = Display(quiet=parameters["quiet"] or not chosen.speaks, bar=not parameters["no_progress"])
     words = shlex.join(["ampcompare", *sys.argv[1:]])
     try:
-        with ForkedLauncher() as launcher:
+        with chosen as launcher:
             comparison = run_plan(
                 plan,
                 folder,
@@ -97,6 +100,8 @@ def command(**parameters: Any) -> int:
         if (folder / "report.md").exists():
             display.note(f"what is done is in {folder / 'report.md'}")
         raise
+    if not chosen.speaks:
+        return 0
     failed = [record for record in comparison.records if record.status == "failed"]
     if len(failed) == len(comparison.records) and len({record.error for record in failed}) == 1:
         if parameters["as_json"]:

@@ -36,6 +36,7 @@ class Request:
 
     Attributes:
         folder: of the cell; its `config.json` says what to train.
+        cell: its name, equal on all machines.
         launcher: "torchrun" or "spawn".
         nproc_per_node, nnodes, node_rank: which of the ranks are on this machine.
         rdzv_endpoint: HOST:PORT on node 0, where agents of several machines meet.
@@ -44,6 +45,7 @@ class Request:
     """
 
     folder: str
+    cell: str
     launcher: str
     nproc_per_node: int
     nnodes: int = 1
@@ -66,7 +68,7 @@ def _torchrun_arguments(request: Request) -> list[str]:
         f"--max-restarts={request.max_restarts}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={host}:{port}",
-        f"--rdzv-id={Path(request.folder).name}",
+        f"--rdzv-id={request.cell}",
         f"--rdzv-conf=is_host={int(request.node_rank == 0)}",
         f"--local-addr={_address_towards(host, int(port))}",
         f"--monitor-interval={POLL_SECONDS}",

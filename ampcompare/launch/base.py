@@ -23,7 +23,13 @@ class Progress:
 
 
 class Launcher(abc.ABC):
-    """Runs cells; use it as a context, so that no process is left behind."""
+    """Runs cells; use it as a context, so that no process is left behind.
+
+    Attributes:
+        speaks: whether this process prints results, and not another one that takes part.
+    """
+
+    speaks: bool = True
 
     @abc.abstractmethod
     def launch(

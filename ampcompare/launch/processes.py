@@ -67,7 +67,7 @@ class ProcessesLauncher(Launcher):
             "max_restarts": max_restarts,
             "dist_url": None if dist_url == "env://" else dist_url,
         }
-        self.is_first_node = node_rank == 0
+        self.speaks = node_rank == 0
         self._agent: subprocess.Popen[bytes] | None = None
 
     def launch(
@@ -79,6 +79,8 @@ class ProcessesLauncher(Launcher):
                 f"{config.processes} processes cannot be split over {nnodes} nodes; use --nproc-per-node"
             )
         folder = folder.resolve()
+        if not self.speaks:  # the machines may share their disk
+            folder /= f"node{self._options['node_rank']}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -87,7 +89,7 @@ class ProcessesLauncher(Launcher):
         for name in ("failure.json", "progress.json"):
             (folder / name).unlink(missing_ok=True)
         (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
-        request = Request(str(folder), self.launcher, config.processes // nnodes, **self._options)
+        request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
         code = self._run(request, folder, on_progress)
         return self._record(config, folder, code)
 
@@ -122,7 +124,7 @@ class ProcessesLauncher(Launcher):
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        if code == 0 and not self.is_first_node:  # whose record is on the machine of rank 0
+        if code == 0 and not self.speaks:  # whose record is on the machine of rank 0
             return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
         killed = self._killed(folder)
         if record is None or killed is not None:
