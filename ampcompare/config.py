@@ -12,7 +12,7 @@ import json
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -243,9 +243,10 @@ def derived(values: Mapping[str, Any]) -> dict[str, Any]:
             )
     batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
     found = _given(recipe.get("optimizer"))
-    optimizer = {} if found is None else found
-    base, base_batch = optimizer.get("lr_base"), optimizer.get("lr_base_batch", 256)
-    if all(isinstance(number, (int, float)) and number > 0 for number in (base, base_batch, batch_size)):
+    optimizer: dict[str, Any] = {} if found is None else found
+    base: Any = optimizer.get("lr_base")
+    base_batch: Any = optimizer.get("lr_base_batch", 256)
+    if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):
         ratio = batch_size * processes / base_batch
         lr = base * (math.sqrt(ratio) if optimizer.get("lr_rule") == "sqrt" else ratio)
         given = optimizer.setdefault("lr", lr)
@@ -258,6 +259,10 @@ def derived(values: Mapping[str, Any]) -> dict[str, Any]:
     if "recipe" in values or recipe:
         values["recipe"] = recipe
     return values
+
+
+def _is_positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _given(group: Any) -> dict[str, Any] | None:

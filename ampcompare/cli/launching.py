@@ -27,7 +27,11 @@ def launch_options(function: Function) -> Function:
         ),
         click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="machines"),
         click.option(
-            "--node-rank", type=click.IntRange(min=0), default=0, show_default=True, help="which of the machines this is"
+            "--node-rank",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="which of the machines this is",
         ),
         click.option(
             "--launcher",
@@ -63,7 +67,7 @@ def count_processes(parameters: dict[str, Any]) -> int | None:
     if asked is None and parameters["nnodes"] > 1:
         raise ConfigError(f"--nnodes {parameters['nnodes']} was given; say with --nproc-per-node how many on each")
     if world is None:
-        return asked  # type: ignore[no-any-return]
+        return asked
     if asked not in (None, world.size):
         raise ConfigError(
             f"--nproc-per-node asks for {asked} processes, and {world.size} were started by {world.launcher}; "

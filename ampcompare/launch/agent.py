@@ -168,7 +168,7 @@ def _end_with_stdin() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the ranks to their end; the exit code is 0 where all of them ended with 0, 1 where one failed, 143 if told to.
+    """Run the ranks to their end; the exit code is 0, 1 where one failed, or 143 where it was told to end.
 
     torchrun has handlers of its own for SIGTERM, which end its ranks.
     """

@@ -6,13 +6,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.launch.world import World
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["choose_backend", "group_of_one", "local_device", "process_group"]
 
@@ -59,7 +62,7 @@ def choose_backend(name: str, device: str) -> str:
 
 
 @contextlib.contextmanager
-def process_group(world: World, backend: str, device: str) -> Iterator[dist.Store]:
+def process_group(world: World, backend: str, device: str) -> Iterator[Store]:
     """Meet the other processes, and part from them at the end; yields the store that all of them can read and write.
 
     Raises:
@@ -68,10 +71,10 @@ def process_group(world: World, backend: str, device: str) -> Iterator[dist.Stor
     options: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
     try:
         # A restart must not find the addresses that dead processes have left in the store.
-        store = dist.PrefixStore(f"attempt{world.attempt}", _store(world))
+        store = dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore("group", store),
+            store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=MESSAGE_SECONDS),
@@ -88,14 +91,14 @@ def process_group(world: World, backend: str, device: str) -> Iterator[dist.Stor
 @contextlib.contextmanager
 def group_of_one() -> Iterator[None]:
     """Set up a process group without other processes, for wrappers that ask for one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _store(world: World) -> dist.Store:
+def _store(world: World) -> Store:
     if world.url == "env://":
         host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -103,12 +106,12 @@ def _store(world: World) -> dist.Store:
         host, _, port = world.url.removeprefix("tcp://").rpartition(":")
         held_by_agent = False
     elif world.url.startswith("file://"):
-        return dist.FileStore(world.url.removeprefix("file://"), world.size)
+        return dist.FileStore(world.url.removeprefix("file://"), world.size)  # type: ignore[attr-defined]
     else:
         raise ValueError(f"{world.url!r} is not env://, tcp://HOST:PORT or file://PATH")
     if not port.isdecimal() or not host:
         raise ValueError(f"{host}:{port} is not HOST:PORT")
-    return dist.TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         host.strip("[]"),
         int(port),
         world.size,

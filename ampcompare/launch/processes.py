@@ -135,12 +135,14 @@ class ProcessesLauncher(Launcher):
     def _killed(self, folder: Path) -> dict[str, int] | None:
         """Return the rank that a signal has ended; SIGTERM is what the others get when one has failed."""
         failures = _failures(folder)
-        return next((failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None)
+        return next(
+            (failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM), None
+        )
 
     def _story(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
         failure = killed or next(iter(_failures(folder)), None)
         if failure is None:
-            words = _last_lines((folder / "launcher.log"))
+            words = _last_lines(folder / "launcher.log")
             return f"the launcher of the ranks ended with exit code {code}" + (f": {words}" if words else "")
         rank, how = failure["rank"], f"ended with exit code {failure['code']}"
         if failure["code"] < 0:

@@ -15,9 +15,9 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from ampcompare.config import RunConfig, validated
 from ampcompare.environment import fingerprint
@@ -27,6 +27,9 @@ from ampcompare.launch.worker import failed_with, train_cell
 from ampcompare.launch.world import World, world_of
 from ampcompare.parallel.ranks import Group, require_equal
 from ampcompare.record import RunRecord, write_atomically
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["run_rank"]
 
@@ -45,7 +48,7 @@ def run_rank(
     Returns:
         The record, and whether this rank is the one that speaks for all.
     """
-    store: dist.Store | None = None
+    store: Store | None = None
     begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
         try:
@@ -71,12 +74,13 @@ def run_rank(
     return record, world.rank == 0
 
 
-def _is_first_to_fail(store: dist.Store | None, world: World) -> bool:
+def _is_first_to_fail(store: Store | None, world: World) -> bool:
     """Tell whether no rank has failed before this one; where they never met, rank 0 speaks for those that did not."""
     if store is None:
         return world.rank == 0
     try:
-        return store.compare_set("failed", "", str(world.rank)).decode() == str(world.rank)
+        first: bytes = store.compare_set("failed", "", str(world.rank))
+        return first.decode() == str(world.rank)
     except RuntimeError:  # the process that held the store is gone, and what ended it is the news
         return False
 

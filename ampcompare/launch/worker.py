@@ -24,9 +24,7 @@ from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
 from ampcompare.launch.group import group_of_one
-from ampcompare.launch.world import World
 from ampcompare.launch.machine import MachineWatch
-from ampcompare.launch.group import group_of_one
 from ampcompare.launch.world import World
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Alone, Ranks, weights_digest
@@ -95,14 +93,11 @@ def failed_with(config: RunConfig, error: Exception, who: str = "") -> RunRecord
         who: the process in which it was raised, where there are several.
     """
     exit_code = 3
-    if isinstance(error, AmpCompareError):
+    if isinstance(error, AmpCompareError):  # which say themselves whose they are
         text, exit_code = str(error), error.exit_code
-    elif isinstance(error, torch.OutOfMemoryError):
-        text = f"out of memory: {_first_line(error)}"
     else:
-        text = f"{type(error).__name__}: {_first_line(error)}"
-    if who and exit_code == 3:  # bad settings and an unfit machine are not one process's own
-        text = f"{who}: {text}"
+        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        text = ": ".join(filter(None, [who, kind, _first_line(error)]))
     environment = {**fingerprint(), "exit_code": exit_code}
     return RunRecord(
         cell=config.digest(), arm=config.arm, status="failed", config=config, error=text, environment=environment

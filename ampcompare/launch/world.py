@@ -91,7 +91,7 @@ def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = 
 
 
 def loopback() -> str | None:
-    """Return the name of the interface that reaches this machine only, for gloo, which else asks for the host's name."""
+    """Return the name of the interface that reaches this machine only; gloo else asks for the host's name."""
     names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     return next((name for name in ("lo", "lo0") if name in names), None)
 

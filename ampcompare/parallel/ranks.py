@@ -1,4 +1,4 @@
-"""What the processes of one run tell each other beside gradients: sums, agreements, and whether they are still equal."""
+"""What the processes of one run tell each other beside gradients: sums, agreements, whether they are still equal."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ def require_equal(ranks: Ranks, what: str, value: Any, remedy: str) -> None:
     names = f"{'rank' if len(different) == 1 else 'ranks'} {', '.join(map(str, different))}"
     if isinstance(value, Mapping):
         apart = [name for name in {**values[0], **other} if values[0].get(name) != other.get(name)]
-        detail = "; ".join(f"{name} is {other.get(name)} there and {values[0].get(name)} on rank 0" for name in apart[:3])
+        detail = "; ".join(
+            f"{name} is {other.get(name)} there and {values[0].get(name)} on rank 0" for name in apart[:3]
+        )
     else:
         detail = f"{other} there and {values[0]} on rank 0"
     raise RanksDiffer(f"{names} of {ranks.size} hold another {what} than rank 0: {detail}; {remedy}")

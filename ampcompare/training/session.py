@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ class Session:
     def events(self) -> Iterator[list[StepRecord] | EpochResult]:
         """Train; yield each drained block of steps, and the result of each epoch."""
         assembly, recipe, ranks = self.assembly, self.config.recipe, self.assembly.ranks
-        share = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
+        share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
         for epoch in range(recipe.epochs):
             left = assembly.total_steps - self.loop.step
             if left <= 0:

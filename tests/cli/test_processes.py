@@ -130,7 +130,10 @@ def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
         assert not alive
         assert process.stdout.read() == ""
     assert "Traceback" not in rest
-    assert rest.splitlines()[-1] == "ampcompare: interrupted; the same command starts with the first cell that has no record"
+    assert (
+        rest.splitlines()[-1]
+        == "ampcompare: interrupted; the same command starts with the first cell that has no record"
+    )
     assert "what is done is in out/report.md" in rest
     report = read_comparison(tmp_path / "out" / "report.json")
     assert 0 in report.seeds
