@@ -16,6 +16,8 @@ EXTRAS = {
     "slurm": ["submitit"],
     "migrate": ["libcst"],
     "accelerate": ["accelerate"],
+    # ruff formats the signatures of the API page.
+    "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     "dev": [
         "hypothesis>=6.100",
         "mypy>=1.15",

@@ -18,6 +18,7 @@ FLOORS = {
     "cli": 7,
     "compare": 6,
     "legacy": 6,
+    "explain": 6,
     "report": 5,
     "launch": 5,
     "training": 4,

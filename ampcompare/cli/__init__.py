@@ -21,6 +21,7 @@ COMMANDS = {
     "report": "Render the records of a run directory again.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "doctor": "Say what this machine offers, what is wrong, and what to do.",
+    "explain": "Say what an arm does to numbers, and what its native twin is.",
     "list": "Show arms, models, data sets and launchers, available or why not.",
 }
 SILENT_SECONDS = 2.0

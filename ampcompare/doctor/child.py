@@ -16,7 +16,7 @@ from typing import Any, Literal
 __all__ = ["TIME_LIMIT", "Answer", "ask", "search_path"]
 
 TIME_LIMIT = 60.0
-RUNNER = Path(__file__).resolve().parent / "probes" / "run.py"
+PROBES = Path(__file__).resolve().parent / "probes"
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -50,22 +50,28 @@ def search_path() -> list[str]:
 
 
 def ask(
-    probe: str, *, path: Sequence[str] | None = None, seconds: float = TIME_LIMIT, options: dict[str, Any] | None = None
+    probe: str | Path,
+    *,
+    path: Sequence[str] | None = None,
+    seconds: float = TIME_LIMIT,
+    options: dict[str, Any] | None = None,
 ) -> Answer:
-    """Run the function `probe` of `probes/<probe>.py` in a fresh process and return its answer.
+    """Run one function in a fresh process and return its answer.
 
     Args:
+        probe: name of a file in `probes`, or the path of another; the function has the file's name.
         path: folders to import from, in place of `search_path()`.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
     """
+    program = probe if isinstance(probe, Path) else PROBES / f"{probe}.py"
     folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
     request = json.dumps({"path": folders, "options": options or {}})
     with tempfile.TemporaryDirectory(prefix="ampcompare-doctor-") as folder:
         answer_file = Path(folder) / "answer.json"
         with (Path(folder) / "stderr").open("w+b") as errors:
             process = subprocess.Popen(
-                [sys.executable, str(RUNNER), probe, str(answer_file), request],
+                [sys.executable, str(PROBES / "run.py"), str(program), str(answer_file), request],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
                 stderr=errors,

@@ -33,6 +33,7 @@ VARIABLES: dict[str, tuple[Verdict, str]] = {
     "TORCHDYNAMO_DISABLE": ("note", "switches torch.compile off"),
     "AMPCOMPARE_APEX_STRICT": ("note", "brings the defects of Apex back into engine=compat"),
 }
+ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "CUBLAS_", "PYTORCH_CUDA_", "PYTORCH_NO_CUDA_")
 SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE", "AMPCOMPARE_APEX_STRICT")
 
 
@@ -46,9 +47,15 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
     findings = []
     if facts is not None:
         findings.append(_tf32(facts))
+    on_cpu = facts is not None and facts["cuda"] is None
     for name, (verdict, effect) in VARIABLES.items():
-        if name in environment and not (name in SWITCHES and environment[name] in ("", "0")):
-            findings.append(Finding("Numerics", name, environment[name], verdict, f"it {effect}", (f"unset {name}",)))
+        value = environment.get(name)
+        if value is None or (name in SWITCHES and value in ("", "0")):
+            continue
+        if on_cpu and name.startswith(ON_CUDA_ONLY):
+            findings.append(Finding("Numerics", name, value, "note", f"on CUDA it {effect}", (f"unset {name}",)))
+        else:
+            findings.append(Finding("Numerics", name, value, verdict, f"it {effect}", (f"unset {name}",)))
     if all(finding.name == "tf32" for finding in findings):
         findings.append(
             Finding("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that change numbers or times")

@@ -42,7 +42,9 @@ def _finding(finding: Finding, width: int, style: Callable[[str, Verdict], str])
 
 def _arm(arm: ArmNeeds, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
     verdict: Verdict = "ok" if arm.fits else "problem"
-    said = _sentence(f"runs on {arm.device}" if arm.fits else "cannot run here", ". ".join([*arm.missing, *arm.notes]))
+    said = _sentence(
+        f"runs on {arm.device}" if arm.fits else "cannot run here", ". ".join(arm.notes if arm.fits else arm.missing)
+    )
     return _entry(arm.arm, verdict, said, arm.remedy, width, style)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 FILES = sorted((Path(__file__).parent / "golden" / "apex-25.05").glob("*.json"))
 
@@ -25,6 +26,10 @@ ALWAYS = (
 )
 LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3}
 PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
+# Another release of torch has other kernels, and O3 no fp32 weights to damp the difference: Apex itself on torch 2.4.1
+# is 0.035 away from Apex on torch 2.13, the release of the recording.
+SAME_TORCH = torch.__version__.startswith("2.13.")
+O3_TOLERANCE_ELSEWHERE = 5e-2
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -62,11 +67,12 @@ def _assert_near(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
         assert got[key] == want[key], key
     numbers = [[float(loss) for loss in record["loss"]] for record in (got, want)]
     assert numbers[0] == pytest.approx(numbers[1], rel=LOSS_TOLERANCE[level], nan_ok=True)
+    tolerance = PARAM_TOLERANCE[level] if SAME_TORCH or level != "O3" else O3_TOLERANCE_ELSEWHERE
     for key in ("params", "masters"):
         assert (got[key] is None) == (want[key] is None)
         for (_, new), (_, old) in zip(got[key] or [], want[key] or [], strict=True):
             new, old = [float(v) for v in new], [float(v) for v in old]
-            assert new == pytest.approx(old, rel=0, abs=PARAM_TOLERANCE[level], nan_ok=True)
+            assert new == pytest.approx(old, rel=0, abs=tolerance, nan_ok=True)
 
 
 def _assert_same_layout(want: dict[str, Any], got: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ def test_doctor_on_this_machine(call: Call, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "apex").mkdir()
     (tmp_path / "apex" / "setup.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     done = call("doctor", "--json", "--for", "apex:O1,engine=nvidia", "--for", "fp32")
     assert done.code == 4
     data = done.json()
@@ -25,7 +25,7 @@ def test_doctor_on_this_machine(call: Call, tmp_path: Path, monkeypatch: pytest.
     assert found["torch"]["facts"]["version"] == __import__("torch").__version__
     assert found["torch"]["verdict"] == "ok"
     assert found["apex"]["facts"]["state"] == "namespace"
-    assert found["NVIDIA_TF32_OVERRIDE"]["verdict"] == "warning"
+    assert found["ATEN_CPU_CAPABILITY"]["verdict"] == "warning"
     assert {"python", "torchvision", "processor", "memory", "disk", "threads", "html"} <= set(found)
     assert all(finding["remedy"] for finding in data["findings"] if finding["verdict"] in ("warning", "problem"))
     assert [(arm["arm"], arm["fits"]) for arm in data["arms"]] == [("apex:O1,engine=nvidia", False), ("fp32", True)]

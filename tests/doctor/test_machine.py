@@ -64,6 +64,16 @@ def test_variables_that_change_numbers(variable: str) -> None:
     assert found[variable].remedy == (f"unset {variable}",)
 
 
+def test_variables_for_cuda_on_a_cpu() -> None:
+    """What works on CUDA alone is a note where torch has none, and a warning where it has."""
+    variable = {"NVIDIA_TF32_OVERRIDE": "1"}
+    assert _named(examine_numerics(BUILD, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "note"
+    assert _named(examine_numerics({**BUILD, "cuda": "13.0"}, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "warning"
+    assert (
+        _named(examine_numerics(BUILD, {"ATEN_CPU_CAPABILITY": "default"}))["ATEN_CPU_CAPABILITY"].verdict == "warning"
+    )
+
+
 def test_switches_that_are_off() -> None:
     """A switch set to 0 is not set, and that nothing is set is said."""
     assert list(_named(examine_numerics(None, {"CUDA_LAUNCH_BLOCKING": "0", "HOME": "x"}))) == ["variables"]

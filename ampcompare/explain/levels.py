@@ -1,0 +1,53 @@
+"""The options of each opt level, and the sentences that follow from them.
+
+Source: Apex 25.05, `apex/amp/frontend.py`; a test holds the table against our engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["LEVELS", "Level", "apex_level"]
+
+FIRST_SCALE, GROWTH_INTERVAL, MAX_SCALE = 2.0**16, 2000, 2.0**24
+
+
+@dataclass(frozen=True)
+class Level:
+    """What `amp.initialize` settles; None where the level leaves an option open.
+
+    Attributes:
+        cast_model_type: "float32", "float16" or None.
+        loss_scale: a number or "dynamic".
+    """
+
+    cast_model_type: str | None
+    patch_torch_functions: bool
+    keep_batchnorm_fp32: bool | None
+    master_weights: bool | None
+    loss_scale: float | str
+    cast_model_outputs: str | None = None
+    min_loss_scale: float | None = None
+    max_loss_scale: float = MAX_SCALE
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the model's weights become fp16."""
+        return self.cast_model_type == "float16"
+
+
+LEVELS: dict[str, Level] = {
+    "O0": Level("float32", False, None, False, 1.0),
+    "O1": Level(None, True, None, None, "dynamic"),
+    "O2": Level("float16", False, True, True, "dynamic"),
+    "O3": Level("float16", False, False, False, 1.0),
+}
+
+
+def apex_level(options: Mapping[str, Any]) -> Level:
+    """Return the options of an `apex` arm: those of its level, and what the arm overrides."""
+    settled = dict(LEVELS[options.get("opt_level", "O1")].__dict__)
+    settled.update({name: value for name, value in options.items() if name in settled})
+    return Level(**settled)

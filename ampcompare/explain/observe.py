@@ -1,0 +1,252 @@
+"""One step of a prepared model, watched. Runs in a child process: O1 patches torch for the life of a process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.config import RunConfig, validated
+from ampcompare.errors import AmpCompareError
+from ampcompare.launch.worker import resolve_device
+from ampcompare.parallel.single import Single
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.assemble import Assembly, assemble, make_task
+
+__all__ = ["observe"]
+
+MOST_STEPS = 30  # a dynamic scale that begins too high is halved at each
+SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+# Operations that decide what an arm is worth; the others follow their inputs.
+WATCHED = (
+    *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+    *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention"),
+    *("_softmax", "_log_softmax", "native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm"),
+    *(
+        "gelu",
+        "pow",
+        "exp",
+        "log",
+        "sum",
+        "mean",
+        "nll_loss_forward",
+        "max_pool2d_with_indices",
+        "_adaptive_avg_pool2d",
+    ),
+    *("add", "mul", "div", "cat", "relu", "sigmoid", "tanh"),
+)
+
+
+def observe(config: dict[str, Any]) -> dict[str, Any]:
+    """Prepare the model of a configuration, make one step and return what was seen, as plain data.
+
+    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
+    """
+    try:
+        return _observe(validated(RunConfig, config))
+    except AmpCompareError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def _observe(config: RunConfig) -> dict[str, Any]:
+    torch.set_num_threads(config.threads)
+    device = resolve_device(config.device)
+    precision = make_precision(config.arm, device=str(device))
+    task = make_task(config.recipe)
+    assembly = assemble(config.recipe, task, precision, Single(), device)
+    (model,), (optimizer,) = assembly.models, assembly.optimizers
+    batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
+    how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
+    watch = _Watch(model)
+    with context:
+        scales_before = precision.loss_scales()
+        loss, operations = _first_pass(assembly, batch, watch)
+        masters = _masters(model, optimizer)
+        gradients = _gradients(model.parameters())
+        master_gradients = _gradients(masters)
+        skipped = 0
+        while not precision.step(optimizer).applied[0] and skipped < MOST_STEPS:
+            skipped += 1
+            optimizer.zero_grad()
+            _pass(assembly, batch)
+    states = [value for state in optimizer.state.values() for value in _tensors(state)]
+    counts = {
+        "parameters": _by_dtype(model.parameters()),
+        "buffers": _by_dtype(model.buffers()),
+        "gradients": gradients,
+        "master_weights": _by_dtype(masters),
+        "master_gradients": master_gradients,
+        "optimizer_state": _by_dtype(states),
+    }
+    parameters = sum(param.numel() for param in model.parameters())
+    held = {name: sum(part["bytes"] for part in parts.values()) for name, parts in counts.items()}
+    return {
+        "arch": config.recipe.model.arch,
+        "data": config.recipe.data.name,
+        "optimizer": config.recipe.optimizer.name,
+        "batch_shape": list(batch[0].shape),
+        "device": str(device),
+        "half": how,
+        "engine": None if precision.engine is None else precision.engine.name,
+        "engine_version": None if precision.engine is None else precision.engine.version,
+        "modules": watch.rows(),
+        "operations": operations,
+        "loss": {"dtype": _short(loss.dtype), "value": float(loss.detach())},
+        "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
+        "counts": counts,
+        "num_parameters": parameters,
+        "bytes": {**held, "total": sum(held.values())},
+        "bytes_per_parameter": sum(held.values()) / parameters if parameters else None,
+    }
+
+
+def _first_pass(assembly: Assembly, batch: tuple[Tensor, Tensor], watch: _Watch) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Make the pass that is watched; the hooks are gone afterwards."""
+    seen = _Operations()
+    with watch:
+        with assembly.precision.autocast():
+            with seen:
+                loss = assembly.task.loss(assembly.models, batch)
+        assembly.precision.backward(loss, assembly.optimizers)
+    return loss, seen.rows()
+
+
+def _pass(assembly: Assembly, batch: tuple[Tensor, Tensor]) -> None:
+    with assembly.precision.autocast():
+        loss = assembly.task.loss(assembly.models, batch)
+    assembly.precision.backward(loss, assembly.optimizers)
+
+
+class _Watch:
+    """Hooks on the model and on each module that has parameters of its own or no children."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {
+            name: module
+            for name, module in model.named_modules()
+            if not name
+            or not any(True for _ in module.children())
+            or any(True for _ in module.parameters(recurse=False))
+        }
+        self.inputs: dict[str, list[str]] = {}
+        self.outputs: dict[str, list[str]] = {}
+        self.order: list[str] = []
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for name, module in self.modules.items():
+            self.handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def seen(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if name not in self.inputs:
+                self.order.append(name)
+            _add(self.inputs.setdefault(name, []), [args, kwargs])
+            _add(self.outputs.setdefault(name, []), output)
+
+        return seen
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per module: those that ran in the order of their first end, the model itself last."""
+        silent = [name for name in self.modules if name not in self.inputs]
+        rows = []
+        for name in [*(name for name in self.order if name), *(name for name in silent if name), ""]:
+            module = self.modules[name]
+            owned = list(module.parameters(recurse=not name))
+            weights: list[str] = []
+            _add(weights, owned)
+            rows.append(
+                {
+                    "module": name or "(model)",
+                    "type": type(module).__name__,
+                    "parameters": sum(param.numel() for param in owned),
+                    "weights": weights,
+                    "inputs": self.inputs.get(name, []),
+                    "outputs": self.outputs.get(name, []),
+                    "ran": name in self.inputs,
+                }
+            )
+        return rows
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations by the floating types of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__.partition(".")[0].rstrip("_")
+        if name in WATCHED:
+            given: list[str] = []
+            _add(given, [list(args), kwargs])
+            if given:
+                self.counts[name, tuple(given)] += 1
+        return func(*args, **kwargs)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per operation and types, in the order of `WATCHED`."""
+        ordered = sorted(self.counts.items(), key=lambda item: (WATCHED.index(item[0][0]), item[0][1]))
+        return [{"operation": name, "inputs": list(given), "count": count} for (name, given), count in ordered]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _add(names: list[str], value: Any) -> None:
+    """Add to `names` each floating type in `value` that is not there yet."""
+    for tensor in _tensors(value):
+        if tensor.is_floating_point() and _short(tensor.dtype) not in names:
+            names.append(_short(tensor.dtype))
+
+
+def _short(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return SHORT.get(name, name)
+
+
+def _masters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return what the optimizer steps in place of the model's own parameters."""
+    own = {id(param) for param in model.parameters()}
+    return [param for group in optimizer.param_groups for param in group["params"] if id(param) not in own]
+
+
+def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+    return _by_dtype(param.grad for param in params if param.grad is not None)
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+    """Return tensors, elements and bytes of each dtype."""
+    found: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        part = found.setdefault(_short(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
+        part["tensors"] += 1
+        part["elements"] += tensor.numel()
+        part["bytes"] += tensor.numel() * tensor.element_size()
+    return found

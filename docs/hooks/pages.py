@@ -1,0 +1,164 @@
+"""What mkdocs cannot know by itself: pages made from the program, links that leave docs/, and the benchmark pages.
+
+mkdocs calls the functions that begin with `on_`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
+log = logging.getLogger("mkdocs.hooks.pages")
+
+
+def on_config(config: Any) -> Any:
+    """Add the pages of folders that grow: benchmarks and examples."""
+    named = set(_named(config["nav"]))
+    for folder, title in (("benchmarks", "Measurements"), ("examples", "More examples"), (".", "More")):
+        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"))]
+        pages = [page for page in pages if page not in named]
+        if pages:
+            config["nav"].append({title: pages})
+    return config
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Fill in what is made from the program, and turn links that leave docs/ into plain text."""
+    for marker, make in (("commands", command_reference), ("settings", settings_reference)):
+        place = f"<!-- {marker} -->"
+        if place in markdown:
+            markdown = markdown.replace(place, make())
+    return stay_inside(markdown, DOCS / page.file.src_uri)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Warn, which fails a strict build, where a page would fetch something from another host."""
+    for address in FOREIGN.findall(output):
+        log.warning("%s fetches %s", page.file.src_uri, address)
+    return output
+
+
+def _named(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    elif isinstance(nav, dict):
+        for value in nav.values():
+            yield from _named(value)
+    else:
+        for value in nav:
+            yield from _named(value)
+
+
+def stay_inside(markdown: str, source: Path) -> str:
+    """Replace links to files of the repository that are not pages by their path in code type.
+
+    Args:
+        source: the file that `markdown` came from.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        target = (source.parent / match[2]).resolve()
+        if target.is_relative_to(DOCS) and target.is_file():
+            return match[0]
+        if not target.exists():
+            return match[0]  # mkdocs warns of it
+        path = target.relative_to(ROOT).as_posix() + ("/" if target.is_dir() else "")
+        text = match[1].strip("`")
+        return f"`{path}`" if text in (path.strip("/"), target.name, path) else f"{match[1]} (`{path}`)"
+
+    return LINK.sub(replace, markdown)
+
+
+def command_reference() -> str:
+    """Return a section for each command: its help, usage, options and the environment variable of each."""
+    from ampcompare.cli import COMMANDS, cli
+
+    context = click.Context(cli, info_name="ampcompare")
+    parts = []
+    for name, summary in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        parts += [f"## ampcompare {name}", "", summary, "", *_body(command, click.Context(command, context, name))]
+    return "\n".join(parts)
+
+
+def _body(command: click.Command, context: click.Context) -> Iterator[str]:
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from ("```text", f"{context.command_path} {usage}", "```", "")
+    paragraphs = (command.help or "").strip().split("\n\n")
+    for paragraph in paragraphs[1:]:
+        yield from (_plain(paragraph), "")
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    if options:
+        yield from ("| option | meaning | environment |", "|---|---|---|")
+        for option in options:
+            yield _row(option, context)
+        yield ""
+    if command.epilog:
+        yield from (_plain(command.epilog), "")
+
+
+def _row(option: click.Option, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    assert record is not None
+    flags, text = record
+    shown = ", ".join(f"`{flag.strip()}`" for flag in flags.split(", "))
+    variable = f"`{option.envvar}`" if isinstance(option.envvar, str) else ""
+    return f"| {_cell(shown)} | {_cell(_plain(text))} | {variable} |"
+
+
+def _plain(text: str) -> str:
+    """Return help text on one line, safe in Markdown."""
+    line = " ".join(text.split())
+    return re.sub(r"(?<!`)([<>*_])(?!`)", r"\\\1", line)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def settings_reference() -> str:
+    """Return a table of every setting of a run: its place, what it takes, default and meaning, from the JSON Schema."""
+    from ampcompare.config import RunConfig
+
+    schema = RunConfig.model_json_schema()
+    rows = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
+    for place, field in _fields(schema, schema):
+        default = field.get("default")
+        shown = "" if default is None else f"`{json.dumps(default)}`"
+        rows.append(f"| `{place}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
+    return "\n".join(rows)
+
+
+def _fields(schema: dict[str, Any], group: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, field in group["properties"].items():
+        if "$ref" in field:
+            inner = schema["$defs"][field["$ref"].rpartition("/")[2]]
+            yield from _fields(schema, inner, f"{above}{name}.")
+        else:
+            yield above + name, field
+
+
+def _takes(field: dict[str, Any]) -> str:
+    """Return the type of a field with its bounds, in words."""
+    if "anyOf" in field:
+        return " or ".join(_takes(choice) for choice in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
+    if "prefixItems" in field:
+        return f"a list of {len(field['prefixItems'])}: {_takes(field['prefixItems'][0])}"
+    words = {"null": "nothing", "boolean": "true, false", "string": "text", "object": "names and values"}
+    kind = words.get(field["type"], field["type"])
+    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+    bounds = [f"{sign} {field[bound]:g}" for bound, sign in signs if bound in field]
+    return f"{kind} {' and '.join(bounds)}" if bounds else kind

@@ -1,0 +1,49 @@
+"""`ampcompare explain`, with and without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+
+
+def test_a_level(call: Call) -> None:
+    """A level is an arm of apex, said with what it does and its twin, also as one document."""
+    done = call("explain", "O2")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("apex:O2: an fp16 model")
+    assert "Its twin: native:fp16" in done.out
+    assert call("explain", "apex:O2").out == done.out
+    data = call("explain", "O2,loss_scale=128", "--json").json()
+    assert (data["arm"], data["twin"], data["observed"]) == ("apex:O2,loss_scale=128", "native:fp16", None)
+    assert data["bytes_per_parameter"]["total"]["adam"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["02"], "capital letter O"),
+        (["o1"], "capital letter O"),
+        (["O7"], "expected one of O0, O1, O2, O3"),
+        (["nativ"], "did you mean 'native'?"),
+        (["O1", "--arch", "mlp", "--data", "digit"], "digits"),
+    ],
+)
+def test_bad_words(call: Call, words: list[str], hint: str) -> None:
+    """What is mistyped is usage, with what was meant, from the child process too."""
+    done = call("explain", *words)
+    assert done.code == 2
+    assert hint in done.err
+
+
+def test_a_model(call: Call, tmp_path: Any) -> None:
+    """With --arch the model's types are seen, and settings may come from the file of a comparison."""
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("arms: [fp32, half]\nseeds: 0-3\nrecipe: {model: {arch: mymod:Picky}}\n")
+    words = ["--data", "synthetic", "--train-size", "16", "--val-size", "16", "--image-size", "8", "--device", "cpu"]
+    done = call("explain", "native:bf16", "--config", str(settings), *words)
+    assert (done.code, done.err) == (0, "")
+    assert "Seen in one step of mymod:Picky on synthetic (batch 8x3x8x8, cpu, bf16 native)" in done.out

@@ -1,0 +1,151 @@
+"""The example of a backend in another package: found by its entry point, and true to the contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from ampcompare.errors import PreparationError
+from ampcompare.precision.base import Precision
+from ampcompare.precision.factory import make_precision
+
+pytestmark = pytest.mark.usefixtures("registered")
+LR = 0.5
+TINY = ["--epochs", "1", "--train-size", "64", "--val-size", "32", "--arch", "mlp"]
+
+
+def net() -> nn.Sequential:
+    """A small network with batch norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def batch() -> Tensor:
+    """Eight different inputs."""
+    return torch.arange(32.0).view(8, 4).sin()
+
+
+def start(arm: str = "bf16-params") -> tuple[Precision, nn.Module, SGD]:
+    """A prepared network with its optimizer."""
+    model = net()
+    precision = make_precision(arm)
+    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=LR)])
+    assert isinstance(optimizer, SGD)
+    return precision, prepared, optimizer
+
+
+def backward(precision: Precision, model: nn.Module, optimizer: SGD, x: Tensor, **options: bool) -> None:
+    """One forward and backward pass as the loop makes it."""
+    with precision.autocast():
+        loss = model(x).square().mean()
+    precision.backward(loss, [optimizer], **options)
+
+
+def test_run_trains_it_by_name(plugin_path: list[str], tmp_path: Path) -> None:
+    """`ampcompare run --backend` in a fresh process knows the backend, its options, and what it computes in."""
+    path = os.pathsep.join([*plugin_path, os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcompare", "run", "--arm", "bf16-params:bn_fp32=false", "--json", *TINY],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["status"], record["half"]) == ("completed", "bf16 native")
+    assert record["arm"] == "bf16-params:bn_fp32=false"
+
+
+def test_a_step_is_close_to_that_of_fp32() -> None:
+    """Weights after one step differ from fp32's by the rounding of the gradients alone."""
+    reference = net()
+    reference(batch()).square().mean().backward()
+    precision, model, optimizer = start()
+    backward(precision, model, optimizer, batch())
+    outcome = precision.step(optimizer)
+    assert (outcome.applied, outcome.loss_scales) == ((True,), ())
+    masters = [param for group in optimizer.param_groups for param in group["params"]]
+    for got, param in zip(masters, reference.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(got, param - LR * param.grad, rtol=0.05, atol=0.02)
+
+
+def test_the_optimizer_holds_exact_masters_and_the_model_rounded_weights() -> None:
+    """Masters begin at the fp32 weights to the last bit; batch norm stays in fp32, one object in both."""
+    before = [param.detach().clone() for param in net().parameters()]
+    precision, model, optimizer = start()
+    masters = [param for group in optimizer.param_groups for param in group["params"]]
+    assert all(torch.equal(master, exact) for master, exact in zip(masters, before, strict=True))
+    kinds = [param.dtype for param in model.parameters()]
+    assert kinds == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+    assert masters[2] is list(model.parameters())[2]
+    assert precision.unscale(optimizer) == masters
+
+
+def test_updates_below_the_precision_of_bfloat16_add_up() -> None:
+    """Steps that a bfloat16 weight would round away move it after enough of them."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    precision = make_precision("bf16-params")
+    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=2.0**-10)])
+    for _ in range(16):
+        precision.backward(prepared(torch.ones(1, 1)).sum(), [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    assert model.weight.item() == 1 - 16 * 2.0**-10
+    assert torch.tensor(1.0, dtype=torch.bfloat16) - 2.0**-10 == 1.0
+
+
+def test_delayed_micro_batches_stay_in_the_model_until_the_last() -> None:
+    """Under `delay_unscale` gradients wait where ranks exchange them, and the sum is that of two passes."""
+    precision, model, optimizer = start()
+    backward(precision, model, optimizer, batch(), delay_unscale=True)
+    held = model.get_parameter("2.weight").grad
+    assert held is not None
+    first = held.float().clone()
+    assert precision.unscale(optimizer)[4].grad is None
+    model[1].reset_running_stats()  # type: ignore[index,operator]
+    backward(precision, model, optimizer, batch())
+    total = precision.unscale(optimizer)[4].grad
+    assert total is not None
+    assert first.abs().max() > 0.01
+    torch.testing.assert_close(total, 2 * first, rtol=0.02, atol=1e-4)
+    assert model.get_parameter("2.weight").grad is None
+
+
+def test_loaded_weights_reach_the_masters() -> None:
+    """A step after loading a checkpoint starts from the loaded weights, not from older masters."""
+    precision, model, optimizer = start()
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    assert all(not master.any() for master in precision.unscale(optimizer))
+
+
+def test_a_group_added_later_gets_masters() -> None:
+    """bfloat16 parameters that join after `prepare` are stepped in fp32 too."""
+    model = net()
+    precision = make_precision("bf16-params")
+    (prepared,), (optimizer,) = precision.prepare([model], [SGD(model[0].parameters(), lr=LR)])
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    before = model[2].weight.detach().clone()
+    precision.backward(prepared(batch()).square().mean(), [optimizer])
+    precision.step(optimizer)
+    assert [param.dtype for param in optimizer.param_groups[1]["params"]] == [torch.float32] * 2
+    assert not torch.equal(model[2].weight, before)
+
+
+def test_wrapped_models_are_refused() -> None:
+    """`prepare` comes before any wrapper."""
+    model = net()
+    with pytest.raises(PreparationError, match="already wrapped"):
+        make_precision("bf16-params").prepare([nn.DataParallel(model)], [SGD(model.parameters(), lr=LR)])

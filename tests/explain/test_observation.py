@@ -1,0 +1,161 @@
+"""What is seen of a model, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.arm import Arm
+from ampcompare.config import RunConfig
+from ampcompare.doctor.child import Answer
+from ampcompare.environment import ApexInstall
+from ampcompare.errors import AmpCompareError, LaunchError
+from ampcompare.explain.memory import bytes_per_parameter
+from ampcompare.explain.observation import observe_in_child
+from ampcompare.explain.observe import observe
+from ampcompare.explain.observed_text import render_observation
+
+DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
+
+
+def _config(arm: str, arch: str = "convnet", **recipe: Any) -> RunConfig:
+    settings = {"data": DATA, "model": {"arch": arch, "args": recipe.pop("args", {})}, "batch_size": 4, **recipe}
+    return RunConfig.model_validate({"arm": arm, "device": "cpu", "recipe": settings})
+
+
+def _seen(arm: str, arch: str = "convnet", **recipe: Any) -> dict[str, Any]:
+    seen = observe(_config(arm, arch, **recipe).model_dump(mode="json"))
+    assert "error" not in seen, seen
+    return seen
+
+
+def _rows(seen: dict[str, Any], kind: str) -> set[tuple[str, ...]]:
+    return {
+        tuple(",".join(row[part]) for part in ("weights", "inputs", "outputs"))
+        for row in seen["modules"]
+        if row["type"] == kind
+    }
+
+
+def _operations(seen: dict[str, Any]) -> dict[str, str]:
+    return {row["operation"]: ",".join(row["inputs"]) for row in seen["operations"]}
+
+
+def test_fp32() -> None:
+    """In fp32 every type is fp32, and a step with momentum holds 12 bytes per parameter and the buffers."""
+    seen = _seen("fp32", args={"width": 4})
+    assert {name for row in seen["modules"] for part in ("weights", "inputs", "outputs") for name in row[part]} == {
+        "fp32"
+    }
+    buffers = seen["bytes"]["buffers"]
+    assert seen["bytes"]["total"] - buffers == 12 * seen["num_parameters"]
+    assert seen["loss_scale"] == {"before": [], "after": [], "skipped_steps": 0}
+
+
+def test_o2() -> None:
+    """Under O2 convolutions are fp16, batch norms keep fp32 weights, and masters and state are fp32."""
+    seen = _seen("apex:O2", args={"width": 4})
+    assert _rows(seen, "Conv2d") == {("fp16", "fp16", "fp16")}
+    assert _rows(seen, "BatchNorm2d") == {("fp32", "fp16", "fp16")}
+    assert _rows(seen, "ConvNet") == {("fp16,fp32", "fp32", "fp32")}
+    assert seen["engine"] == "compat"
+    counts = seen["counts"]
+    assert set(counts["master_weights"]) == set(counts["master_gradients"]) == {"fp32"}
+    fp16 = counts["parameters"]["fp16"]["elements"]
+    assert counts["master_weights"]["fp32"]["elements"] == fp16
+    held = bytes_per_parameter(Arm.parse("apex:O2"))
+    assert held is not None
+    expected = held.total(1) * fp16 + 12 * counts["parameters"]["fp32"]["elements"]
+    assert seen["bytes"]["total"] - seen["bytes"]["buffers"] == expected
+
+
+@pytest.mark.parametrize(
+    ("arm", "softmax", "norm"),
+    [("apex:O2", "fp16", "fp16"), ("native:bf16", "bf16", None), ("half", "fp16", "fp16")],
+)
+def test_operations_inside_modules(arm: str, softmax: str, norm: str | None) -> None:
+    """What functions inside a module compute in is seen too: autocast on a CPU leaves attention's softmax in bf16."""
+    operations = _operations(_seen(arm, "transformer", args={"width": 8, "depth": 1, "heads": 2}))
+    assert operations["_softmax"] == softmax
+    assert operations["addmm"] == ("bf16" if "bf16" in arm else "fp16")
+    assert norm is None or operations["native_layer_norm"] == norm
+
+
+def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under O1, seen from a process of its own, weights are fp32, products fp16; an idle module is told."""
+    (tmp_path / "mynet.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.used, self.unused = torch.nn.Linear(192, num_classes), torch.nn.Linear(2, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.used(x.flatten(1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    seen = observe_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
+    rows = {row["module"]: row for row in seen["modules"]}
+    assert (rows["used"]["weights"], rows["used"]["outputs"], rows["unused"]["ran"]) == (["fp32"], ["fp16"], False)
+    assert seen["modules"][-1]["module"] == "(model)"
+    assert _operations(seen) == {"addmm": "fp16", "_log_softmax": "fp32", "nll_loss_forward": "fp32"}
+    assert "not called" in render_observation(seen, width=100, every_module=True)
+    import torch
+
+    assert torch.nn.functional.linear.__module__ in (None, "torch._C._nn")
+
+
+def test_a_scale_that_begins_too_high() -> None:
+    """Steps are repeated until one is applied, and those skipped are counted."""
+    seen = _seen("native:fp16,init_scale=1e9", "mlp")
+    assert seen["loss_scale"]["skipped_steps"] > 0
+    assert seen["loss_scale"]["after"][0] < 1e9
+    assert seen["counts"]["optimizer_state"]["fp32"]["elements"] == seen["num_parameters"]
+    assert "skipped first" in render_observation(seen, width=100, every_module=False)
+
+
+def test_many_modules_share_rows() -> None:
+    """Beyond what fits a screen, modules of like types share a row, unless all are asked for."""
+    seen = _seen("half", "transformer", args={"width": 8, "depth": 8, "heads": 2})
+    short = render_observation(seen, width=100, every_module=False)
+    assert "modules" in short
+    assert len(short.splitlines()) < len(render_observation(seen, width=100, every_module=True).splitlines())
+    assert all(len(line) <= 100 for line in short.splitlines())
+    assert f"{seen['num_parameters']:,}" in short
+
+
+@pytest.mark.parametrize(
+    ("arm", "arch", "exit_code", "text"),
+    [
+        ("fp32", "resnet_eighteen", 2, "resnet_eighteen"),
+        ("apex:O2,engine=nvidia", "mlp", 4, "CUDA"),
+        ("fp32", "nosuchmodule:net", 2, "nosuchmodule"),
+    ],
+)
+def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user can mend is the same error as in a run, also when it comes from the child."""
+    if "nvidia" in arm:
+        usable = ApexInstall("full", Path("apex"), "0.1", "there")
+        monkeypatch.setattr("ampcompare.precision.apex.probe_apex", lambda: usable)
+    config = _config(arm, arch)
+    told = observe(config.model_dump(mode="json"))
+    assert told["exit_code"] == exit_code
+    assert text in told["error"]
+    monkeypatch.setattr("ampcompare.explain.observation.ask", lambda *words, **options: Answer(told, "done"))
+    with pytest.raises(AmpCompareError, match=text) as caught:
+        observe_in_child(config)
+    assert caught.value.exit_code == exit_code
+
+
+def test_a_model_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that ends the process is told with how it ended."""
+    (tmp_path / "bad.py").write_text(
+        "import os, torch\n"
+        "class Dies(torch.nn.Linear):\n"
+        "    def __init__(self): super().__init__(1, 1)\n"
+        "    def forward(self, x): os.abort()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError, match="SIGABRT"):
+        observe_in_child(_config("fp32", "bad:Dies"))

@@ -1,0 +1,80 @@
+"""The tables that explanations are made from, held against the engine and against torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.apex.amp.frontend import opt_levels
+from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
+from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.explain.casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST
+from ampcompare.explain.levels import FIRST_SCALE, LEVELS, MAX_SCALE, Level, apex_level
+
+
+def _names(table: dict[str, tuple[str, ...]]) -> list[str]:
+    return [name for names in table.values() for name in names]
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_levels_are_those_of_the_engine(name: str) -> None:
+    """Each option of each level is what `amp.initialize` settles."""
+    level = LEVELS[name]
+    for option, value in opt_levels[name].options.items():
+        ours: Any = getattr(level, option)
+        if option == "cast_model_type" and ours is not None:
+            ours = getattr(torch, ours)
+        assert ours == value, option
+
+
+def test_the_scale_is_that_of_the_engine() -> None:
+    """A dynamic scale begins and ends where the engine's does."""
+    scaler = LossScaler("dynamic")
+    assert scaler.loss_scale() == FIRST_SCALE
+    assert scaler._max_loss_scale == MAX_SCALE
+
+
+@pytest.mark.parametrize(
+    ("table", "lists"),
+    [
+        (O1_TO_FP16, ("FP16_FUNCS",)),
+        (O1_TO_FP32, ("FP32_FUNCS",)),
+        (O1_WIDEST, ("CASTS", "SEQUENCE_CASTS")),
+    ],
+)
+def test_casts_are_those_of_the_engine(table: dict[str, tuple[str, ...]], lists: tuple[str, ...]) -> None:
+    """Every name that O1 casts is in the table, once, and no other."""
+    modules = (functional_overrides, torch_overrides, tensor_overrides)
+    real = {name for module in modules for which in lists for name in getattr(module, which, ())}
+    optional = {"__div__", "__idiv__", "__rdiv__"}  # names of Python 2, which torch may still define
+    assert set(_names(table)) - optional == real - optional
+    assert len(_names(table)) == len(set(_names(table)))
+
+
+def test_what_autocast_does_otherwise() -> None:
+    """torch's own lists for CUDA, as its header has them, agree with the differences that are told."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    if not header.is_file():
+        pytest.skip("this torch comes without its headers")
+    text = header.read_text()
+    lists = {
+        name: set(re.findall(r"_\(\s*(\w+)", body))
+        for name, body in re.findall(r"#define (AT_FORALL_\w+)\(_\)((?:.*\\\n)*.*\n)", text)
+    }
+    fp32 = lists["AT_FORALL_FP32"] | lists["AT_FORALL_FP32_SET_OPT_DTYPE"]
+    everything = set.union(*(names for name, names in lists.items() if "LOWER_PRECISION" in name or "FP32" in name))
+    assert {"log1p", "logsumexp", "cdist", "softmax"} <= fp32
+    assert not {"gelu", "std", "var"} & everything
+    assert not {"log1p", "logsumexp", "cdist"} & set(_names(O1_TO_FP32))
+    assert {"gelu", "std", "var", "cpu"} <= set(_names(O1_TO_FP32))
+
+
+def test_overrides() -> None:
+    """What an arm says wins over its level; an engine is no option of a level."""
+    level = apex_level({"opt_level": "O2", "loss_scale": 128.0, "keep_batchnorm_fp32": False, "engine": "compat"})
+    assert level == Level("float16", False, False, True, 128.0)
+    assert apex_level({}) == LEVELS["O1"]
