@@ -84,7 +84,7 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(record))
     if record.status == "failed":
-        log = folder / "cells" / record.cell / "log.txt"
+        log = folder / "cells" / record.cell / ("log.txt" if config.processes == 1 else "")
         error = printable(record.error or "", 2000)
         click.echo(f"ampcompare: {record.arm} failed: {error} (log: {log})", err=True)
         return int(record.environment.get("exit_code", 3))

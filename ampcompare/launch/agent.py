@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ampcompare.launch.world import loopback
 from ampcompare.record import write_atomically
 
 __all__ = ["Request", "main"]
@@ -174,8 +173,6 @@ def main(arguments: list[str]) -> int:
     """
     request = Request(**json.loads(arguments[0]))
     os.environ["AMPCOMPARE_STARTED_BY"] = request.launcher
-    if request.nnodes == 1 and (name := loopback()) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     signal.signal(signal.SIGTERM, _on_sigterm)
     _end_with_stdin()
     try:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.launch.world import World
+from ampcompare.launch.world import World, loopback
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -69,6 +69,8 @@ def process_group(world: World, backend: str, device: str) -> Iterator[Store]:
         LaunchError: they could not meet.
     """
     options: dict[str, Any] = {"device_id": torch.device(device)} if backend == "nccl" else {}
+    if world.nodes == 1 and (name := loopback()) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # a host's own name may stand for no address at all
     try:
         # A restart must not find the addresses that dead processes have left in the store.
         store = dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.launch.base import Launcher, Progress, set_aside
+from ampcompare.launch.base import Launcher, Progress, log_name, set_aside
 from ampcompare.launch.world import World
 from ampcompare.record import RunRecord, dump_json
 
@@ -47,5 +47,5 @@ class MemberLauncher(Launcher):
         if self.world.rank == 0:
             set_aside(folder)
             (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
-        record, self.speaks = run_rank(config, folder, self.world, on_progress)
+        record, self.speaks = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
         return record

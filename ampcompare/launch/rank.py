@@ -38,12 +38,20 @@ GRACE_SECONDS = 3.0
 
 
 def run_rank(
-    config: RunConfig, folder: Path, world: World, on_progress: Callable[[Progress], None] | None = None
+    config: RunConfig,
+    folder: Path,
+    world: World,
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    log: Path | None = None,
 ) -> tuple[RunRecord, bool]:
     """Train a cell together with the other ranks.
 
     Rank 0 writes the record of a run that has ended. Where ranks fail, the first one to say so writes the record, and
     the others only wait for a moment, so that whoever started them sees that one first.
+
+    Args:
+        log: file for the traceback of a failure; None means standard error.
 
     Returns:
         The record, and whether this rank is the one that speaks for all.
@@ -62,7 +70,8 @@ def run_rank(
             require_equal(ranks, "environment", facts, "install the same packages and give the same settings")
             record = train_cell(config, folder, on_progress, ranks=ranks, device=device, world=world, met=met)
         except Exception as error:  # a failure of a user's code is the record of this cell
-            traceback.print_exc()
+            with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
+                traceback.print_exc(file=file)
             record = failed_with(config, error, who=f"rank {world.rank}")
             if not _is_first_to_fail(store, world):
                 time.sleep(GRACE_SECONDS)

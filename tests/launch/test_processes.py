@@ -229,3 +229,4 @@ def test_errors_under_torchrun_are_told_once(tmp_path: Path, words: list[str], m
     assert done.returncode != 0
     assert done.stderr.count("ampcompare: ") == 1, done.stderr
     assert message in done.stderr
+    assert "run_rank" not in done.stderr, "a traceback"
