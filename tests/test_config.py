@@ -130,6 +130,7 @@ OTHER_VALUES: dict[str, Any] = {
     "parallel.kind": "ddp",
     "parallel.sync_bn": "apex",
     "parallel.backend": "gloo",
+    "launcher": "spawn",
 }
 # Settings that need a kind of replicas, with one that takes them.
 KINDS = {

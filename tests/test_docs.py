@@ -1,21 +1,40 @@
-"""The documentation against the program: commands exist and are described, and what the README shows runs."""
+"""The documentation against the program: what README and pages show runs, or says why it is not run.
+
+A comment before a block of code says what is to be done with it. Blocks of a page run in order, in one folder:
+
+* `run`, `run in a folder with NAME`: each line is a command; NAME is there, from a block or a command before it.
+* `run with the example backend`: the same, with the package of `examples/` on the path.
+* `run as python`: a script of its own.
+* `file NAME`: the content of a file.
+* `not run: REASON`: needs a GPU, a network, a container engine, or too much time.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from ampcompare.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-NETS = """
+README = ROOT / "README.md"
+EXAMPLE = ROOT / "examples" / "ampcompare-bf16-params"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
+BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
+# Pages without a mark on every block: what the README marks runs here, commands of exec.md run in tests/legacy, and what
+# programs under benchmarks/ wrote names the command that it was made by.
+UNMARKED = ("README.md", "docs/exec.md", "docs/benchmarks/")
+NOT_COMMANDS = ("text", "yaml", "toml", "json")
+GIVEN_FILES = {
+    "mynets.py": """
 import torch
 
 def make_net(num_classes, sample_shape):
@@ -23,52 +42,120 @@ def make_net(num_classes, sample_shape):
     for size in sample_shape:
         features *= size
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(features, num_classes))
+""",
+    "train.py": """
+import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for _ in range(3):
+    with amp.scale_loss(model(torch.randn(8, 4)).float().square().mean(), optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+""",
+}
+# Imports torch once; each script then runs in a fork, so that O1 of one is not in the next.
+RUNNER = """
+import json, os, runpy, sys, traceback
+import torch
+
+for path in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        log = os.open(path + ".log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        try:
+            runpy.run_path(path, run_name="__main__")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(json.dumps([path, os.waitpid(child, 0)[1]]), flush=True)
 """
 
 
-def blocks(marker: str) -> list[str]:
-    """The code blocks that follow a marker comment."""
-    return re.findall(rf"<!-- {marker} -->\n```\w*\n(.*?)```", README, flags=re.DOTALL)
+class Block(NamedTuple):
+    """A fenced block of a page: the comment before it ("" where there is none), its language and text."""
+
+    page: Path
+    marker: str
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its lines, joined where a backslash ends one, without remarks."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.partition("  #")[0].strip() for line in lines if line.strip()]
 
 
-def commands(marker: str) -> list[str]:
-    """The lines of those blocks, without remarks."""
-    return [line.partition("  #")[0].strip() for block in blocks(marker) for line in block.splitlines() if line.strip()]
+def blocks(page: Path) -> list[Block]:
+    """Every fenced block of a page."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [Block(page, marker, language, text) for marker, _, language, text in found]
 
 
-def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, as a user would."""
+def name(page: Path) -> str:
+    """A page's path, for the names of tests."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def run(words: list[str], folder: Path, *path: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, as a user would, with further folders on the import path."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([*path, environment["PYTHONPATH"]])
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_in_the_readme(name: str) -> None:
-    """A command that nobody can find does not exist."""
-    assert re.search(rf"`?ampcompare {name}\b", README)
+def runs(page: Path) -> bool:
+    """Whether a page has commands to run."""
+    return any(re.match(r"run(?! as python)", block.marker) for block in blocks(page))
+
+
+def with_plugin(folder: Path) -> list[str]:
+    """Register the example backend by the files that its installation would leave; return folders for the path."""
+    settings = (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
+    points = re.search(r'\[project\.entry-points\."([^"]+)"\]\n((?:[\w-]+ = "[^"]+"\n)+)', settings)
+    assert points is not None
+    metadata = folder / "ampcompare_bf16_params-0.1.0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ampcompare-bf16-params\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2].replace(chr(34), '')}")
+    return [str(EXAMPLE), str(folder)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", commands("run"))
-def test_commands_of_the_readme_run(line: str, tmp_path: Path) -> None:
-    """Each command ends with exit code 0 and prints something."""
-    words = shlex.split(line)
-    assert words[0] == "ampcompare"
-    done = run([sys.executable, "-m", *words], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name)
+def test_commands_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each command of a page ends with exit code 0 and prints something, in the order of the page."""
+    plugin = with_plugin(tmp_path_factory.mktemp("plugin"))
+    for block in blocks(page):
+        kind, _, file = block.marker.partition(" in a folder with ")
+        if block.marker.startswith("file "):
+            (tmp_path / block.marker.removeprefix("file ")).write_text(block.text, encoding="utf-8")
+        if kind not in ("run", "run with the example backend"):
+            continue
+        if file and not (tmp_path / file).exists():
+            (tmp_path / file).write_text(GIVEN_FILES[file], encoding="utf-8")
+        for line in block.commands:
+            words = shlex.split(line)
+            assert words[0] == "ampcompare", line
+            done = run([sys.executable, "-m", *words], tmp_path, *(plugin if "backend" in kind else ()))
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            assert done.stdout.strip(), line
 
 
-@pytest.mark.parametrize("line", commands("run in a folder with mynets.py"))
-def test_own_model_of_the_readme_runs(line: str, tmp_path: Path) -> None:
-    """A model from the current directory trains by the command that is shown."""
-    (tmp_path / "mynets.py").write_text(NETS, encoding="utf-8")
-    done = run([sys.executable, "-m", *shlex.split(line)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "native:bf16" in done.stdout
-
-
-@pytest.mark.parametrize("code", blocks("run as python"))
+@pytest.mark.parametrize(
+    "code", [block.text for block in blocks(README) if block.marker == "run as python"], ids=lambda code: code[:20]
+)
 def test_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
     """Each Python block works as an unguarded script."""
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
@@ -76,14 +163,60 @@ def test_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_python_of_the_pages_runs(tmp_path: Path) -> None:
+    """Each Python block of the pages is a script that ends without an error."""
+    scripts = []
+    for page in PAGES[1:]:
+        for number, block in enumerate(blocks(page)):
+            if block.marker == "run as python":
+                path = tmp_path / f"{page.stem}_{number}.py"
+                path.write_text(block.text, encoding="utf-8")
+                scripts.append(str(path))
+    assert len(scripts) >= 8
+    done = run([sys.executable, "-c", RUNNER, *scripts], tmp_path)
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [path for path, _ in ended] == scripts, done.stderr
+    for path, status in ended:
+        assert status == 0, f"{path}\n{Path(path + '.log').read_text()}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_block_runs_or_says_why_not(page: Path) -> None:
+    """No block of code escapes the tests without a reason."""
+    known = r"run( as python| with the example backend| in a folder with [\w.]+)?|file [\w.]+|not run: .{10,}"
+    for block in blocks(page):
+        if re.match("run|file|not run", block.marker):
+            assert re.fullmatch(known, block.marker), block.marker
+        elif block.language not in NOT_COMMANDS:
+            assert name(page).startswith(UNMARKED), block.text
+
+
 def test_the_readme_has_what_is_tested() -> None:
     """The markers still mark something."""
-    assert len(commands("run")) >= 3
-    assert len(blocks("run as python")) == 2
-    assert commands("run in a folder with mynets.py")
+    markers = [block.marker for block in blocks(README)]
+    assert "run" in markers
+    assert "run in a folder with mynets.py" in markers
+    assert markers.count("run as python") == 2
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_links_of_the_readme_lead_somewhere(path: str) -> None:
-    """A relative link names a file or folder of this repository."""
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_in_the_readme(command: str) -> None:
+    """A command that nobody can find does not exist."""
+    assert re.search(rf"`?ampcompare {command}\b", README.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file or folder of this repository, and a heading where it names one."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
+        target = (page.parent / path) if path else page
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{path}#{anchor}"
+
+
+def slug(heading: str) -> str:
+    """The anchor that a heading gets, here and on the site."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())

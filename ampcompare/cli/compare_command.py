@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ampcompare.cli.launching import count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampcompare.compare.plan import Plan
+    from ampcompare.report.junit import Check
 
 __all__ = ["command"]
 
@@ -24,7 +31,7 @@ __all__ = ["command"]
     metavar="ARM",
     help="an arm such as fp32, apex:O2 or native:bf16; repeat it  [default: nine arms]",
 )
-@click.option("--seeds", metavar="SEEDS", help="such as 0-4 or 0,2,7  [default: 0]")
+@click.option("--seeds", metavar="SEEDS", help="such as 0-4 or 0,2,7; auto: as many as the margin needs  [default: 0]")
 @click.option(
     "--margin",
     type=float,
@@ -42,8 +49,29 @@ __all__ = ["command"]
     show_default=True,
     help="what a recommended arm is to gain",
 )
-@click.option("--tag", default="", metavar="NAME", help="label of the report")
+@click.option("--tag", default="", metavar="NAME", help="label of the report and its folder")
 @click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
+@click.option("--budget", default="30m", show_default=True, metavar="TIME", help="wall time of --seeds auto")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="cells at the same time; times mean nothing then",
+)
+@click.option(
+    "--vary", "varied", multiple=True, metavar="SETTING=A,B", help="rows for values of a setting too: workers=0,2"
+)
+@click.option("--baseline", metavar="FILE", help="report.json or run directory that --fail-on holds each arm against")
+@click.option(
+    "--fail-on",
+    "gates",
+    multiple=True,
+    metavar="LIMIT",
+    help='exit with 1 if an arm is past it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0"; repeat it',
+)
+@click.option("--notify-every", metavar="TIME", help="say this often how far it is, in a plain line  [default: never]")
+@click.option("--junit", metavar="FILE", help="write the outcome of arms and limits as JUnit XML")
 @recipe_options
 @launch_options
 @output_options
@@ -54,54 +82,71 @@ def command(**parameters: Any) -> int:
     where it stopped.
     """
     from ampcompare.cli.show import Display
-    from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
+    from ampcompare.compare.auto import run_auto
+    from ampcompare.compare.gates import check_gates, parse_gate
+    from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds, parse_vary
+    from ampcompare.compare.reload import reload_comparison
     from ampcompare.compare.run import run_plan
     from ampcompare.compare.terms import Terms
-    from ampcompare.record import dump_json
+    from ampcompare.compare.verdict import MIN_PAIRS
+    from ampcompare.launch.several import Several
+    from ampcompare.record import write_atomically
     from ampcompare.report.base import printable
     from ampcompare.report.files import FORMATS, write_reports
+    from ampcompare.report.junit import JUnit
 
     from_file = read_config_file(parameters["config_file"])
     file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
     arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
     terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"], parameters["tag"])
+    gates = [parse_gate(text) for text in parameters["gates"]]
+    baseline = reload_comparison(Path(parameters["baseline"])) if parameters["baseline"] else None
+    varied = [parse_vary(text) for text in parameters["varied"]]
     parameters["processes"] = count_processes(parameters)
     base = build_config(parameters, from_file)
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
-    seeds = parse_seeds(_first(parameters["seeds"], _seeds(file_seeds), str(base.recipe.seed)))
-    plan = make_plan(base, arms, seeds)
-    folder = Path(parameters["output_dir"] or Path("runs") / f"compare-{plan.digest()}")
+    words = _first(parameters["seeds"], _seeds(file_seeds), str(base.recipe.seed))
+    auto = words.strip() == "auto"
+    budget = _seconds("--budget", parameters["budget"])
+
+    def make(seeds: Sequence[int]) -> Plan:
+        return make_plan(base, arms, seeds, varied)
+
+    plan = make(range(MIN_PAIRS) if auto else parse_seeds(words))
+    label = "-".join(["compare", *(["auto"] if auto else []), *_safe(parameters["tag"]), plan.digest()])
+    folder = Path(parameters["output_dir"] or Path("runs") / label)
     if parameters["dry_run"]:
-        if parameters["as_json"]:
-            cells = [{"cell": cell.digest(), "arm": cell.arm, "seed": cell.recipe.seed} for cell in plan.cells]
-            click.echo(dump_json({"output_dir": str(folder), "cells": cells}))
-            return 0
-        click.echo(f"{len(plan.cells)} cells into {folder}, in this order:")
-        for cell in plan.cells:
-            click.echo(f"  {cell.digest()}  {cell.arm}, seed {cell.recipe.seed}")
+        click.echo(_dry_run(plan, folder, as_json=parameters["as_json"]))
         return 0
-    chosen = launcher_for(base.processes, parameters, several_cells=True)
-    display = Display(quiet=parameters["quiet"] or not chosen.speaks, bar=not parameters["no_progress"])
-    words = shlex.join(["ampcompare", *sys.argv[1:]])
+    notify = _seconds("--notify-every", parameters["notify_every"]) if parameters["notify_every"] else None
+    jobs = parameters["jobs"]
+    launchers = [launcher_for(base, parameters, several_cells=True) for _ in range(jobs)]
+    speaks = launchers[0].speaks
+    display = Display(quiet=parameters["quiet"] or not speaks, bar=not parameters["no_progress"], notify_seconds=notify)
+    settings: dict[str, Any] = {
+        "command": shlex.join(["ampcompare", *sys.argv[1:]]),
+        "terms": terms,
+        "force": parameters["force"],
+        "jobs": jobs,
+        "observer": display,
+        "save": write_reports,
+    }
     try:
-        with chosen as launcher:
-            comparison = run_plan(
-                plan,
-                folder,
-                launcher,
-                command=words,
-                terms=terms,
-                force=parameters["force"],
-                observer=display,
-                save=write_reports,
-            )
+        with launchers[0] if jobs == 1 else Several(launchers) as launcher:
+            if auto:
+                comparison = run_auto(make, folder, launcher, budget_seconds=budget, **settings)
+            else:
+                comparison = run_plan(plan, folder, launcher, **settings)
     except KeyboardInterrupt:
         if (folder / "report.md").exists():
             display.note(f"what is done is in {folder / 'report.md'}")
         raise
-    if not chosen.speaks:
+    if not speaks:
         return 0
+    checks = check_gates(gates, comparison, baseline) if gates else []
+    if parameters["junit"]:
+        write_atomically(Path(parameters["junit"]), JUnit(checks).render(comparison))
     failed = [record for record in comparison.records if record.status == "failed"]
     if len(failed) == len(comparison.records) and len({record.error for record in failed}) == 1:
         if parameters["as_json"]:
@@ -112,7 +157,64 @@ def command(**parameters: Any) -> int:
     if not parameters["quiet"]:
         click.echo(f"report: {folder / 'report.md'}", err=True)
     finished = any(record.status in ("completed", "diverged") for record in comparison.records)
-    return 3 if not finished or (failed and parameters["strict"]) else 0
+    if not finished or (failed and parameters["strict"]):
+        return 3
+    return _passed(checks, quiet=parameters["quiet"])
+
+
+def _passed(checks: Sequence[Check], *, quiet: bool) -> int:
+    """Say which limits were not kept or not checked, and return the exit code."""
+    from ampcompare.report.base import printable
+
+    for check in checks:
+        if check.skipped and not quiet:
+            click.echo(
+                f"note: {printable(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}", err=True
+            )
+    failures = [check for check in checks if check.failure]
+    for check in failures:
+        click.echo(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}", err=True)
+    return 1 if failures else 0
+
+
+def _dry_run(plan: Plan, folder: Path, *, as_json: bool) -> str:
+    """Return the cells of a plan and what they will take."""
+    from ampcompare.compare.estimate import estimate
+    from ampcompare.record import dump_json
+
+    left = estimate(plan, folder)
+    named = list(zip(plan.labels, plan.cells, strict=True))
+    if as_json:
+        cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in named]
+        return dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(left)})
+    lines = [f"{len(plan.cells)} cells into {folder}, in this order:"]
+    lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in named]
+    if left.seconds is None or left.peak_bytes is None:
+        lines.append(f"time and memory: unknown, for {folder} has no record of {', '.join(left.unknown)}")
+    elif not left.cells:
+        lines.append("time and memory: none, every cell has a record")
+    else:
+        minutes, seconds = divmod(round(left.seconds), 60)
+        lines.append(
+            f"time and memory: about {minutes}m{seconds:02d}s for {left.cells} cells without a record, "
+            f"at most {left.peak_bytes / 2**20:.1f} MiB for one, by the records that are there"
+        )
+    return "\n".join(lines)
+
+
+def _seconds(option: str, text: str) -> float:
+    from ampcompare.compare.duration import parse_duration
+
+    seconds = parse_duration(text)
+    if not seconds:
+        raise ConfigError(f"{option} {text!r} is not a time such as 30m, 1h30m or 90s")
+    return seconds
+
+
+def _safe(tag: str) -> list[str]:
+    """Return a tag as a part of a folder's name; none where nothing of it can stand there."""
+    word = re.sub(r"[^A-Za-z0-9.]+", "-", tag).strip("-.")[:40]
+    return [word] if word else []
 
 
 def _first(*texts: str | None) -> str:

@@ -37,7 +37,7 @@ __all__ = ["command"]
 )
 @click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
-    """Give verdicts on a table of runs that someone else made.
+    """Give verdicts on figures that someone else measured (a CSV).
 
     The table has a line per run and the columns arm, accuracy and, where known, seed, time, memory and diverged; an
     accuracy of NaN is a run that diverged, and any further column a setting that runs must share to be compared.

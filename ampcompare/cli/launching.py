@@ -10,6 +10,7 @@ import click
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ampcompare.config import RunConfig
     from ampcompare.launch.base import Launcher
 
 __all__ = ["count_processes", "launch_options", "launcher_for"]
@@ -32,11 +33,6 @@ def launch_options(function: Function) -> Function:
             default=0,
             show_default=True,
             help="which of the machines this is",
-        ),
-        click.option(
-            "--launcher",
-            type=click.Choice(["torchrun", "spawn"]),
-            help="what starts the processes  [default: torchrun for several, a fork for one]",
         ),
         click.option("--rdzv-endpoint", metavar="HOST:PORT", help="on node 0, where several machines meet"),
         click.option(
@@ -76,10 +72,9 @@ def count_processes(parameters: dict[str, Any]) -> int | None:
     return world.size
 
 
-def launcher_for(processes: int, parameters: dict[str, Any], *, several_cells: bool) -> Launcher:
-    """Return the launcher that the flags name."""
+def launcher_for(config: RunConfig, parameters: dict[str, Any], *, several_cells: bool) -> Launcher:
+    """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
     from ampcompare.launch.factory import make_launcher
 
-    names = ("launcher", "nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
-    chosen = {name: parameters[name] for name in names}
-    return make_launcher(processes, several_cells=several_cells, **chosen)
+    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
+    return make_launcher(config, several_cells=several_cells, **{name: parameters[name] for name in names})

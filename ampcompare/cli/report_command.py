@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.errors import ConfigError
+
 __all__ = ["command"]
 
 
@@ -14,7 +16,7 @@ __all__ = ["command"]
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "md", "csv", "json", "html"]),
+    type=click.Choice(["table", "md", "csv", "json", "html", "latex"]),
     default="table",
     show_default=True,
     help="what to print",
@@ -28,6 +30,8 @@ def command(path: str, form: str) -> int:
     from ampcompare.report.files import FORMATS
 
     if is_exec_record(Path(path)):
+        if form == "latex":
+            raise ConfigError("what exec recorded has no LaTeX table; take --format md or csv")
         click.echo(render(read_exec_record(Path(path)), form), nl=False)
         return 0
     from ampcompare.compare.reload import reload_comparison

@@ -76,7 +76,7 @@ def command(**parameters: Any) -> int:
     if parameters["dry_run"]:
         click.echo(dump_json(config))
         return 0
-    with launcher_for(config.processes, parameters, several_cells=False) as launcher:
+    with launcher_for(config, parameters, several_cells=False) as launcher:
         display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
         record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
     if not launcher.speaks:

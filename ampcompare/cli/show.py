@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import click
@@ -17,9 +18,15 @@ __all__ = ["Display"]
 
 
 class Display(Observer):
-    """A progress bar on a terminal, one line per cell elsewhere, nothing when quiet."""
+    """A progress bar on a terminal, one line per cell elsewhere, nothing when quiet.
 
-    def __init__(self, *, quiet: bool, bar: bool) -> None:
+    Args:
+        notify_seconds: say how far the present cell is in a plain line this often; never by default.
+    """
+
+    def __init__(self, *, quiet: bool, bar: bool, notify_seconds: float | None = None) -> None:
+        self.notify_seconds = None if quiet else notify_seconds
+        self.began = self.notified = time.monotonic()
         self.quiet = quiet
         self.bar: Any = None
         self.wants_bar = bar and not quiet and sys.stderr.isatty()
@@ -35,6 +42,11 @@ class Display(Observer):
             self.bar = tqdm(desc=f"{self.place} {self.name}", unit=" steps", leave=False, file=sys.stderr)
 
     def progress(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self.notify_seconds is not None and now - self.notified >= self.notify_seconds:
+            self.notified = now
+            steps = f"{progress.steps} of {progress.total_steps} steps"
+            click.echo(f"{self.place} {self.name}: {steps}, {now - self.began:.0f} s since the start", err=True)
         if self.bar is not None:
             if self.bar.total is None:  # the clock of the rate starts here, after torch was imported and data made
                 self.bar.reset(progress.total_steps)

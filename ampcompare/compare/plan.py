@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ampcompare.arm import Arm
+from ampcompare.compare.comparable import settings
 from ampcompare.config import RunConfig, validated
 from ampcompare.errors import ConfigError
 
-__all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds"]
+__all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary"]
 
 DEFAULT_ARMS = (
     "fp32",
@@ -32,17 +36,29 @@ class Plan:
     """The matrix of a comparison.
 
     Attributes:
-        arms: canonical texts, in the order of the table.
-        reference: the arm that the others are compared with.
+        arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
+        reference: the row that the others are compared with.
         seeds: in order.
         cells: in the order in which they run: blocks by seed, arms at random inside a block, so that a drift of the
             machine meets all arms alike.
+        labels: the row of each cell.
     """
 
     arms: tuple[str, ...]
     reference: str
     seeds: tuple[int, ...]
     cells: tuple[RunConfig, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def order(self) -> list[str]:
+        """Every cell as LABEL@SEED, as they run."""
+        return [f"{label}@{cell.recipe.seed}" for label, cell in zip(self.labels, self.cells, strict=True)]
+
+    def blocks(self) -> list[range]:
+        """Return the places of the cells of each seed."""
+        size = len(self.arms)
+        return [range(start, start + size) for start in range(0, len(self.cells), size)]
 
     def digest(self) -> str:
         """Return 12 hexadecimal digits that change with any cell."""
@@ -70,33 +86,79 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int]) -> Plan:
-    """Cross arms and seeds over one recipe.
+def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Sequence[tuple[str, Any]] = ()) -> Plan:
+    """Cross arms, varied settings and seeds over one recipe.
 
     Args:
         base: everything but arm and seed.
         arms: texts of arms; fp32, or else the first, is the reference.
+        vary: places of settings, each with a list of values, which are crossed as well; the first values make the
+            reference.
 
     Raises:
-        ConfigError: an arm that cannot be read or is named twice.
+        ConfigError: an arm or setting that cannot be used, or a row that is there twice.
     """
-    texts = tuple(str(Arm.parse(arm)) for arm in arms)
-    twice = sorted({text for text in texts if texts.count(text) > 1})
-    if twice:
-        raise ConfigError(f"arm {twice[0]!r} is named twice; an arm is one row")
+    texts = [str(Arm.parse(arm)) for arm in arms]
     if not texts or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
-    cells: list[RunConfig] = []
+    rows: dict[str, tuple[str, dict[str, Any]]] = {}
+    for text in texts:
+        for values in itertools.product(*(values for _, values in vary)):
+            varied = dict(zip((place for place, _ in vary), values, strict=True))
+            named = [f"{place.rpartition('.')[2]}={value}" for place, value in varied.items()]
+            label = " ".join([text, *named])
+            if label in rows:
+                raise ConfigError(f"arm {label!r} is named twice; an arm is one row")
+            rows[label] = (text, varied)
+    labels, cells = [], []
     for seed in seeds:
-        block = list(texts)
+        block = list(rows)
         random.Random(f"order of seed {seed}").shuffle(block)
-        cells.extend(_cell(base, arm, seed) for arm in block)
-    return Plan(texts, "fp32" if "fp32" in texts else texts[0], tuple(seeds), tuple(cells))
+        labels += block
+        cells += [_cell(base, *rows[label], seed) for label in block]
+    reference = next((label for label, (text, _) in rows.items() if text == "fp32"), next(iter(rows)))
+    return Plan(tuple(rows), reference, tuple(seeds), tuple(cells), tuple(labels))
 
 
-def _cell(base: RunConfig, arm: str, seed: int) -> RunConfig:
+def parse_vary(text: str) -> tuple[str, list[Any]]:
+    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
+
+    Raises:
+        ConfigError: no such setting, or one that is not varied this way.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"--vary {text!r} is not SETTING=VALUE,VALUE")
+    known = [place for place, _ in settings(RunConfig().model_dump())]
+    name = name.strip().replace("-", "_")
+    fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
+    if len(fit) != 1:
+        meant = fit or difflib.get_close_matches(name, known) or known
+        raise ConfigError(f"--vary {text!r}: {name!r} is not one setting; choose one of {', '.join(meant)}")
+    if fit[0] in ("arm", "recipe.seed"):
+        raise ConfigError(f"--vary {text!r}: arms and seeds have options of their own, --arm and --seeds")
+    import yaml
+
+    try:
+        return fit[0], [yaml.safe_load(value) for value in values.split(",")]
+    except yaml.YAMLError:
+        raise ConfigError(f"--vary {text!r}: a value cannot be read") from None
+
+
+def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> RunConfig:
     values = base.model_dump()
+    for place, value in varied.items():
+        *parents, name = place.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        node[name] = value
     values["arm"] = arm
     values["recipe"]["seed"] = seed
+    recipe, optimizer = values["recipe"], values["recipe"]["optimizer"]
+    if recipe["global_batch_size"] is not None and "recipe.batch_size" not in varied:
+        del recipe["batch_size"]  # follows anew from what was varied
+    if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
+        del optimizer["lr"]
     config: RunConfig = validated(RunConfig, values)
     return config

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampcompare.compare.comparable import differing
-from ampcompare.compare.run import load_records
+from ampcompare.compare.run import labeled, load_records
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.errors import ConfigError, RecordError
@@ -44,13 +44,14 @@ def _from_folder(folder: Path) -> Comparison:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         arms, reference = list(plan["arms"]), str(plan["reference"])
         command, order = str(plan["command"]), list(plan["order"])
-        cells = list(plan["cells"].values())  # as they ran
+        labels = {cell: label.rpartition("@")[0] for label, cell in plan["cells"].items()}  # as they ran
         terms = Terms(**plan.get("terms", {}))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
         return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
-    mine = sorted((record for record in records if record.cell in cells), key=lambda record: cells.index(record.cell))
+    by_cell = {record.cell: record for record in records}
+    mine = [labeled(by_cell[cell], label) for cell, label in labels.items() if cell in by_cell]
     return summarize(mine, arms=arms, reference=reference, command=command, order=order, terms=terms)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,10 @@ from ampcompare.compare.terms import Terms
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import ConfigError, RecordError
-from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.base import Launcher, Progress, write_record
 from ampcompare.record import Comparison, RunRecord, dump_json, read_record, write_atomically
 
-__all__ = ["Observer", "cell_folder", "check_output_dir", "load_records", "reusable", "run_plan"]
+__all__ = ["Observer", "cell_folder", "check_output_dir", "labeled", "load_records", "reusable", "run_plan"]
 
 
 class Observer:
@@ -104,8 +107,10 @@ def run_plan(
     command: str = "",
     terms: Terms | None = None,
     force: bool = False,
+    jobs: int = 1,
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
+    may_start: Callable[[Sequence[RunRecord]], bool] | None = None,
 ) -> Comparison:
     """Run every cell that has no usable record yet, and sum up.
 
@@ -113,16 +118,18 @@ def run_plan(
         folder: the run directory; nothing in it is deleted.
         terms: margins and preference of the verdicts.
         force: run every cell again.
+        jobs: cells of one seed that run at the same time; `launcher` must be able to. Their times are not comparable.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
+        may_start: asked before a seed that has cells to run, with the records so far; what it refuses is left out.
 
     Raises:
         ConfigError: the folder cannot be written.
         KeyboardInterrupt: passed on; what is done is saved.
     """
     check_output_dir(folder)
-    observer = observer or Observer()
     terms = terms or Terms()
-    order = [f"{cell.arm}@{cell.recipe.seed}" for cell in plan.cells]
+    observer = observer or Observer()
+    order = plan.order
     plan_text: dict[str, Any] = {
         "arms": plan.arms,
         "reference": plan.reference,
@@ -138,27 +145,75 @@ def run_plan(
     known = [_Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
 
+    def done() -> list[RunRecord]:
+        return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
+
     def saved() -> Comparison:
-        done = [record for record in records if record is not None]
         comparison = summarize(
-            done, arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms
+            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms
         )
-        if save is not None and done:
+        if save is not None and comparison.records:
             save(comparison, folder)
         return comparison
 
+    def told(place: int, run: Callable[[], RunRecord]) -> None:
+        config, found = plan.cells[place], known[place]
+        if found.reason:
+            observer.note(f"{plan.labels[place]}, seed {config.recipe.seed}, runs again: {found.reason}")
+        observer.begin(config, place + 1, len(plan.cells))
+        record = found.record
+        if record is None:
+            record = records[place] = run()
+            saved()
+        observer.end(record, reused=found.record is not None)
+
     try:
-        for place, config in enumerate(plan.cells):
-            if known[place].reason:
-                observer.note(f"{config.arm}, seed {config.recipe.seed}, runs again: {known[place].reason}")
-            observer.begin(config, place + 1, len(plan.cells))
-            record = known[place].record
-            if record is None:
-                record = launcher.launch(config, cell_folder(folder, config), observer.progress)
-                records[place] = record
-                saved()
-            observer.end(record, reused=known[place].record is not None)
+        for block in plan.blocks():
+            missing = [place for place in block if records[place] is None]
+            if missing and may_start is not None and not may_start(done()):
+                break
+            with _started(plan, missing, folder, launcher, jobs, observer) as runs:
+                for place in block:
+                    told(place, runs.get(place, _nothing))
     except KeyboardInterrupt:
         saved()
         raise
     return saved()
+
+
+def labeled(record: RunRecord, label: str) -> RunRecord:
+    """Return a record under the label of its row, which names what is varied beside the arm."""
+    return record if record.arm == label else record.model_copy(update={"arm": label})
+
+
+def _nothing() -> RunRecord:
+    raise AssertionError("a cell with a record is not run")
+
+
+@contextlib.contextmanager
+def _started(
+    plan: Plan, places: Sequence[int], folder: Path, launcher: Launcher, jobs: int, observer: Observer
+) -> Iterator[dict[int, Callable[[], RunRecord]]]:
+    """Yield what gives the record of each cell: by running it, or by waiting for it where several run at once."""
+    if jobs == 1:
+        yield {
+            place: functools.partial(
+                launcher.launch, plan.cells[place], cell_folder(folder, plan.cells[place]), observer.progress
+            )
+            for place in places
+        }
+        return
+
+    def run(config: RunConfig) -> RunRecord:
+        record = launcher.launch(config, cell_folder(folder, config)).model_copy(update={"jobs": jobs})
+        write_record(record, cell_folder(folder, config))
+        return record
+
+    executor = ThreadPoolExecutor(jobs)
+    try:
+        yield {place: executor.submit(run, plan.cells[place]).result for place in places}
+    except BaseException:
+        launcher.close()  # ends the cells that threads wait for
+        executor.shutdown(cancel_futures=True)
+        raise
+    executor.shutdown()

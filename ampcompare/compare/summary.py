@@ -14,7 +14,7 @@ from ampcompare.compare.validity import why_invalid
 from ampcompare.compare.verdict import ERROR_RATE, MIN_PAIRS, Effect, count_floor, decide, interval, paired, wilson
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 
-__all__ = ["summarize"]
+__all__ = ["accuracy_effects", "summarize"]
 
 TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
 Pair = tuple[RunRecord, RunRecord]
@@ -74,6 +74,17 @@ def summarize(
         reading=list(read(rows, records, reference, terms)),
         records=list(records),
     )
+
+
+def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:
+    """Return the effect on top-1, as a share, of every arm that has pairs with the reference."""
+    theirs = [record for record in records if record.arm == reference]
+    found = {
+        arm: _accuracy(_pairs([record for record in records if record.arm == arm], theirs))
+        for arm in arms
+        if arm != reference
+    }
+    return {arm: effect for arm, effect in found.items() if effect is not None}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

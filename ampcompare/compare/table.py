@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ampcompare.compare.duration import parse_duration
 from ampcompare.errors import RecordError
 
 __all__ = ["Run", "Table", "read_table"]
@@ -18,8 +18,6 @@ REMARKS = ("note", "notes", "remark", "remarks", "source")
 OTHER_NAMES = {"method": "arm", "name": "arm", "backend": "arm", "acc": "accuracy", "top1": "accuracy"}
 DIVERGED = ("nan", "inf", "+inf", "-inf", "diverged")
 YES, NO = ("1", "yes", "true", "y"), ("", "0", "no", "false", "n")
-DURATION = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
-CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 MOST_CHARACTERS = 20_000_000
 
 
@@ -146,11 +144,9 @@ def _positive(text: str, what: str) -> float | None:
 
 
 def _seconds(text: str, where: str) -> float | None:
-    for pattern in (DURATION, CLOCK):
-        match = pattern.fullmatch(text)
-        if match and any(match.groups()):
-            hours, minutes, seconds = (float(part or 0) for part in match.groups())
-            return 3600 * hours + 60 * minutes + seconds or None
+    seconds = parse_duration(text)
+    if seconds:
+        return seconds
     return _positive(text, f"{where}: time")
 
 

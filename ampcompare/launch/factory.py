@@ -3,27 +3,64 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from ampcompare.config import RunConfig
 from ampcompare.errors import UnsupportedCombination
-from ampcompare.launch.base import Launcher
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.processes import ProcessesLauncher
 from ampcompare.launch.world import world_of
+from ampcompare.record import RunRecord
 
 __all__ = ["make_launcher"]
 
 
-def make_launcher(
-    processes: int,
-    launcher: Literal["torchrun", "spawn"] | None = None,
-    *,
-    several_cells: bool = False,
-    dist_url: str | None = None,
-    **options: Any,
-) -> Launcher:
-    """Return the launcher for cells of so many processes.
+class ByCell(Launcher):
+    """Forks cells of one process, and starts the processes of others as each asks; both kinds can be in one matrix.
 
     Args:
-        launcher: who starts them; None forks single processes and leaves several to torchrun.
+        options: arguments of `ProcessesLauncher`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._launchers: dict[str, Launcher] = {}
+        self.speaks = options.get("node_rank", 0) == 0
+
+    def launcher_of(self, config: RunConfig) -> Launcher:
+        """Return the launcher for a cell, made at its first use.
+
+        Raises:
+            UnsupportedCombination: machines that could not find each other.
+        """
+        kind = config.launcher
+        if kind == "auto":
+            kind = "torchrun" if config.processes > 1 else "auto"
+        if kind not in self._launchers:
+            if kind == "auto":
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
+            else:
+                self._launchers[kind] = ProcessesLauncher(kind, **self._options)
+        return self._launchers[kind]
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        return self.launcher_of(config).launch(config, folder, on_progress)
+
+    def close(self) -> None:
+        for launcher in self._launchers.values():
+            launcher.close()
+
+
+def make_launcher(
+    config: RunConfig, *, several_cells: bool = False, dist_url: str | None = None, **options: Any
+) -> Launcher:
+    """Return the launcher for a configuration, and for others that differ in number of processes and launcher.
+
+    Args:
         several_cells: more than one cell will be asked for.
         dist_url: where processes meet.
         options: further arguments of `ProcessesLauncher`.
@@ -42,9 +79,6 @@ def make_launcher(
         from ampcompare.launch.member import MemberLauncher
 
         return MemberLauncher(world)
-    if processes == 1 and launcher is None:
-        forked: Launcher = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
-        return forked
-    from ampcompare.launch.processes import ProcessesLauncher
-
-    return ProcessesLauncher(launcher or "torchrun", dist_url=dist_url, **options)
+    launcher = ByCell(dist_url=dist_url, **options)
+    launcher.launcher_of(config)  # what cannot work is refused before anything runs
+    return launcher

@@ -11,12 +11,20 @@ from ampcompare.report.base import Reporter
 from ampcompare.report.csv import Csv
 from ampcompare.report.html import Html, html_available
 from ampcompare.report.json import Json
+from ampcompare.report.latex import Latex
 from ampcompare.report.markdown import Markdown
 from ampcompare.report.terminal import Terminal
 
 __all__ = ["FORMATS", "write_reports"]
 
-FORMATS: dict[str, type[Reporter]] = {"table": Terminal, "md": Markdown, "csv": Csv, "json": Json, "html": Html}
+FORMATS: dict[str, type[Reporter]] = {
+    "table": Terminal,
+    "md": Markdown,
+    "csv": Csv,
+    "json": Json,
+    "html": Html,
+    "latex": Latex,
+}
 FILES: dict[str, type[Reporter]] = {"report.md": Markdown, "report.csv": Csv, "report.json": Json}
 PAGE = "report.html"
 PAGE_SECONDS = 10.0

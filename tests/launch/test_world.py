@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError, LaunchError, UnsupportedCombination
 from ampcompare.launch.factory import make_launcher
 from ampcompare.launch.forked import ForkedLauncher
@@ -70,17 +73,23 @@ def test_a_meeting_place_that_was_given() -> None:
 
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process is forked, several are started by torchrun, and a process among others takes part itself."""
-    assert isinstance(make_launcher(1), ForkedLauncher)
-    for launcher in (make_launcher(2), make_launcher(1, "torchrun")):
-        assert isinstance(launcher, ProcessesLauncher)
-        assert launcher.launcher == "torchrun"
+    one, two = RunConfig(), RunConfig(processes=2)
+    launcher: Any = make_launcher(one)
+    assert isinstance(launcher.launcher_of(one), ForkedLauncher)
+    for config, kind in ((two, "torchrun"), (RunConfig(launcher="spawn"), "spawn")):
+        started = launcher.launcher_of(config)
+        assert isinstance(started, ProcessesLauncher)
+        assert started.launcher == kind
+        assert launcher.launcher_of(config) is started
+    with pytest.raises(UnsupportedCombination, match="--rdzv-endpoint HOST:PORT"):
+        make_launcher(two, nnodes=2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    member = make_launcher(4)
+    member = make_launcher(RunConfig(processes=4))
     assert isinstance(member, MemberLauncher)
     assert not member.speaks
     with pytest.raises(UnsupportedCombination, match=r"rank 3 of 4 that torchrun has started.*--nproc-per-node 4"):
-        make_launcher(4, several_cells=True)
+        make_launcher(RunConfig(processes=4), several_cells=True)
 
 
 def test_devices_and_backends() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampcompare.record import ArmSummary, Comparison, EngineInfo, RunRecord, read_comparison
-from ampcompare.report.base import COLUMNS, printable, table_rows
+from ampcompare.report.base import COLUMNS, VERDICTS, printable, table_rows
 from ampcompare.report.files import FORMATS, write_reports
 
 MakeComparison = Callable[..., Comparison]
@@ -180,6 +180,14 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
             "# Comparison", "## Verdicts", "## Reading", "## Environment", "## Run it again"
         ]  # fmt: skip
         assert text.count("```") == 2
+    elif form == "latex":
+        body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\pm\$", "", text)  # what is escaped stands for itself
+        assert not re.search(r"[%$#_~^<>|\"]", body.partition("\n")[2])
+        assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
+            len(COLUMNS) - 1,
+            len(VERDICTS) - 1,
+        }
+        assert body.count("{") == body.count("}")
     elif form == "csv":
         rows = list(csv.reader(io.StringIO(text)))
         assert len(rows) == 1 + len(hostile.records)
@@ -207,6 +215,9 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
         assert len(json.loads(text)["arms"]) == 100
     elif form == "csv":
         assert len(_csv(text)) == 1000
+    elif form == "latex":
+        rows = [line for line in text.replace("\\_", "_").splitlines() if line.startswith("half:")]
+        assert [line.split(" & ")[0] for line in rows[:100]] == arms
     elif form == "md":
         assert [row[0].replace("\\", "") for row in _md_table(text)[2:]] == arms
     else:

@@ -1,0 +1,141 @@
+"""What `compare` costs against bare scripts: time of the demo's matrix over that of one script per cell.
+
+    python benchmarks/matrix.py [--seeds 2] [--out docs/benchmarks/matrix]
+
+The matrix is `ampcompare compare` as `scripts/demo` calls it: start-up, records and reports included. A bare script is
+a fresh Python process that trains one of its cells: same data, weights, batches and arithmetic, by the package's own
+data and precisions, in a loop that keeps nothing but the last accuracy. They take turns by seed, since the machine
+drifts; so the matrix starts once for each seed. The goal is a ratio of at most 0.8 of the wall time: the process server
+saves more imports than records cost. Processor time is shown beside it, as a busy machine moves it less.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import click
+from tabulate import tabulate
+
+from ampcompare.compare.plan import DEFAULT_ARMS
+
+ROOT = Path(__file__).resolve().parents[1]
+GOAL = 0.8
+BARE = """
+import sys
+import torch
+from ampcompare.config import Recipe
+from ampcompare.parallel.single import Single
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.evaluate import evaluate
+
+arm, seed = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+device = torch.device("cpu")
+recipe = Recipe(seed=seed)
+precision = make_precision(arm, device="cpu")
+task = make_task(recipe)
+run = assemble(recipe, task, precision, Single(), device)
+step = 0
+with cpu_half("auto", precision.half_dtype, device)[1]:
+    for epoch in range(recipe.epochs):
+        for batch in task.data.train_batches(epoch, recipe.batch_size, device=device):
+            for optimizer, rates in zip(run.optimizers, run.base_lrs):
+                for group, rate in zip(optimizer.param_groups, rates):
+                    group["lr"] = rate * run.schedule(step)
+            with precision.autocast():
+                loss = task.loss(run.models, batch)
+            precision.backward(loss, run.optimizers)
+            precision.step(*run.optimizers)
+            for optimizer in run.optimizers:
+                optimizer.zero_grad()
+            step += 1
+        result = evaluate(run.models, precision, task.data.val_batches(recipe.batch_size, device=device), device)
+print(result.top1_correct)
+"""
+
+
+def _timed(work: Callable[[], None]) -> tuple[float, float]:
+    """Return the wall time and the processor time of the child processes of some work."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    work()
+    wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _call(*words: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+
+def _matrix(folder: Path, seed: int) -> None:
+    _call("-m", "ampcompare", "compare", "--seeds", str(seed), "--device", "cpu", "-o", str(folder), "--quiet")
+
+
+def _agree(folder: Path, counts: dict[tuple[str, int], int]) -> int:
+    """Return how many cells reached the very accuracy of their bare script."""
+    cells = [json.loads(path.read_text()) for path in folder.glob("*/cells/*/record.json")]
+    return sum(
+        cell["status"] == "completed"
+        and cell["summary"]["epochs"][-1]["top1_correct"] == counts[cell["arm"], cell["config"]["recipe"]["seed"]]
+        for cell in cells
+    )
+
+
+@click.command()
+@click.option("--seeds", default=2, show_default=True)
+@click.option("--out", default=None, help="write OUT.json and OUT.md")
+def main(seeds: int, out: str | None) -> None:
+    """Time the demo's matrix and bare scripts for its cells."""
+    matrix, bare = [], []
+    counts: dict[tuple[str, int], int] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for seed in range(seeds):
+            matrix.append(_timed(lambda seed=seed: _matrix(folder / str(seed), seed)))
+            click.echo(f"matrix of seed {seed}: {matrix[-1][0]:.1f} s", err=True)
+
+            def scripts(seed: int = seed) -> None:
+                for arm in DEFAULT_ARMS:
+                    counts[_canonical(arm), seed] = int(_call("-c", BARE, arm, str(seed)))
+
+            bare.append(_timed(scripts))
+            click.echo(f"bare scripts of seed {seed}: {bare[-1][0]:.1f} s", err=True)
+        equal = _agree(folder, counts)
+    rows = []
+    for place, kind in enumerate(("wall", "processor")):
+        ours, theirs = sum(pair[place] for pair in matrix), sum(pair[place] for pair in bare)
+        rows.append([kind, f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}", f"{GOAL:g}"])
+    table = tabulate(
+        rows, headers=["time", "matrix s", "bare scripts s", "ratio", "goal"], tablefmt="github", disable_numparse=True
+    )
+    text = f"{table}\n\n{len(counts)} cells, {equal} of them with the same final count of right answers in both."
+    click.echo(text)
+    if out is not None:
+        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, one thread a run"
+        Path(out + ".md").write_text(f"# The matrix against bare scripts\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
+        data = {"environment": facts, "matrix": matrix, "bare": bare, "cells": len(counts), "equal": equal}
+        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _canonical(arm: str) -> str:
+    from ampcompare.arm import Arm
+
+    return str(Arm.parse(arm))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The options of `compare` that make an experiment of it: rows by setting, jobs, limits, files, estimates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ampcompare.cli import main
+
+Call = Callable[..., Any]
+PAIR = ("compare", "--arm", "fp32", "--arm", "native:bf16", "--arch", "mlp")
+
+
+def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
+    """A limit that is not kept ends with exit code 1, its arm on stderr and in the XML; the table is there."""
+    junit = tmp_path / "junit.xml"
+    words = [*PAIR, "--seeds", "0-1", "-o", str(tmp_path / "run"), "--fail-on", "accuracy<100", "--junit", str(junit)]
+    done = call(*words, tiny=True)
+    assert done.code == 1
+    failed = [line for line in done.lines if line.startswith("failed: ")]
+    assert len(failed) == 1
+    assert "native:bf16: accuracy" in failed[0]
+    assert "cannot tell (about" in done.out
+    suite = ElementTree.parse(junit).getroot()
+    assert suite.get("failures") == "1"
+
+    kept = call(*PAIR, "--seeds", "0-1", "-o", str(tmp_path / "run"), "--fail-on", "diverged>0", tiny=True)
+    assert kept.code == 0
+    against = call(
+        *(*PAIR, "--seeds", "0-1", "-o", str(tmp_path / "run"), "--baseline", str(tmp_path / "run" / "report.json")),
+        *("--fail-on", "accuracy<-0.01", "--fail-on", "time>1.5x"),
+        tiny=True,
+    )
+    assert against.code == 0
+    assert "is not checked: invalid measurement" in against.err
+
+
+def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
+    words = [*PAIR, "--seeds", "0", "--jobs", "2", "--vary", "batch_size=16,32", "--tag", "two <b>", "--json"]
+    size = ["--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"]
+    assert main([*words, *size, "--device", "cpu", "-o", str(tmp_path / "run")]) == 0
+    document = json.loads(capfd.readouterr().out)
+    rows = {row["arm"]: row for row in document["arms"]}
+    assert len(rows) == 4
+    assert rows["native:bf16 batch_size=16"]["time_verdict"] == "not comparable (2 cells ran at once)"
+    assert rows["fp32 batch_size=32"]["accuracy_verdict"] == "not comparable (batch_size 32, not 16)"
+    assert document["tag"] == "two <b>"
+    assert main(["report", str(tmp_path / "run"), "--format", "latex"]) == 0
+    assert capfd.readouterr().out.count("\\begin{tabular}") == 2
+    assert "# Comparison: two \\<b\\>" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_readings_lie_in_the_record(call: Call, tmp_path: Path) -> None:
+    """A cell's record says how many steps were timed and what the machine did."""
+    call("run", "--arm", "fp32", "--arch", "mlp", "--warmup-steps", "1", "-o", str(tmp_path), tiny=True)
+    record = json.loads(next(tmp_path.glob("cells/*/record.json")).read_text())
+    assert record["readings"]["timed_steps"] == 3
+    assert 0 < record["readings"]["cpu_share"] < 1.5
+    assert record["readings"]["load_average"] is not None
+    assert record["jobs"] == 1
+
+
+def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
+    """A dry run knows nothing at first, and goes by the records once there are some."""
+    words = [*PAIR, "-o", str(tmp_path)]
+    before = call(*words, "--seeds", "0-3", "--dry-run", tiny=True)
+    assert "unknown" in before.out
+    call(*words, "--seeds", "0", tiny=True)
+    after = call(*words, "--seeds", "0-3", "--dry-run", "--json", tiny=True).json()["estimate"]
+    assert after["cells"] == 6
+    assert after["seconds"] > 0
+    assert (
+        call(*words, "--seeds", "0-3", "--dry-run", tiny=True)
+        .out.splitlines()[-1]
+        .startswith("time and memory: about 0m0")
+    )
+
+
+def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
+    """`--seeds auto` runs three seeds at least, says what it goes by, and keeps to its budget."""
+    words = [*PAIR, "--seeds", "auto", "--margin", "0.1", "--budget", "1s", "-o", str(tmp_path)]
+    done = call(*words, tiny=True)
+    assert done.code == 0
+    assert {
+        record["config"]["recipe"]["seed"] for record in json.loads((tmp_path / "report.json").read_text())["records"]
+    } >= {
+        0,
+        1,
+        2,
+    }
+    assert "margin of 0.1 points" in done.err
+
+
+def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
+    """`--notify-every` says how far the present cell is, and nothing of the kind is said without it."""
+    words = [*PAIR, "--force", "--set", "drain_every=1", "-o", str(tmp_path)]
+    assert any(" of 4 steps, " in line for line in call(*words, "--notify-every", "0.001s", tiny=True).lines)
+    assert not any(" of 4 steps, " in line for line in call(*words, tiny=True).lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fail-on", "speed>1"), "cannot be read"),
+        (("--baseline", "missing.json"), "there is no missing.json"),
+        (("--budget", "soon"), "not a time"),
+        (("--notify-every", "often"), "--notify-every 'often' is not a time"),
+        (("--vary", "colour=1"), "is not one setting"),
+        (("--margin", "-1"), "margin is -1"),
+        (("--seeds", "automatic"), "cannot be read"),
+    ],
+)
+def test_bad_options_are_one_line(call: Call, words: tuple[str, ...], said: str) -> None:
+    """What cannot be used is said before anything runs, with exit code 2."""
+    done = call(*PAIR, *words, tiny=True)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.lines) == 1
