@@ -114,7 +114,7 @@ def _row(option: click.Option, context: click.Context) -> str:
     flags, text = record
     shown = ", ".join(f"`{flag.strip()}`" for flag in flags.split(", "))
     variable = f"`{option.envvar}`" if isinstance(option.envvar, str) else ""
-    return f"| {_cell(shown)} | {_cell(_plain(text))} | {variable} |"
+    return f"| {shown} | {_cell(_plain(text))} | {variable} |"  # a bar inside of backticks divides no cells
 
 
 def _plain(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ._deferred import DeferredMessages
 from ._errors import AmpOptionError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .handle import AmpHandle
     from .scaler import LossScaler
 
-__all__ = ["AmpState", "master_params", "maybe_print", "warn_or_err"]
+__all__ = ["AmpState", "master_params", "maybe_print", "overflow_message", "warn_or_err"]
 
 STRICT_VARIABLE = "AMPCOMPARE_APEX_STRICT"
 
@@ -48,6 +49,7 @@ class AmpState:
     handle: AmpHandle
     master_optimizers: list[weakref.ref[Any]]
     registered: list[tuple[Any, str, str]]
+    deferred: DeferredMessages | None
 
     def __init__(self) -> None:
         self._set_defaults()
@@ -59,6 +61,7 @@ class AmpState:
         self.strict = strict_from_environment()
         self.master_optimizers = []
         self.registered = []
+        self.deferred = None
 
     def close(self) -> None:
         """Take back O1's patches and forget every setting, scaler and handle: the next `initialize` starts afresh.
@@ -69,6 +72,8 @@ class AmpState:
         if handle is not None:
             handle._deactivate()
             handle._is_active = False
+        if self.deferred is not None:
+            self.deferred.flush()
         self.__dict__.clear()
         self._set_defaults()
 
@@ -92,6 +97,11 @@ def maybe_print(message: str, rank0: bool = False) -> None:
         if torch.distributed.get_world_size() > 1 and torch.distributed.get_rank() != 0:
             return
     print(message)
+
+
+def overflow_message(loss_id: int, scale: float) -> str:
+    """Return the line about a skipped step, an interface that scripts parse."""
+    return f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scale}"
 
 
 def master_params(optimizer: Any) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import _refresh
+from . import _refresh, _syncfree
 from ._amp_state import _amp_state, warn_or_err
 from ._errors import AmpPreparationError, AmpPreparationTypeError
 from ._forward import CastForward
@@ -155,6 +155,8 @@ def _initialize(
         amp_init(verbose=_amp_state.verbosity == 2, _cuda_only=on_cuda)
         for optimizer in optimizer_list:
             _step_without_casts(optimizer)
+    for optimizer in optimizer_list:
+        _syncfree.note_step(optimizer)
 
     if optimizers is None:
         return models

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _backward, _fused_sgd
+from . import _backward, _fused_sgd, _syncfree
 from ._amp_state import _amp_state
 from ._errors import AmpPreparationError, AmpScalingError, ParameterTypeError
 from ._optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
@@ -53,6 +53,8 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     check_unprocessed(optimizer)
     master_weights = bool(properties.master_weights)
     optimizer._amp_stash = AmpOptimizerState(master_weights)
+    if properties.loss_scale == "dynamic" and not _amp_state.strict:
+        _syncfree.install(optimizer)
     if master_weights:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
@@ -277,6 +279,7 @@ def _replace_add_param_group(optimizer: Any) -> None:
             _sort_params(stash, params)
             stash.all_fp16_grad_stash += [None] * (len(stash.all_fp16_params) - len(stash.all_fp16_grad_stash))
             stash.all_fp32_grad_stash += [None] * (len(stash.all_fp32_params) - len(stash.all_fp32_grad_stash))
+        stash.seeded = None
         inner(group)
 
     _bind(optimizer, "add_param_group", add_param_group)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._syncfree import Flag
 
 __all__ = ["AmpOptimizerState"]
 
@@ -22,6 +26,13 @@ class AmpOptimizerState:
     master_weights: bool
     uniform_device: bool
     stashed: bool
+    # without host reads: whether `step` takes flags, those of the backward passes since the last step, amp's own
+    # `step`, and the optimizer state whose momentum was made
+    takes_flags: bool
+    flags: list[Flag]
+    own_step: Any
+    seeded: Any
+    seeded_count: int
 
     all_fp16_params: list[Tensor]
     all_fp16_grad_stash: list[Tensor | None]
@@ -46,6 +57,10 @@ class AmpOptimizerState:
         self.master_weights = master_weights
         self.uniform_device = True
         self.stashed = False
+        self.takes_flags = False
+        self.flags = []
+        self.own_step = self.seeded = None
+        self.seeded_count = 0
 
     def note_devices(self, params: Sequence[Tensor]) -> None:
         """Remember whether all parameters share one device, so that one kernel can serve all gradients."""

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._amp_state import _amp_state, maybe_print
+from . import _syncfree
+from ._amp_state import _amp_state, maybe_print, overflow_message
 from ._backward import abandon_backward
 from ._errors import AmpNotInitialized, AmpScalingError, UnknownLossId, UnknownOptimizer
 from .scaler import LossScaler
@@ -50,7 +51,16 @@ def scale_loss(
 
 
 class _ScaledLoss(AbstractContextManager[Any]):
-    __slots__ = ("_delay_check", "_delay_unscale", "_given", "_loss", "_loss_id", "_optimizers", "_scaler")
+    __slots__ = (
+        "_delay_check",
+        "_delay_unscale",
+        "_given",
+        "_loss",
+        "_loss_id",
+        "_on_device",
+        "_optimizers",
+        "_scaler",
+    )
 
     def __init__(self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool) -> None:
         self._loss = loss
@@ -59,21 +69,34 @@ class _ScaledLoss(AbstractContextManager[Any]):
         self._delay_unscale = delay_unscale
         self._delay_check = delay_check
         self._scaler: LossScaler | None = None
+        self._on_device = False
 
     def __enter__(self) -> Any:
+        scale = self.prepare()
+        if scale is None:
+            return self._loss
+        return self._loss.float() if self._scaler is None else self._loss.float() * scale
+
+    def prepare(self) -> float | Tensor | None:
+        """Make ready for the backward pass, and return the scale of the loss; None where amp is off."""
         state = _amp_state.__dict__
         properties = state.get("opt_properties")
         if properties is None:
             raise AmpNotInitialized("amp.scale_loss was called before amp.initialize.  Call amp.initialize first.")
         options = properties.options
         if not options["enabled"]:
-            return self._loss
+            return None
         scaler = self._find_scaler(state)
-        scale = scaler.loss_scale()
-        if scale == 1.0 and not scaler.dynamic and not options["master_weights"] and not self._has_old_masters():
-            return self._loss.float()
+        if state["deferred"] is not None:
+            state["deferred"].flush()
+        if not scaler.dynamic and scaler.loss_scale() == 1.0:
+            if not options["master_weights"] and not self._has_old_masters():
+                return 1.0
         optimizers = self._list_optimizers()
         self._scaler = scaler
+        if scaler.dynamic:
+            device = _syncfree.common_device(self._loss, optimizers)
+            self._on_device = device is not None and scaler.goes_on_device(device)
         if not self._delay_unscale:
             # Strict mode: Apex prepares the members of a list only.
             for optimizer in () if _amp_state.strict and isinstance(self._given, tuple) else optimizers:
@@ -83,7 +106,7 @@ class _ScaledLoss(AbstractContextManager[Any]):
             # Masters made as late as after the backward pass would wipe what it accumulated.
             for optimizer in optimizers:
                 optimizer._amp_lazy_init()
-        return self._loss.float() * scale
+        return scaler.device_scale() if self._on_device else scaler.loss_scale()
 
     def _find_scaler(self, state: dict[str, Any]) -> LossScaler:
         scalers: list[LossScaler] = state.get("loss_scalers", [])
@@ -126,6 +149,8 @@ class _ScaledLoss(AbstractContextManager[Any]):
             if self._delay_unscale:
                 for optimizer in self._optimizers:
                     optimizer._amp_stash.params_have_scaled_gradients = True
+            elif self._on_device:
+                self._leave_on_device(scaler)
             else:
                 scaler.clear_overflow_state()
                 for optimizer in self._optimizers:
@@ -135,6 +160,20 @@ class _ScaledLoss(AbstractContextManager[Any]):
                     for optimizer in self._optimizers:
                         _skip_next_step(optimizer, scaler, self._loss_id)
         _clear_cast_cache()
+
+    def _leave_on_device(self, scaler: LossScaler) -> None:
+        flag = scaler.begin_device_pass()
+        update = False
+        try:
+            for optimizer in self._optimizers:
+                optimizer._post_amp_backward(scaler)
+                optimizer._amp_stash.params_have_scaled_gradients = False
+            update = not self._delay_check
+        finally:
+            scaler.end_device_pass(update=update)
+        if update:
+            for optimizer in self._optimizers:
+                _syncfree.note_pass(optimizer, flag, scaler, self._loss_id)
 
     def _abandon(self) -> None:
         """Give back what `__enter__` moved aside, as the backward pass failed."""
@@ -176,9 +215,8 @@ def _skip_next_step(optimizer: Any, scaler: LossScaler, loss_id: int) -> None:
             return inner(**kwargs) if closure is None else inner(closure, **kwargs)
         if closure is not None:
             raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
-        maybe_print(
-            f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scaler.loss_scale()}"
-        )
+        maybe_print(overflow_message(loss_id, scaler.loss_scale()))
+        stash.flags = []
         for master in getattr(stash, "all_fp32_from_fp16_params", ()):
             master.grad = None
         if hasattr(self, "most_recent_scale"):

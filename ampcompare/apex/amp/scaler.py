@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ._amp_state import _amp_state, maybe_print
+from ._device_scale import DeviceScale, is_exact_on_device
 
 __all__ = ["LossScaler"]
 
@@ -49,18 +50,120 @@ class LossScaler:
         self._max_loss_scale = max_loss_scale
         self._min_loss_scale = min_loss_scale
         self._scale_seq_len = scale_window
-        self._unskipped = 0
-        self._has_overflow = False
-        self._loss_scale: float = min(max_loss_scale, init_scale) if self.dynamic else loss_scale  # type: ignore[type-var, assignment]
-        self._initial_scale = self._loss_scale
+        self._host_unskipped = 0
+        self._host_overflow = False
+        self._host_scale: float = min(max_loss_scale, init_scale) if self.dynamic else loss_scale  # type: ignore[type-var, assignment]
+        self._initial_scale = self._host_scale
+        # The scale on the device: whether it has the host's values, whether it has moved on, and the flags of passes.
+        self._on_device: DeviceScale | None = None
+        self._loaded = False
+        self._ahead = False
+        self._pass_flag: Tensor | None = None
+        self._last_flag: Tensor | None = None
         self._flags: dict[torch.device, Tensor] = {}
         self._flags_written = False
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._overflow_buffer: Tensor | None = None
 
     def loss_scale(self) -> float:
-        """Return the current scale."""
+        """Return the current scale; waits for the device where the scale lives there."""
         return self._loss_scale
+
+    @property
+    def _loss_scale(self) -> float:
+        if self._ahead:
+            self._catch_up()
+        return self._host_scale
+
+    @_loss_scale.setter
+    def _loss_scale(self, value: float) -> None:
+        if self._ahead:
+            self._catch_up()
+        self._host_scale = value
+        self._loaded = False
+
+    @property
+    def _unskipped(self) -> int:
+        if self._ahead:
+            self._catch_up()
+        return self._host_unskipped
+
+    @_unskipped.setter
+    def _unskipped(self, value: int) -> None:
+        if self._ahead:
+            self._catch_up()
+        self._host_unskipped = value
+        self._loaded = False
+
+    @property
+    def _has_overflow(self) -> bool:
+        if self._last_flag is not None:
+            self._host_overflow = bool(self._last_flag.item())
+            self._last_flag = None
+        return self._host_overflow
+
+    @_has_overflow.setter
+    def _has_overflow(self, value: bool) -> None:
+        self._host_overflow = value
+        self._last_flag = None
+
+    def _catch_up(self) -> None:
+        assert self._on_device is not None
+        if _amp_state.deferred is not None:
+            _amp_state.deferred.flush()
+        self._host_scale, self._host_unskipped = self._on_device.read()
+        self._ahead = False
+
+    def goes_on_device(self, device: torch.device) -> bool:
+        """Tell whether backward passes on `device` can do without the host, and prepare for it."""
+        if not self.dynamic or self._overflow_buffer is not None or _amp_state.strict:
+            return False
+        if type(self).update_scale is not _UPDATE_SCALE:  # someone wants to see what it returns
+            return False
+        on_device = self._on_device
+        if self._loaded or self._ahead:
+            if on_device is not None and on_device.device == device:
+                return True
+        scale = self._loss_scale
+        if not is_exact_on_device(scale, self._min_loss_scale, self._max_loss_scale):
+            return False
+        if on_device is None or on_device.device != device:
+            on_device = self._on_device = DeviceScale(device)
+        on_device.load(scale, self._host_unskipped)
+        self._loaded = True
+        return True
+
+    def scale_tensor(self, device: torch.device) -> Tensor:
+        """Return the present scale as an fp32 scalar that will not change, without waiting for the device."""
+        if self._ahead and self._on_device is not None:
+            return self._on_device.scale
+        return torch.full((), self._host_scale, dtype=torch.float32, device=device)
+
+    @property
+    def lives_on_device(self) -> bool:
+        """Whether reading the scale would wait for the device."""
+        return self._ahead
+
+    def device_scale(self) -> Tensor:
+        """Return the scale of a scaler that `goes_on_device`: an fp32 scalar that will not change."""
+        assert self._on_device is not None
+        return self._on_device.scale
+
+    def begin_device_pass(self) -> Tensor:
+        """Let `unscale_` work with the device's scale from here on; return the overflow flag that it will set."""
+        assert self._on_device is not None
+        self._pass_flag = flag = self._on_device.new_flag()
+        return flag
+
+    def end_device_pass(self, *, update: bool) -> None:
+        """End what `begin_device_pass` began, and move the scale as `update_scale` does."""
+        flag, self._pass_flag = self._pass_flag, None
+        self._host_overflow = False
+        self._last_flag = flag if update else None
+        if flag is not None and self._on_device is not None and update:
+            most: float = self._max_loss_scale  # type: ignore[assignment]
+            self._on_device.update(flag, self._scale_seq_len, self._min_loss_scale, most)
+            self._ahead = True
 
     def has_history(self) -> bool:
         """Tell whether the scale or its counter has moved since construction."""
@@ -124,6 +227,10 @@ class LossScaler:
             self._unscale_mixed(grads)
 
     def _run_kernel(self, grads: Sequence[Tensor], device: torch.device) -> None:
+        if self._pass_flag is not None and self._on_device is not None:
+            inverse = self._on_device.inverse
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, self._pass_flag, inverse)  # type: ignore[arg-type]
+            return
         flag = self._flag_on(device)
         self._flags_written = True
         torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._inverse_on(device))  # type: ignore[arg-type]
@@ -234,19 +341,25 @@ class LossScaler:
         Returns:
             True if gradients overflowed, so that the step must be skipped; always False for a static scale.
         """
+        if self._ahead:
+            self._catch_up()
+        self._loaded = False
         if self.dynamic:
             if not self._has_overflow:
-                self._has_overflow = self._read_flags()
-            if self._has_overflow:
-                halved = self._loss_scale / 2.0
-                self._loss_scale = max(self._min_loss_scale, halved) if self._min_loss_scale else halved
-                self._unskipped = 0
+                self._host_overflow = self._read_flags()
+            if self._host_overflow:
+                halved = self._host_scale / 2.0
+                self._host_scale = max(self._min_loss_scale, halved) if self._min_loss_scale else halved
+                self._host_unskipped = 0
                 return True
-        self._unskipped += 1
-        if self._unskipped == self._scale_seq_len and self.dynamic:
-            self._loss_scale = min(self._max_loss_scale, self._loss_scale * 2.0)  # type: ignore[type-var, assignment]
-            self._unskipped = 0
+        self._host_unskipped += 1
+        if self._host_unskipped == self._scale_seq_len and self.dynamic:
+            self._host_scale = min(self._max_loss_scale, self._host_scale * 2.0)  # type: ignore[type-var, assignment]
+            self._host_unskipped = 0
         return False
+
+
+_UPDATE_SCALE = LossScaler.update_scale
 
 
 class _ScaleOverride:
