@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from ampcompare.config import RunConfig, validated
@@ -57,14 +58,13 @@ def run_rank(
         The record, and whether this rank is the one that speaks for all.
     """
     store: Store | None = None
-    begin = time.perf_counter()
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)
             backend = choose_backend(config.parallel.backend, device)
             store = stack.enter_context(process_group(world, backend, device))
             ranks = Group(torch.device(device))
-            met = time.perf_counter() - begin
+            met = time.time() - psutil.Process().create_time()
             facts = {**fingerprint(), "settings": config.digest()}
             facts = {name: value for name, value in facts.items() if name not in ("machine", "processor")}
             require_equal(ranks, "environment", facts, "install the same packages and give the same settings")

@@ -119,7 +119,7 @@ def train_cell(
     Args:
         device: of this process, where it is not the configuration's.
         world: how the processes were started, where there are several.
-        met: seconds that it took this rank to meet the others.
+        met: seconds from the start of this process until it had met the others.
     """
     begin = time.perf_counter()
     ranks = ranks or Alone()
