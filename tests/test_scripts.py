@@ -319,10 +319,10 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
 
 
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
-    """CI runs both words, pytest last, and fails when only the check fails."""
+    """CI runs check, docs and test, pytest last, and fails when only the check fails."""
     assert frame.run(".ci/run").returncode == 0
     asked = [call.split()[2] for call in frame.calls() if call.startswith("python")]
-    assert asked == ["ruff", "ruff", "mypy", "pytest", "pytest"]
+    assert asked == ["ruff", "ruff", "mypy", "pytest", "mkdocs", "pytest"]
     failed = frame.run(".ci/run", STUB_FAILING="ruff")
     assert failed.returncode != 0
     assert frame.calls()[-1] == "python -m pytest threads=1"

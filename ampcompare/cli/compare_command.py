@@ -18,6 +18,7 @@ from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
     from ampcompare.compare.plan import Plan
+    from ampcompare.record import Comparison
     from ampcompare.report.junit import Check
 
 __all__ = ["command"]
@@ -71,6 +72,9 @@ __all__ = ["command"]
     help='exit with 1 if an arm is past it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0"; repeat it',
 )
 @click.option("--notify-every", metavar="TIME", help="say this often how far it is, in a plain line  [default: never]")
+@click.option(
+    "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"
+)
 @click.option("--junit", metavar="FILE", help="write the outcome of arms and limits as JUnit XML")
 @recipe_options
 @launch_options
@@ -83,6 +87,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.cli.show import Display
     from ampcompare.compare.auto import run_auto
+    from ampcompare.compare.events import EventFiles
     from ampcompare.compare.gates import check_gates, parse_gate
     from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds, parse_vary
     from ampcompare.compare.reload import reload_comparison
@@ -124,13 +129,20 @@ def command(**parameters: Any) -> int:
     launchers = [launcher_for(base, parameters, several_cells=True) for _ in range(jobs)]
     speaks = launchers[0].speaks
     display = Display(quiet=parameters["quiet"] or not speaks, bar=not parameters["no_progress"], notify_seconds=notify)
+    events = EventFiles(Path(parameters["tensorboard"]), display.note) if parameters["tensorboard"] else None
+
+    def save(comparison: Comparison, folder: Path) -> None:
+        write_reports(comparison, folder)
+        if events is not None:
+            events.write(comparison, folder)
+
     settings: dict[str, Any] = {
         "command": shlex.join(["ampcompare", *sys.argv[1:]]),
         "terms": terms,
         "force": parameters["force"],
         "jobs": jobs,
         "observer": display,
-        "save": write_reports,
+        "save": save,
     }
     try:
         with launchers[0] if jobs == 1 else Several(launchers) as launcher:

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from ampcompare.environment import probe_apex
 from ampcompare.errors import BackendUnavailable
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, refuse_wrapped
+from ampcompare.precision.apex_steps import steps_of
+from ampcompare.precision.base import Precision, StepOutcome, refuse_wrapped
 from ampcompare.record import EngineInfo
 
 __all__ = ["Apex", "choose_engine", "make_apex"]
@@ -50,6 +51,7 @@ class Apex(Precision):
         self.half_dtype = None if opt_level == "O0" else torch.float16
         self._null: AbstractContextManager[None] = nullcontext()
         self._scalers: Sequence[Any] = ()
+        self._steps = steps_of(amp)
 
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -83,10 +85,10 @@ class Apex(Precision):
         return list(self.amp.master_params(optimizer))
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        applied = tuple([not optimizer._amp_stash.already_patched for optimizer in optimizers])  # type: ignore[attr-defined]
-        for optimizer in optimizers:
-            optimizer.step()
-        return FixedOutcome(applied, self.loss_scales())
+        return self._steps.step(optimizers, self._scalers)
+
+    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
+        self._steps.backward(loss, list(optimizers), **options)
 
     def loss_scales(self) -> tuple[float, ...]:
         return tuple([scaler.loss_scale() for scaler in self._scalers])

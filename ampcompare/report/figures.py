@@ -386,8 +386,8 @@ def _differences(arms: Sequence[ArmRuns], reference: str) -> Figure:
     return Figure(
         "differences",
         f"Top-1 against {printable(reference, 40)}",
-        "Mean difference in percentage points over pairs of equal seeds, with the interval that holds for all arms at "
-        "95 %. Too few pairs, or pairs that all differ alike, have no interval.",
+        "Mean difference in percentage points over pairs of equal seeds. Intervals hold together at 95 %; verdicts go "
+        "by Holm's tests, which can be sure a little before an interval says so. Too few pairs have no interval.",
         traces,
         by_name(arms, axis("percentage points", zeroline=True)),
         Table(["arm", "difference", "interval"], rows) if traces else None,

@@ -14,11 +14,11 @@ from typing import Any
 
 from ampcompare.errors import BackendUnavailable
 from ampcompare.record import ArmSummary, Comparison, RunRecord
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, Reporter, printable, table_rows
+from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
 from ampcompare.report.drawing import Figure
 from ampcompare.report.figures import make_figures
 from ampcompare.report.resolved import arm_facts, shared_environment, shared_settings
-from ampcompare.report.terminal import legend
+from ampcompare.report.terminal import legend, verdict_legend
 from ampcompare.version import __version__
 
 __all__ = ["SHOWN_AT_FIRST", "Html", "html_available"]
@@ -73,6 +73,9 @@ class Html(Reporter):
             subtitle=_subtitle(comparison),
             reading=[printable(line, LONGEST_LINE) for line in comparison.reading],
             legend=legend(comparison),
+            verdict_headers=list(VERDICTS),
+            verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
+            verdict_legend=verdict_legend(comparison),
             summary=_summary(comparison),
             arms=[_look(place, row) for place, row in enumerate(comparison.arms)],
             shown_at_first=SHOWN_AT_FIRST,
@@ -195,42 +198,21 @@ def _sense(text: str) -> str:
 
 
 def _summary(comparison: Comparison) -> dict[str, Any]:
-    """Return the table: the arm with its engine, its verdicts, and the columns of every other format."""
+    """Return the wide table: the arm with its engine, and the columns of every other format."""
     names = list(COLUMNS)
-    cells = [dict(zip(names, row, strict=True)) for row in table_rows(comparison)]
     shown = ["status", *(name for name in names if name not in ("arm", "engine", "status"))]
-    verdicts = _verdicts(comparison.arms)
-    extra = {
-        name: texts
-        for name, texts in verdicts.items()
-        if not all(text in row.values() for text, row in zip(texts, cells, strict=True) if text)
-    }
-    rows = [
-        {
-            "arm": row["arm"] or "(no name)",
-            "engine": row["engine"],
-            "is_reference": summary.arm == comparison.reference,
-            "cells": [*(texts[place] or "-" for texts in extra.values()), *(row[name] for name in shown)],
-        }
-        for place, (summary, row) in enumerate(zip(comparison.arms, cells, strict=True))
-    ]
-    return {"headers": [*extra, *shown], "rows": rows}
-
-
-def _verdicts(rows: Sequence[ArmSummary]) -> dict[str, list[str]]:
-    """Return every verdict that rows carry, by what it is about."""
-    found: dict[str, list[str]] = {}
-    for place, row in enumerate(rows):
-        for name, value in row.model_dump().items():
-            if "verdict" not in name:
-                continue
-            about = name.replace("verdicts", "").replace("verdict", "").strip("_").replace("_", " ")
-            texts = value if isinstance(value, dict) else {about: value}
-            for part, text in texts.items():
-                title = printable(f"{part} verdict".strip(), 60)
-                if isinstance(text, str) and text:
-                    found.setdefault(title, [""] * len(rows))[place] = printable(text, 200)
-    return found
+    rows = []
+    for summary, row in zip(comparison.arms, table_rows(comparison), strict=True):
+        cells = dict(zip(names, row, strict=True))
+        rows.append(
+            {
+                "arm": cells["arm"] or "(no name)",
+                "engine": cells["engine"],
+                "is_reference": summary.arm == comparison.reference,
+                "cells": [cells[name] for name in shown],
+            }
+        )
+    return {"headers": shown, "rows": rows}
 
 
 RUN_HEADERS = (

@@ -122,3 +122,29 @@ def test_bad_options_are_one_line(call: Call, words: tuple[str, ...], said: str)
     assert done.code == 2
     assert said in done.err
     assert len(done.lines) == 1
+
+
+def test_event_files_for_tensorboard(call: Call, tmp_path: Path) -> None:
+    """Every arm and seed has an event file after the comparison, and one that is lost is there again after the next."""
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    words = [*PAIR, "--seeds", "0-1", "-o", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb")]
+    assert call(*words, tiny=True).code == 0
+    files = {path.relative_to(tmp_path / "tb"): path.read_bytes() for path in (tmp_path / "tb").rglob("*tfevents*")}
+    runs = {path.parent.as_posix() for path in files}
+    assert runs == {f"{arm}/seed={seed}" for arm in ("fp32", "native-bf16") for seed in (0, 1)}
+    lost = tmp_path / "tb" / next(iter(files))
+    lost.unlink()
+    assert call(*words, tiny=True).code == 0
+    assert {path: (tmp_path / "tb" / path).read_bytes() for path in files} == files
+
+
+def test_absent_tensorboard_is_said_before_training(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the package `--tensorboard` ends with 4 and one line that says what to install; no cell has run."""
+    monkeypatch.setattr("ampcompare.compare.events.find_spec", lambda name: None)
+    done = call(*PAIR, "-o", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb"), tiny=True)
+    assert done.code == 4
+    assert len(done.lines) == 1
+    assert done.lines[0].endswith("pip install tensorboard")
+    assert not (tmp_path / "run").exists()

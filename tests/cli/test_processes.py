@@ -57,6 +57,16 @@ def test_report_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Pa
     assert not _imported("report", str(ran[1] / "out")) & {"torch", "torchvision"}
 
 
+def test_compare_imports_no_torch(tmp_path: Path) -> None:
+    """The process of `compare` leaves torch to the cells, with event files for TensorBoard too."""
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "-o", str(tmp_path / "out")]
+    imported = _imported(*words, "--tensorboard", str(tmp_path / "tb"))
+    assert "tensorboard" in imported
+    assert not imported & {"torch", "torchvision", "tensorflow"}
+    assert len(list(tmp_path.glob("tb/fp32/seed=0/*tfevents*"))) == 1
+
+
 def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """The table is on stdout alone, and nothing but lines about cells and the report on stderr; no bar in a pipe."""
     done, _ = ran
@@ -130,10 +140,8 @@ def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
         assert not alive
         assert process.stdout.read() == ""
     assert "Traceback" not in rest
-    assert (
-        rest.splitlines()[-1]
-        == "ampcompare: interrupted; the same command starts with the first cell that has no record"
-    )
+    last = "ampcompare: interrupted; the same command starts with the first cell that has no record"
+    assert rest.splitlines()[-1] == last
     assert "what is done is in out/report.md" in rest
     report = read_comparison(tmp_path / "out" / "report.json")
     assert 0 in report.seeds

@@ -191,6 +191,48 @@ def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:
     assert [row.arm for row in reload_comparison(cell_folder(ran[0], cell) / "record.json").arms] == ["native:fp16"]
 
 
+# Models that take more memory than their process may have, in torch and in Python, at two places of a cell.
+HUNGRY = """
+import resource, torch
+
+LIMIT = 1 << 30
+
+
+def small(num_classes, sample_shape):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, used + LIMIT))
+    return Greedy(num_classes, sample_shape)
+
+
+class Greedy(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
+
+    def forward(self, x):
+        if x.dtype == torch.float16:
+            torch.empty(4 * LIMIT, dtype=torch.uint8)
+        if x.dtype == torch.bfloat16:
+            bytearray(4 * LIMIT)
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from what Linux says is in use")
+def test_cells_that_die_of_memory_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a resource limit, a cell that runs out of memory is a row that says so, and the others are complete."""
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(_base("hungry:small"), ["fp32", "half", "half:dtype=bf16", "native:bf16"], [0])
+    with ForkedLauncher() as launcher:
+        comparison = run_plan(plan, tmp_path / "run", launcher, save=write_reports)
+    rows = {row.arm: row.status for row in comparison.arms}
+    assert rows["fp32"] == rows["native:bf16"] == "ok"
+    assert "allocate memory" in rows["half"]
+    assert rows["half:dtype=bf16"] == "failed: MemoryError: no message"
+    assert "failed: MemoryError" in (tmp_path / "run" / "report.md").read_text()
+
+
 SMALL = ("fp32", "native:bf16")
 
 

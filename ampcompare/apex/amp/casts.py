@@ -68,7 +68,9 @@ def _cached(handle: AmpHandle, convert: Cast) -> Cast:
     is_grad_enabled = torch.is_grad_enabled
 
     def cached(value: Tensor) -> Tensor:
-        if value.dtype is not float32 or not (value.__class__ is Parameter or isinstance(value, Parameter)):
+        # `isinstance` is a Python call here: it is left to subclasses.
+        kind = value.__class__
+        if kind is Tensor or value.dtype is not float32 or not (kind is Parameter or isinstance(value, Parameter)):
             return convert(value)
         key = id(value)
         known = cache.get(key)

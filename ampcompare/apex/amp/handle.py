@@ -108,6 +108,12 @@ class _ScaledLoss(AbstractContextManager[Any]):
                 optimizer._amp_lazy_init()
         return scaler.device_scale() if self._on_device else scaler.loss_scale()
 
+    def seed(self, scale: float | Tensor, device: torch.device) -> Tensor | None:
+        """Return what `prepare` returned as the gradient to start from; None stands for 1."""
+        if self._scaler is None or isinstance(scale, Tensor):
+            return scale if isinstance(scale, Tensor) else None
+        return self._scaler.seed_on(device)
+
     def _find_scaler(self, state: dict[str, Any]) -> LossScaler:
         scalers: list[LossScaler] = state.get("loss_scalers", [])
         try:

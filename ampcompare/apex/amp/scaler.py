@@ -63,6 +63,7 @@ class LossScaler:
         self._flags: dict[torch.device, Tensor] = {}
         self._flags_written = False
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
+        self._seeds: dict[torch.device, tuple[float, Tensor]] = {}
         self._overflow_buffer: Tensor | None = None
 
     def loss_scale(self) -> float:
@@ -194,6 +195,14 @@ class LossScaler:
         inverse = torch.full((), self._inverse_scale(), dtype=torch.float32, device=device)
         self._inverses[device] = (self._loss_scale, inverse)
         return inverse
+
+    def seed_on(self, device: torch.device) -> Tensor:
+        """Return the scale of the host as an fp32 scalar, for a backward pass to start from."""
+        known = self._seeds.get(device)
+        if known is None or known[0] != self._loss_scale:
+            seed = torch.full((), self._loss_scale, dtype=torch.float32, device=device)
+            known = self._seeds[device] = (self._loss_scale, seed)
+        return known[1]
 
     def _flag_on(self, device: torch.device) -> Tensor:
         flag = self._flags.get(device)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field
 
 import ampcompare.report.html as report_html
 from ampcompare.errors import BackendUnavailable
 from ampcompare.record import ArmSummary, Comparison
+from ampcompare.report.base import VERDICTS
 from ampcompare.report.files import FORMATS, write_reports
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
@@ -200,25 +200,28 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
     assert figure(parsed, "loss-scale") == []
 
 
-class Judged(ArmSummary):
-    """A row as a later version may write it."""
-
-    accuracy_verdict: str = ""
-    verdicts: dict[str, str] = Field(default_factory=dict)
-
-
-def test_whatever_verdicts_a_row_carries_are_columns(rich: Comparison) -> None:
-    """Verdicts, by themselves or by name, stand in front of the numbers; one that the table shows is not repeated."""
-    rows = [
-        Judged.model_validate(
-            {**row.model_dump(), "accuracy_verdict": f"cannot tell (about {place} more pairs)"}
-            | {"verdicts": {"time": "<b>better</b>", "status": row.status}}
-        )
-        for place, row in enumerate(rich.arms)
-    ]
+def test_the_table_of_verdicts_stands_first(rich: Comparison) -> None:
+    """The first table of the page holds the verdicts, a row per arm but the reference, escaped; numbers follow."""
+    rows = [row.model_copy(update={"time_verdict": f"<b>better</b> {place}"}) for place, row in enumerate(rich.arms)]
     parsed = page(rich.model_copy(update={"arms": rows}))
-    assert "arm accuracy verdict time verdict status lr" in parsed.text
-    assert "cannot tell (about 3 more pairs) <b>better</b>" in parsed.text
+    labels = [attributes["aria-label"] for tag, attributes in parsed.elements if attributes.get("role") == "region"]
+    assert labels[:2] == ["Table of verdicts, one row per arm", "Summary, one row per arm"]
+    assert f"Verdicts {' '.join(VERDICTS)} apex:O2 " in parsed.text
+    assert parsed.text.index("<b>better</b> 1") < parsed.text.index("<b>better</b> 3") < parsed.text.index("Numbers")
+    assert "<b>better</b> 0" not in parsed.text
+    assert "diverged 3/3" in parsed.text
+
+
+def test_one_arm_has_no_table_of_verdicts(make_rich: MakeRich) -> None:
+    """A page of the reference alone shows its numbers, and no empty table."""
+    assert "Table of verdicts" not in FORMATS["html"]().render(make_rich(["fp32"]))
+
+
+def test_the_caption_of_differences_tells_intervals_from_tests(rich: Comparison) -> None:
+    """The figure of differences says that its intervals hold together and that verdicts go by Holm's tests."""
+    text = page(rich).text
+    assert "Intervals hold together at 95 %" in text
+    assert "verdicts go by Holm's tests" in text
 
 
 HOSTILE = {
