@@ -20,6 +20,9 @@ __all__ = ["Display"]
 class Display(Observer):
     """A progress bar on a terminal, one line per cell elsewhere, nothing when quiet.
 
+    The bar counts the steps of the present cell, and says what time is left for all cells: each that is still to run
+    is taken to need the mean of those that ran and of the present one so far.
+
     Args:
         notify_seconds: say how far the present cell is in a plain line this often; never by default.
     """
@@ -32,10 +35,16 @@ class Display(Observer):
         self.wants_bar = bar and not quiet and sys.stderr.isatty()
         self.name = ""
         self.place = ""
+        self.cells_left = 0  # with the present one
+        self.cell_began = self.began
+        self.ran = 0
+        self.ran_seconds = 0.0
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self.name = printable(f"{config.arm}, seed {config.recipe.seed}", 60)
         self.place = f"[{number}/{total}]"
+        self.cells_left = total - number + 1
+        self.cell_began = time.monotonic()
         if self.wants_bar:
             from tqdm import tqdm
 
@@ -43,16 +52,29 @@ class Display(Observer):
 
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
+        left = self._left(progress, now)
         if self.notify_seconds is not None and now - self.notified >= self.notify_seconds:
             self.notified = now
             steps = f"{progress.steps} of {progress.total_steps} steps"
-            click.echo(f"{self.place} {self.name}: {steps}, {now - self.began:.0f} s since the start", err=True)
+            click.echo(f"{self.place} {self.name}: {steps}, {now - self.began:.0f} s since the start{left}", err=True)
         if self.bar is not None:
             if self.bar.total is None:  # the clock of the rate starts here, after torch was imported and data made
                 self.bar.reset(progress.total_steps)
+            self.bar.set_postfix_str(left.removeprefix(", "), refresh=False)
             self.bar.update(progress.steps - self.bar.n)
 
+    def _left(self, progress: Progress, now: float) -> str:
+        """Return about how long all cells will take from now; nothing for one cell alone, whose bar shows it."""
+        share = progress.steps / progress.total_steps if progress.total_steps else 0.0
+        if not self.ran + share or self.place == "[1/1]":
+            return ""
+        mean = (self.ran_seconds + now - self.cell_began) / (self.ran + share)
+        return f", about {_span(mean * (self.cells_left - share))} for all"
+
     def end(self, record: RunRecord, *, reused: bool) -> None:
+        if not reused:
+            self.ran += 1
+            self.ran_seconds += time.monotonic() - self.cell_began
         if self.bar is not None:
             self.bar.close()
             self.bar = None
@@ -64,6 +86,14 @@ class Display(Observer):
     def note(self, text: str) -> None:
         if not self.quiet:
             click.echo(f"note: {printable(text, 500)}", err=True)
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def _outcome(record: RunRecord) -> str:

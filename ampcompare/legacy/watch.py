@@ -24,6 +24,8 @@ def watch_amp(recorder: Recorder) -> None:
 class _Watch:
     """The session of a process.
 
+    Our engine reads the overflow on the host, as Apex does, while a step or the loss scaler is watched.
+
     Attributes:
         overflow: what the loss scaler found at the last exit of `scale_loss`; None where it did not look.
     """

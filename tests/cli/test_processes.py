@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -119,6 +120,16 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert seen.rstrip().splitlines()[-1].startswith("record: ")
     plain = _on_a_terminal([*words, "--no-progress"], tmp_path)
     assert "\r" not in plain.replace("\r\n", "")
+
+
+def test_time_left_for_all_cells_on_a_terminal(tmp_path: Path) -> None:
+    """The bar of one cell among several says about how long all of them will take; a bar alone does not."""
+    arms = ["--arm", "fp32", "--arm", "native:bf16"]
+    seen = _on_a_terminal(["compare", *SMALL, *arms, "--epochs", "60", "-o", "out"], tmp_path)
+    for place in ("[1/2]", "[2/2]"):
+        bars = [part for part in re.split(r"[\r\n]+", seen) if part.startswith(place) and "steps" in part]
+        assert any(re.search(r", about \d+s for all\]$", bar.rstrip()) for bar in bars), bars
+    assert "for all" not in _on_a_terminal(["run", *SMALL, "--epochs", "20", "-o", "alone"], tmp_path)
 
 
 def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
