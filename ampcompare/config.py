@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import reprlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -22,6 +23,7 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "ParallelConfig",
     "Recipe",
     "RunConfig",
     "ScheduleConfig",
@@ -69,6 +71,9 @@ class OptimizerConfig(_Frozen):
     weight_decay: NonNegative = 1e-4
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: NonNegative = 1e-8
+    lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
+    lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
+    lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
@@ -96,6 +101,9 @@ class Recipe(_Frozen):
     epochs: PositiveInt = 5
     max_steps: PositiveInt | None = Field(None, description="end after so many updates, whatever the epochs say")
     batch_size: PositiveInt = Field(64, description="samples in one update of one process")
+    global_batch_size: PositiveInt | None = Field(
+        None, description="samples in one update of all processes; gives batch_size"
+    )
     grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
     clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -111,11 +119,48 @@ class Recipe(_Frozen):
         return self
 
 
+class ParallelConfig(_Frozen):
+    """How replicas of the model work together."""
+
+    kind: Literal["none", "ddp", "apex-ddp", "dp"] = Field(
+        "none", description="ddp (torch), apex-ddp, dp (one process, many GPUs) or none; ddp where processes are more"
+    )
+    sync_bn: Literal["none", "torch", "apex"] = Field(
+        "none", description="whose SyncBatchNorm takes the place of batch norm"
+    )
+    bucket_cap_mb: Positive | None = Field(None, description="of ddp and apex-ddp: MiB of gradients reduced together")
+    delay_allreduce: bool = Field(False, description="of apex-ddp: reduce once, at the end of the backward pass")
+    find_unused_parameters: bool = Field(False, description="of ddp: some parameters may get no gradient")
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
+        "auto", description="what processes talk by; nccl on GPUs and gloo on CPUs"
+    )
+
+    @model_validator(mode="after")
+    def _options_have_a_kind(self) -> ParallelConfig:
+        kinds = {
+            "sync_bn": (self.sync_bn != "none", ("ddp", "apex-ddp")),
+            "bucket_cap_mb": (self.bucket_cap_mb is not None, ("ddp", "apex-ddp")),
+            "delay_allreduce": (self.delay_allreduce, ("apex-ddp",)),
+            "find_unused_parameters": (self.find_unused_parameters, ("ddp",)),
+        }
+        for name, (given, fitting) in kinds.items():
+            if given and self.kind not in fitting:
+                raise ValueError(f"{name} is for kind {' and '.join(fitting)}, and the kind is {self.kind}")
+        if self.delay_allreduce and self.bucket_cap_mb is not None:
+            raise ValueError("delay_allreduce reduces everything at once, and bucket_cap_mb has no meaning with it")
+        return self
+
+
 class RunConfig(_Frozen):
     """One arm of a recipe, and how to run it."""
 
     recipe: Recipe = Recipe()
     arm: str = "fp32"
+    processes: PositiveInt = Field(1, description="processes that train together, over all nodes")
+    parallel: ParallelConfig = ParallelConfig()
+    launcher: Literal["auto", "torchrun", "spawn"] = Field(
+        "auto", description="what starts the processes; auto forks one, and leaves several to torchrun"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
     cpu_half: Literal["auto", "emulated", "native"] = Field(
         "auto",
@@ -132,6 +177,26 @@ class RunConfig(_Frozen):
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
     threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, values: Any) -> Any:
+        """Fill in what follows from other settings: the kind of replicas, the batch of a process, the learning rate."""
+        return derived(values) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _kind_fits_processes(self) -> RunConfig:
+        if self.processes > 1 and self.parallel.kind in ("none", "dp"):
+            raise ValueError(
+                f"{self.processes} processes with parallel kind {self.parallel.kind} would not share their gradients; "
+                "use ddp or apex-ddp, or one process"
+            )
+        return self
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in one update of all processes."""
+        return self.recipe.batch_size * self.processes
 
     @field_validator("arm")
     @classmethod
@@ -153,6 +218,63 @@ class RunConfig(_Frozen):
         """Return the name of this cell: 12 hexadecimal digits that change with any setting."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def derived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a `RunConfig` with those that follow from others filled in; others are left to it.
+
+    Raises:
+        ValueError: two settings of which one gives the other, with different values.
+    """
+    values = dict(values)
+    processes = values.get("processes", 1)
+    recipe = _given(values.get("recipe"))
+    if not isinstance(processes, int) or processes < 1 or recipe is None:
+        return values
+    if processes > 1:
+        parallel = _given(values.get("parallel"))
+        if parallel is not None:
+            values["parallel"] = {"kind": "ddp", **parallel}
+    total = recipe.get("global_batch_size")
+    if isinstance(total, int) and total > 0:
+        if total % processes:
+            raise ValueError(f"a total batch of {total} cannot be split over {processes} processes")
+        if recipe.setdefault("batch_size", total // processes) != total // processes:
+            raise ValueError(
+                f"a total batch of {total} on {processes} processes is {total // processes} for each, and batch_size "
+                f"is {recipe['batch_size']}; give one of the two"
+            )
+    batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
+    found = _given(recipe.get("optimizer"))
+    optimizer: dict[str, Any] = {} if found is None else found
+    base: Any = optimizer.get("lr_base")
+    base_batch: Any = optimizer.get("lr_base_batch", 256)
+    if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):
+        ratio = batch_size * processes / base_batch
+        lr = base * (math.sqrt(ratio) if optimizer.get("lr_rule") == "sqrt" else ratio)
+        given = optimizer.setdefault("lr", lr)
+        if isinstance(given, (int, float)) and not math.isclose(given, lr, rel_tol=1e-9):
+            raise ValueError(
+                f"lr_base {base} gives lr {lr:g} for a total batch of {batch_size * processes}, and lr is "
+                f"{given}; give one of the two"
+            )
+        recipe["optimizer"] = optimizer
+    if "recipe" in values or recipe:
+        values["recipe"] = recipe
+    return values
+
+
+def _is_positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _given(group: Any) -> dict[str, Any] | None:
+    """Return what was given of a group of settings, as a copy; None where it is no group."""
+    if group is None:
+        return {}
+    if isinstance(group, BaseModel):
+        return {name: getattr(group, name) for name in group.model_fields_set}
+    return dict(group) if isinstance(group, Mapping) else None
 
 
 def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ AmpCompareError
 ├── PreparationError            3   models or optimizers cannot be prepared as they are
 ├── ScalingError                3   loss-scaling calls in an order that has no meaning
 ├── LaunchError                 3   a worker process died or could not be started
+├── RanksDiffer                 3   processes that train together do not hold the same
 ├── CheckpointError             2   a checkpoint that cannot be read or does not fit
 │   └── ConversionError         2   a checkpoint that cannot be carried to another layout
 └── RecordError                 2   a record or report file that cannot be read
@@ -26,6 +27,7 @@ __all__ = [
     "EnvironmentUnfit",
     "LaunchError",
     "PreparationError",
+    "RanksDiffer",
     "RecordError",
     "ScalingError",
     "UnsupportedCombination",
@@ -68,6 +70,10 @@ class ScalingError(AmpCompareError):
 
 class LaunchError(AmpCompareError):
     """A worker process died or could not be started."""
+
+
+class RanksDiffer(AmpCompareError):
+    """Processes that train together do not hold the same weights, model, settings or packages."""
 
 
 class CheckpointError(AmpCompareError):

@@ -24,6 +24,7 @@ __all__ = [
     "Comparison",
     "EngineInfo",
     "EpochResult",
+    "ProcessFacts",
     "Readings",
     "RunRecord",
     "RunSummary",
@@ -151,6 +152,23 @@ class Trace(_Record):
     step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
 
 
+class ProcessFacts(_Record):
+    """How several processes trained one cell together."""
+
+    world_size: int
+    nodes: int
+    global_batch_size: int
+    backend: str
+    wrapper: str = Field(description="module and class around the model")
+    launcher: str = Field(description="what started the processes: torchrun, spawn, slurm or the environment")
+    start_seconds: float | None = Field(None, description="from the start of the processes to their meeting, slowest")
+    step_seconds_by_rank: list[float] = Field([], description="median step time of each rank")
+    step_seconds_slowest: float | None = None
+    step_seconds_median: float | None = None
+    peak_bytes_by_rank: list[int] = []
+    weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
+
+
 class Readings(_Record):
     """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
 
@@ -178,6 +196,7 @@ class RunRecord(_Record):
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()
     trace: Trace | None = None
+    processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: Readings | None = None
     jobs: int = Field(1, description="cells that ran at the same time")
     error: str | None = None

@@ -67,7 +67,7 @@ def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) ->
         ("optimizer.lr", "there is no setting 'optimizer'"),
         ("lr", "did you mean 'recipe.optimizer.lr'?"),
         ("recipe.optimizer.learning_rate", "known in recipe.optimizer are name, lr, momentum"),
-        ("qqq", "known are recipe, arm, device"),
+        ("qqq", "known are recipe, arm, processes"),
     ],
 )
 def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
@@ -120,12 +120,24 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.optimizer.name": "adam",
     "recipe.optimizer.momentum": 0.5,
     "recipe.optimizer.betas": (0.8, 0.9),
+    "recipe.optimizer.lr_rule": "sqrt",
     "recipe.schedule.name": "step",
     "recipe.label_smoothing": 0.5,
     "arm": "half",
     "device": "cpu",
     "cpu_half": "native",
     "on_nan": "continue",
+    "parallel.kind": "ddp",
+    "parallel.sync_bn": "apex",
+    "parallel.backend": "gloo",
+    "launcher": "spawn",
+}
+# Settings that need a kind of replicas, with one that takes them.
+KINDS = {
+    "parallel.sync_bn": "ddp",
+    "parallel.bucket_cap_mb": "ddp",
+    "parallel.delay_allreduce": "apex-ddp",
+    "parallel.find_unused_parameters": "ddp",
 }
 
 
@@ -149,8 +161,11 @@ CHANGES = dict(_changes(RunConfig()))
 @pytest.mark.parametrize("place", CHANGES)
 def test_any_setting_makes_another_cell(place: str) -> None:
     """The name of a cell changes with each single setting, so that no record is taken for another's."""
-    changed = validated(RunConfig, _nested(place, CHANGES[place]))
-    assert changed.digest() != RunConfig().digest()
+    values, before = _nested(place, CHANGES[place]), {}
+    if place in KINDS:
+        before = _nested("parallel.kind", KINDS[place])
+        values["parallel"]["kind"] = KINDS[place]
+    assert validated(RunConfig, values).digest() != validated(RunConfig, before).digest()
 
 
 def test_the_name_of_a_cell_is_stable() -> None:
@@ -165,3 +180,55 @@ def test_json_schema_knows_every_setting() -> None:
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert set(schema["$defs"]["Recipe"]["properties"]) == set(Recipe.model_fields)
     assert schema["additionalProperties"] is False
+
+
+def _with(processes: int, **recipe: Any) -> dict[str, Any]:
+    return {"processes": processes, "recipe": recipe}
+
+
+def test_several_processes_share_gradients() -> None:
+    """Several processes train by ddp unless told otherwise, and not as replicas that know nothing of each other."""
+    assert validated(RunConfig, {"processes": 2}).parallel.kind == "ddp"
+    assert validated(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
+    assert validated(RunConfig, {}).parallel.kind == "none"
+    for kind in ("none", "dp"):
+        with pytest.raises(ConfigError, match=f"2 processes with parallel kind {kind} would not share"):
+            validated(RunConfig, {"processes": 2, "parallel": {"kind": kind}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sync_bn": "apex"}, "sync_bn is for kind ddp and apex-ddp, and the kind is none"),
+        ({"kind": "dp", "bucket_cap_mb": 1}, "bucket_cap_mb is for kind ddp and apex-ddp"),
+        ({"kind": "ddp", "delay_allreduce": True}, "delay_allreduce is for kind apex-ddp"),
+        ({"kind": "apex-ddp", "find_unused_parameters": True}, "find_unused_parameters is for kind ddp"),
+        ({"kind": "apex-ddp", "delay_allreduce": True, "bucket_cap_mb": 1}, "has no meaning with it"),
+    ],
+)
+def test_options_of_another_kind(values: dict[str, Any], message: str) -> None:
+    """An option that the kind of replicas does not take is refused."""
+    with pytest.raises(ConfigError, match=message):
+        validated(RunConfig, {"parallel": values})
+
+
+def test_the_total_batch() -> None:
+    """The total batch gives that of each process; both may stand together where they agree, as in a record."""
+    config = validated(RunConfig, _with(4, global_batch_size=32))
+    assert (config.recipe.batch_size, config.total_batch_size) == (8, 32)
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+    with pytest.raises(ConfigError, match="a total batch of 33 cannot be split over 4 processes"):
+        validated(RunConfig, _with(4, global_batch_size=33))
+    with pytest.raises(ConfigError, match="is 8 for each, and batch_size is 16; give one of the two"):
+        validated(RunConfig, _with(4, global_batch_size=32, batch_size=16))
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("linear", 0.2), ("sqrt", 0.1 * 2**0.5)])
+def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None:
+    """The rate at a base batch gives that of the total batch, by the rule; both may stand together in a record."""
+    optimizer = {"lr_base": 0.1, "lr_base_batch": 64, "lr_rule": rule}
+    config = validated(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
+    assert config.recipe.optimizer.lr == pytest.approx(lr)
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+    with pytest.raises(ConfigError, match=r"lr_base 0.1 gives lr .* for a total batch of 128, and lr is 3; give one"):
+        validated(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import time
 
 import click
 
@@ -23,6 +24,7 @@ COMMANDS = {
     "explain": "Say what an arm does to numbers, and what its native twin is.",
     "list": "Show arms, models, data sets and launchers, available or why not.",
 }
+SILENT_SECONDS = 2.0
 EPILOG = (
     "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
     "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted. "
@@ -100,7 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from ampcompare.launch.world import rank_of
     from ampcompare.report.base import printable
 
+    if (rank := rank_of()) > 0:  # what stops every rank is said once; the others wait until it has been
+        time.sleep(SILENT_SECONDS)
+        if code == 2:
+            return code
+        message = f"rank {rank}: {message}"
     click.echo(f"ampcompare: {printable(message, 2000)}", err=True)
     return code

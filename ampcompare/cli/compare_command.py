@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.cli.launching import count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -76,6 +77,7 @@ __all__ = ["command"]
 )
 @click.option("--junit", metavar="FILE", help="write the outcome of arms and limits as JUnit XML")
 @recipe_options
+@launch_options
 @output_options
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
@@ -92,7 +94,6 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.run import run_plan
     from ampcompare.compare.terms import Terms
     from ampcompare.compare.verdict import MIN_PAIRS
-    from ampcompare.launch.forked import ForkedLauncher
     from ampcompare.launch.several import Several
     from ampcompare.record import write_atomically
     from ampcompare.report.base import printable
@@ -106,6 +107,7 @@ def command(**parameters: Any) -> int:
     gates = [parse_gate(text) for text in parameters["gates"]]
     baseline = reload_comparison(Path(parameters["baseline"])) if parameters["baseline"] else None
     varied = [parse_vary(text) for text in parameters["varied"]]
+    parameters["processes"] = count_processes(parameters)
     base = build_config(parameters, from_file)
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
@@ -123,7 +125,10 @@ def command(**parameters: Any) -> int:
         click.echo(_dry_run(plan, folder, as_json=parameters["as_json"]))
         return 0
     notify = _seconds("--notify-every", parameters["notify_every"]) if parameters["notify_every"] else None
-    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"], notify_seconds=notify)
+    jobs = parameters["jobs"]
+    launchers = [launcher_for(base, parameters, several_cells=True) for _ in range(jobs)]
+    speaks = launchers[0].speaks
+    display = Display(quiet=parameters["quiet"] or not speaks, bar=not parameters["no_progress"], notify_seconds=notify)
     events = EventFiles(Path(parameters["tensorboard"]), display.note) if parameters["tensorboard"] else None
 
     def save(comparison: Comparison, folder: Path) -> None:
@@ -131,7 +136,6 @@ def command(**parameters: Any) -> int:
         if events is not None:
             events.write(comparison, folder)
 
-    jobs = parameters["jobs"]
     settings: dict[str, Any] = {
         "command": shlex.join(["ampcompare", *sys.argv[1:]]),
         "terms": terms,
@@ -141,7 +145,7 @@ def command(**parameters: Any) -> int:
         "save": save,
     }
     try:
-        with ForkedLauncher() if jobs == 1 else Several([ForkedLauncher() for _ in range(jobs)]) as launcher:
+        with launchers[0] if jobs == 1 else Several(launchers) as launcher:
             if auto:
                 comparison = run_auto(make, folder, launcher, budget_seconds=budget, **settings)
             else:
@@ -150,6 +154,8 @@ def command(**parameters: Any) -> int:
         if (folder / "report.md").exists():
             display.note(f"what is done is in {folder / 'report.md'}")
         raise
+    if not speaks:
+        return 0
     checks = check_gates(gates, comparison, baseline) if gates else []
     if parameters["junit"]:
         write_atomically(Path(parameters["junit"]), JUnit(checks).render(comparison))

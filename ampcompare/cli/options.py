@@ -38,6 +38,17 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--epochs",), "recipe.epochs", {"type": int, "help": "passes over the training set"}),
     (("--max-steps",), "recipe.max_steps", {"type": int}),
     (("--batch-size", "-b"), "recipe.batch_size", {"type": int}),
+    (("--global-batch-size",), "recipe.global_batch_size", {"type": int}),
+    (("--lr-base",), "recipe.optimizer.lr_base", {"type": float}),
+    (("--lr-base-batch",), "recipe.optimizer.lr_base_batch", {"type": int}),
+    (("--lr-rule",), "recipe.optimizer.lr_rule", {"metavar": "linear|sqrt"}),
+    (("--parallel",), "parallel.kind", {"metavar": "none|ddp|apex-ddp|dp"}),
+    (("--sync-bn",), "parallel.sync_bn", {"metavar": "none|torch|apex"}),
+    (("--bucket-cap-mb",), "parallel.bucket_cap_mb", {"type": float}),
+    (("--delay-allreduce/--no-delay-allreduce",), "parallel.delay_allreduce", {}),
+    (("--find-unused-parameters/--no-find-unused-parameters",), "parallel.find_unused_parameters", {}),
+    (("--launcher",), "launcher", {"metavar": "auto|torchrun|spawn"}),
+    (("--dist-backend",), "parallel.backend", {"metavar": "auto|gloo|nccl|mpi"}),
     (("--grad-accum-steps",), "recipe.grad_accum_steps", {"type": int}),
     (("--clip-grad",), "recipe.clip_grad", {"type": float}),
     (("--label-smoothing",), "recipe.label_smoothing", {"type": float}),
@@ -173,6 +184,8 @@ def build_config(parameters: dict[str, Any], from_file: dict[str, Any]) -> RunCo
     for text in parameters["model_args"]:
         name, value = _assignment(text, "--model-arg")
         _place(values, f"recipe.model.args.{name}", value)
+    if parameters.get("processes") is not None:
+        _place(values, "processes", parameters["processes"])
     if parameters.get("seed") is not None:
         _place(values, "recipe.seed", parameters["seed"])
     if parameters.get("arm_text") is not None:

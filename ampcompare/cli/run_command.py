@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ampcompare.arm import Arm
+from ampcompare.cli.launching import count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -54,6 +55,7 @@ ARM_OPTIONS = (
 @click.option("--growth-interval", metavar="STEPS", help="of native")
 @click.option("--seed", type=int, help="of weights, order and augmentation  [default: 0]")
 @recipe_options
+@launch_options
 @output_options
 def command(**parameters: Any) -> int:
     """Train one arm and print its row.
@@ -63,24 +65,26 @@ def command(**parameters: Any) -> int:
     from ampcompare.cli.show import Display
     from ampcompare.compare.api import run_in
     from ampcompare.compare.summary import summarize
-    from ampcompare.launch.forked import ForkedLauncher
     from ampcompare.record import dump_json
     from ampcompare.report.base import printable
     from ampcompare.report.terminal import Terminal
 
     parameters["arm_text"] = _arm_text(parameters)
+    parameters["processes"] = count_processes(parameters)
     config = build_config(parameters, read_config_file(parameters["config_file"]))
     folder = Path(parameters["output_dir"] or Path("runs") / f"run-{config.digest()}")
     if parameters["dry_run"]:
         click.echo(dump_json(config))
         return 0
-    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
-    with ForkedLauncher() as launcher:
+    with launcher_for(config, parameters, several_cells=False) as launcher:
+        display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
         record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
+    if not launcher.speaks:
+        return int(record.environment.get("exit_code", 3)) if record.status == "failed" else 0
     if parameters["as_json"]:
         click.echo(dump_json(record))
     if record.status == "failed":
-        log = folder / "cells" / record.cell / "log.txt"
+        log = folder / "cells" / record.cell / ("log.txt" if config.processes == 1 else "")
         error = printable(record.error or "", 2000)
         click.echo(f"ampcompare: {record.arm} failed: {error} (log: {log})", err=True)
         return int(record.environment.get("exit_code", 3))

@@ -11,7 +11,7 @@ from ampcompare.compare.run import Observer, cell_folder, check_output_dir, reus
 from ampcompare.compare.terms import Preference, Terms
 from ampcompare.config import Recipe, RunConfig
 from ampcompare.launch.base import Launcher
-from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.launch.factory import make_launcher
 from ampcompare.record import Comparison, RunRecord
 
 __all__ = ["compare", "run", "run_in"]
@@ -30,7 +30,7 @@ def run(config: RunConfig | None = None, *, output_dir: str | Path | None = None
         LaunchError: no process could be started.
     """
     config = config or RunConfig()
-    with ForkedLauncher() as launcher:
+    with make_launcher(config) as launcher:
         return run_in(config, Path(output_dir or Path("runs") / f"run-{config.digest()}"), launcher, force=force)
 
 
@@ -80,5 +80,5 @@ def compare(
     base = RunConfig(recipe=recipe or Recipe(), **options)
     plan = make_plan(base, arms, list(seeds))
     folder = Path(output_dir or Path("runs") / f"compare-{plan.digest()}")
-    with ForkedLauncher() as launcher:
+    with make_launcher(base, several_cells=True) as launcher:
         return run_plan(plan, folder, launcher, terms=terms, force=force)

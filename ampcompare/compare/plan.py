@@ -155,5 +155,10 @@ def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> Ru
         node[name] = value
     values["arm"] = arm
     values["recipe"]["seed"] = seed
+    recipe, optimizer = values["recipe"], values["recipe"]["optimizer"]
+    if recipe["global_batch_size"] is not None and "recipe.batch_size" not in varied:
+        del recipe["batch_size"]  # follows anew from what was varied
+    if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
+        del optimizer["lr"]
     config: RunConfig = validated(RunConfig, values)
     return config

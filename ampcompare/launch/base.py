@@ -10,7 +10,7 @@ from pathlib import Path
 from ampcompare.config import RunConfig
 from ampcompare.record import RunRecord, dump_json, write_atomically
 
-__all__ = ["Launcher", "Progress", "failed_record", "log_tail", "set_aside", "write_record"]
+__all__ = ["Launcher", "Progress", "failed_record", "log_name", "log_tail", "set_aside", "write_record"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,13 @@ class Progress:
 
 
 class Launcher(abc.ABC):
-    """Runs cells; use it as a context, so that no process is left behind."""
+    """Runs cells; use it as a context, so that no process is left behind.
+
+    Attributes:
+        speaks: whether this process prints results, and not another one that takes part.
+    """
+
+    speaks: bool = True
 
     @abc.abstractmethod
     def launch(
@@ -65,10 +71,15 @@ def failed_record(config: RunConfig, error: str) -> RunRecord:
     return RunRecord(cell=config.digest(), arm=config.arm, status="failed", config=config, error=error)
 
 
-def log_tail(folder: Path, lines: int = 1) -> str:
+def log_name(rank: int) -> str:
+    """Return the name of the file that holds the output of a rank."""
+    return "log.txt" if rank == 0 else f"rank{rank}.log"
+
+
+def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
     """Return the last non-empty lines of a cell's log."""
     try:
-        text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+        text = (folder / log_name(rank)).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -15,22 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ampcompare.config import RunConfig, validated
 from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
+from ampcompare.launch.group import group_of_one
 from ampcompare.launch.machine import MachineWatch
-from ampcompare.parallel.single import Single
+from ampcompare.launch.world import World
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Alone, Ranks, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, RunRecord, dump_json
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.record import EpochResult, ProcessFacts, RunRecord, RunSummary, dump_json
+from ampcompare.training.assemble import Assembly, assemble, make_task
 from ampcompare.training.measure import make_memory_meter
 from ampcompare.training.session import Session
 from ampcompare.training.summary import Tally
 
-__all__ = ["resolve_device", "run_cell"]
+__all__ = ["failed_with", "resolve_device", "run_cell", "train_cell"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -65,17 +71,13 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+    needs_group = config.parallel.kind in ("ddp", "apex-ddp")
     try:
-        record = _train(config, folder, on_progress)
-    except torch.OutOfMemoryError as error:
-        traceback.print_exc()
-        record = _failed(config, f"out of memory: {_first_line(error)}")
-    except AmpCompareError as error:
-        traceback.print_exc()
-        record = _failed(config, str(error), exit_code=error.exit_code)
+        with group_of_one() if needs_group else contextlib.nullcontext():
+            record = train_cell(config, folder, on_progress)
     except Exception as error:  # whatever a user's model raises is the row of this arm, and the others go on
         traceback.print_exc()
-        record = _failed(config, f"{type(error).__name__}: {_first_line(error)}")
+        record = failed_with(config, error)
     write_record(record, folder)
     return record
 
@@ -84,33 +86,64 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
-def _failed(config: RunConfig, error: str, exit_code: int = 3) -> RunRecord:
+def failed_with(config: RunConfig, error: Exception, who: str = "") -> RunRecord:
+    """Return the record of a cell that an exception has ended.
+
+    Args:
+        who: the process in which it was raised, where there are several.
+    """
+    exit_code = 3
+    if isinstance(error, AmpCompareError):  # which say themselves whose they are
+        text, exit_code = str(error), error.exit_code
+    else:
+        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        text = ": ".join(filter(None, [who, kind, _first_line(error)]))
     environment = {**fingerprint(), "exit_code": exit_code}
     return RunRecord(
-        cell=config.digest(), arm=config.arm, status="failed", config=config, error=error, environment=environment
+        cell=config.digest(), arm=config.arm, status="failed", config=config, error=text, environment=environment
     )
 
 
-def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> RunRecord:
+def train_cell(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    ranks: Ranks | None = None,
+    device: str | None = None,
+    world: World | None = None,
+    met: float | None = None,
+) -> RunRecord:
+    """Train one cell in this process, alone or as one of `ranks`; rank 0 writes `steps.jsonl`, and nobody the record.
+
+    Args:
+        device: of this process, where it is not the configuration's.
+        world: how the processes were started, where there are several.
+        met: seconds from the start of this process until it had met the others.
+    """
     begin = time.perf_counter()
-    device = resolve_device(config.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    ranks = ranks or Alone()
+    place = resolve_device(device or config.device)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     sys.path.insert(0, os.getcwd())  # a user's `module:factory` lives beside them
-    precision = make_precision(config.arm, device=str(device))
+    precision = make_precision(config.arm, device=str(place))
     task = make_task(config.recipe)
-    meter = make_memory_meter(device)
-    assembly = assemble(config.recipe, task, precision, Single(), device, workers=config.workers)
+    meter = make_memory_meter(place)
+    engine = precision.engine.name if precision.engine else None
+    parallel = make_parallel(config.parallel, place, engine)
+    assembly = assemble(config.recipe, task, precision, parallel, place, workers=config.workers, ranks=ranks)
     session = Session(config, assembly)
-    tally = Tally(config.warmup_steps, config.recipe.batch_size)
-    how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
-    machine = MachineWatch(device)
-    with context, (folder / "steps.jsonl").open("w", encoding="utf-8") as steps:
+    tally = Tally(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    how, context = cpu_half(config.cpu_half, precision.half_dtype, place)
+    machine = MachineWatch(place)
+    path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
+    with context, path.open("w", encoding="utf-8") as steps:
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.epochs.append(event)
@@ -122,6 +155,7 @@ def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], No
             if on_progress is not None:
                 on_progress(Progress(tally.num_steps, assembly.total_steps, event[-1].epoch))
     summary = tally.summary(session.watch, meter.peak(), time.perf_counter() - begin)
+    processes = None if world is None else _process_facts(config, assembly, ranks, world, summary, met)
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
@@ -129,10 +163,34 @@ def _train(config: RunConfig, folder: Path, on_progress: Callable[[Progress], No
         config=config,
         engine=precision.engine,
         half=how,
-        environment={**fingerprint(), **_device_facts(device, config)},
+        environment={**fingerprint(), **_device_facts(place, config)},
         summary=summary,
         trace=tally.tracer.trace(tally.seconds),
         readings=machine.readings(tally.seconds),
+        processes=processes,
+    )
+
+
+def _process_facts(
+    config: RunConfig, assembly: Assembly, ranks: Ranks, world: World, summary: RunSummary, met: float | None
+) -> ProcessFacts:
+    """Gather what differs between ranks; called by all of them."""
+    everybody = ranks.gather((summary.step_seconds_median, summary.peak_bytes, met))
+    seconds = [took for took, _, _ in everybody if took is not None]
+    wrapper = type(assembly.models[0])
+    return ProcessFacts(
+        world_size=ranks.size,
+        nodes=world.nodes,
+        global_batch_size=config.total_batch_size,
+        backend=dist.get_backend(),
+        wrapper=f"{wrapper.__module__}.{wrapper.__qualname__}",
+        launcher=world.launcher,
+        start_seconds=max((meeting for *_, meeting in everybody if meeting is not None), default=None),
+        step_seconds_by_rank=seconds,
+        step_seconds_slowest=max(seconds, default=None),
+        step_seconds_median=statistics.median(seconds) if seconds else None,
+        peak_bytes_by_rank=[peak for _, peak, _ in everybody if peak is not None],
+        weights=weights_digest(assembly.replicas),
     )
 
 

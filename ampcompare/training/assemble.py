@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ampcompare.config import OptimizerConfig, Recipe
 from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.ranks import Alone, Ranks, model_facts, require_equal
 from ampcompare.precision.base import Precision
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
@@ -30,15 +31,18 @@ class Assembly:
 
     Attributes:
         models: as the loop calls them.
+        replicas: the same models without their wrappers, which would wait for other ranks at each call.
         optimizers: as `Precision.prepare` returned them.
         schedule: factor on the learning rates by step; None where they stay.
         base_lrs: per optimizer and group, the learning rate that the factor multiplies.
         steps_per_epoch, total_steps: updates.
+        ranks: the processes of this run.
         workers: loader processes.
     """
 
     task: Task
     models: list[nn.Module]
+    replicas: list[nn.Module]
     optimizers: list[Optimizer]
     precision: Precision
     parallel: Parallel
@@ -47,6 +51,7 @@ class Assembly:
     base_lrs: list[list[float]]
     steps_per_epoch: int
     total_steps: int
+    ranks: Ranks
     workers: int = 0
 
 
@@ -81,9 +86,21 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 
 
 def assemble(
-    recipe: Recipe, task: Task, precision: Precision, parallel: Parallel, device: torch.device, *, workers: int = 0
+    recipe: Recipe,
+    task: Task,
+    precision: Precision,
+    parallel: Parallel,
+    device: torch.device,
+    *,
+    workers: int = 0,
+    ranks: Ranks | None = None,
 ) -> Assembly:
-    """Put a run together, from the seed alone: equal recipes start from bitwise equal weights."""
+    """Put a run together, from the seed alone: equal recipes start from bitwise equal weights.
+
+    Raises:
+        RanksDiffer: the model of another rank has other parameters.
+    """
+    ranks = ranks or Alone()
     torch.manual_seed(recipe.seed)
     model = build_model(
         recipe.model.arch,
@@ -96,15 +113,17 @@ def assemble(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(recipe.optimizer, model)
-    models, optimizers = precision.prepare([model], [optimizer])
-    models = [parallel.wrap(model) for model in models]
-    steps_per_epoch = task.data.num_batches(recipe.batch_size)
+    replicas, optimizers = precision.prepare([model], [optimizer])
+    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
+    models = [parallel.wrap(model) for model in replicas]
+    steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:
         total_steps = min(total_steps, recipe.max_steps)
     return Assembly(
         task=task,
         models=models,
+        replicas=replicas,
         optimizers=optimizers,
         precision=precision,
         parallel=parallel,
@@ -113,5 +132,6 @@ def assemble(
         base_lrs=[[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        ranks=ranks,
         workers=workers,
     )

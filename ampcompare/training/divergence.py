@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ class DivergenceWatch:
 
     Args:
         patience: non-finite losses in a row that count as divergence.
+        any_rank: whether a flag is set in any of the processes that train together, which must stop together.
 
     Attributes:
         first_nonfinite_loss_step: of the whole run.
@@ -39,8 +40,9 @@ class DivergenceWatch:
         reason: what was seen.
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, patience: int, any_rank: Callable[[bool], bool] = bool) -> None:
         self.patience = patience
+        self._any_rank = any_rank
         self.first_nonfinite_loss_step: int | None = None
         self.diverged_step: int | None = None
         self.reason: str | None = None
@@ -64,7 +66,7 @@ class DivergenceWatch:
                 first_applied_bad = record.step
             if record.step - self._run_start + 1 >= self.patience and bad_run_start is None:
                 bad_run_start = self._run_start
-        if not weights_finite(models):
+        if self._any_rank(not weights_finite(models)):
             # The weights went bad at the first applied step with a bad loss; without one, by the end of the block.
             start = self._run_start if self._run_start is not None else first_applied_bad
             self.diverged_step = start if start is not None else records[-1].step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +25,17 @@ class Evaluation:
 
 
 def evaluate(
-    models: Sequence[nn.Module], precision: Precision, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device
+    models: Sequence[nn.Module],
+    precision: Precision,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    device: torch.device,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> Evaluation:
-    """Run `models[0]` in evaluation mode over `batches`; counts stay on the device until the end."""
+    """Run `models[0]` in evaluation mode over `batches`; counts stay on the device until the end.
+
+    Args:
+        total: sums a float64 tensor over the processes that evaluate a part each; counts below 2^53 stay exact.
+    """
     model = models[0]
     was_training = model.training
     model.eval()
@@ -45,5 +53,6 @@ def evaluate(
             loss += F.cross_entropy(logits, labels, reduction="sum").double()
             samples += len(labels)
     model.train(was_training)
-    top1, top5 = counts.tolist()
-    return Evaluation(samples, top1, top5, loss.item() / max(1, samples))
+    sums = torch.cat([counts.double(), loss[None], counts.new_tensor([samples]).double()])
+    top1, top5, loss_sum, seen = (sums if total is None else total(sums)).tolist()
+    return Evaluation(int(seen), int(top1), int(top5), loss_sum / max(1.0, seen))

@@ -72,6 +72,7 @@ class Loop:
         accumulation: micro-batches that each batch is cut into.
         schedule: factor on the learning rates by step; None where they stay.
         base_lrs: per optimizer and group, the rate that the factor multiplies.
+        mean: averages the losses of a block over the processes that train together; None for one process.
         step: updates made so far.
     """
 
@@ -87,6 +88,7 @@ class Loop:
     base_lrs: Sequence[Sequence[float]] = ()
     drain_every: int = 20
     channels_last: bool = False
+    mean: Callable[[Tensor], Tensor] | None = None
     step: int = 0
     _scales: tuple[float, ...] = field(init=False)
 
@@ -131,7 +133,8 @@ class Loop:
 
     def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
         """Read a block from the device in one transfer, and build its records."""
-        flat = torch.stack([loss for losses, *_ in pending for loss in losses]).tolist()
+        stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
+        flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
         count = self.accumulation
         sums = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]
         norms = [norm for _, norm, *_ in pending if norm is not None]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ampcompare.config import RunConfig
+from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
 from ampcompare.record import EpochResult, StepRecord
 from ampcompare.training.assemble import Assembly
@@ -29,7 +31,9 @@ class Session:
     def __init__(self, config: RunConfig, assembly: Assembly) -> None:
         self.config = config
         self.assembly = assembly
-        self.watch = DivergenceWatch(config.nan_patience)
+        ranks = assembly.ranks
+        self.watch = DivergenceWatch(config.nan_patience, ranks.any)
+        self._skipped = 0
         recipe = config.recipe
         self.loop = Loop(
             models=assembly.models,
@@ -44,6 +48,7 @@ class Session:
             base_lrs=assembly.base_lrs,
             drain_every=config.drain_every,
             channels_last=recipe.channels_last,
+            mean=ranks.mean if ranks.size > 1 else None,
         )
 
     @property
@@ -53,26 +58,29 @@ class Session:
 
     def events(self) -> Iterator[list[StepRecord] | EpochResult]:
         """Train; yield each drained block of steps, and the result of each epoch."""
-        assembly, recipe = self.assembly, self.config.recipe
+        assembly, recipe, ranks = self.assembly, self.config.recipe, self.assembly.ranks
+        share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
         for epoch in range(recipe.epochs):
             left = assembly.total_steps - self.loop.step
             if left <= 0:
                 return
             begin = self._now()
-            batches = assembly.task.data.train_batches(
-                epoch, recipe.batch_size, device=assembly.device, workers=assembly.workers
-            )
+            batches = assembly.task.data.train_batches(epoch, recipe.batch_size, device=assembly.device, **share)
             for records in self.loop.run(batches, epoch=epoch, steps=left):
-                diverged = self.watch.look(records, assembly.models)
+                diverged = self.watch.look(records, assembly.replicas)
+                self._skipped += sum(not all(record.applied) for record in records)
                 yield records
                 if diverged and self.config.on_nan == "stop":
                     return
             trained = self._now()
+            if ranks.size > 1:
+                self._see_that_ranks_agree(epoch)
             result = evaluate(
-                assembly.models,
+                assembly.replicas,
                 assembly.precision,
-                assembly.task.data.val_batches(recipe.batch_size, device=assembly.device, workers=assembly.workers),
+                assembly.task.data.val_batches(recipe.batch_size, device=assembly.device, **share),
                 assembly.device,
+                ranks.total if ranks.size > 1 else None,
             )
             yield EpochResult(
                 epoch=epoch,
@@ -83,6 +91,23 @@ class Session:
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
+
+    def _see_that_ranks_agree(self, epoch: int) -> None:
+        """Compare weights, loss scales and skipped steps; buffers follow rank 0, whose statistics are evaluated.
+
+        Raises:
+            RanksDiffer: naming the ranks and what differs.
+        """
+        self.assembly.ranks.equalize_buffers(self.assembly.replicas)
+        if self.watch.diverged_step is not None:  # a NaN is not one pattern of bits
+            return
+        state = {
+            "loss scales": self.precision.loss_scales(),
+            "number of skipped steps": self._skipped,
+            "hash of weights": weights_digest(self.assembly.replicas),
+        }
+        remedy = f"seen at the end of epoch {epoch}; every rank must apply the same gradients"
+        require_equal(self.assembly.ranks, "state of training", state, remedy)
 
     def _now(self) -> float:
         """Return the wall time once the device has caught up; between epochs, never inside a timed step."""

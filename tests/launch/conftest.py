@@ -65,6 +65,38 @@ def raises_in_forward(num_classes, sample_shape):
     return make(num_classes, sample_shape, act)
 
 
+def rank():
+    return int(os.environ["RANK"])
+
+
+def first_try():
+    return os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def kills_rank_1(num_classes, sample_shape, tries):
+    print("rank", rank(), "is about to train", flush=True)
+    dies = rank() == 1 and (first_try() or tries > 1)
+    return make(num_classes, sample_shape, lambda x: dies and os.kill(os.getpid(), signal.SIGKILL))
+
+
+def rank_1_raises(num_classes, sample_shape):
+    def act(x):
+        if rank() == 1:
+            raise RuntimeError("the forward pass of one rank\\nhas failed")
+    return make(num_classes, sample_shape, act)
+
+
+def other_on_rank_1(num_classes, sample_shape):
+    net = make(num_classes, sample_shape, lambda x: None)
+    if rank() == 1:
+        net.extra = torch.nn.Linear(2, 2)
+    return net
+
+
+def all_raise(num_classes, sample_shape):
+    raise ValueError("nobody can build this")
+
+
 def out_of_memory(num_classes, sample_shape):
     def act(x):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

@@ -1,0 +1,80 @@
+"""Options that say how the processes of a cell are started, and what they mean for the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ampcompare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampcompare.config import RunConfig
+    from ampcompare.launch.base import Launcher
+
+__all__ = ["count_processes", "launch_options", "launcher_for"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def launch_options(function: Function) -> Function:
+    """Add how many processes train a cell, and who starts them."""
+    options = [
+        click.option(
+            "--nproc-per-node",
+            type=click.IntRange(min=1),
+            help="processes on each machine that train a cell together  [default: 1]",
+        ),
+        click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="machines"),
+        click.option(
+            "--node-rank",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="which of the machines this is",
+        ),
+        click.option("--rdzv-endpoint", metavar="HOST:PORT", help="on node 0, where several machines meet"),
+        click.option(
+            "--max-restarts",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="starts of all processes after one has failed",
+        ),
+        click.option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def count_processes(parameters: dict[str, Any]) -> int | None:
+    """Return the number of processes that flags, or whoever started this process, ask for; None where nobody does.
+
+    Raises:
+        ConfigError: both do, and they differ.
+    """
+    from ampcompare.launch.world import world_of
+
+    world = world_of(url=parameters["dist_url"])
+    asked = parameters["nproc_per_node"]
+    asked = None if asked is None else asked * parameters["nnodes"]
+    if asked is None and parameters["nnodes"] > 1:
+        raise ConfigError(f"--nnodes {parameters['nnodes']} was given; say with --nproc-per-node how many on each")
+    if world is None:
+        return asked
+    if asked not in (None, world.size):
+        raise ConfigError(
+            f"--nproc-per-node asks for {asked} processes, and {world.size} were started by {world.launcher}; "
+            "leave the flag out"
+        )
+    return world.size
+
+
+def launcher_for(config: RunConfig, parameters: dict[str, Any], *, several_cells: bool) -> Launcher:
+    """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
+    from ampcompare.launch.factory import make_launcher
+
+    names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
+    return make_launcher(config, several_cells=several_cells, **{name: parameters[name] for name in names})

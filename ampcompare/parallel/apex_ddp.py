@@ -1,0 +1,65 @@
+"""Apex's `DistributedDataParallel`, which legacy scripts use: the real one, or this package's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.syncbn import Convert, keep
+
+__all__ = ["ApexDDP"]
+
+BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
+
+
+class ApexDDP(Parallel):
+    """`apex.parallel.DistributedDataParallel`.
+
+    Args:
+        wrapper: the class.
+        convert: what replaces batch norms.
+        bucket_cap_mb: MiB of fp32 gradients reduced together, handed on as `message_size`; None means Apex's default.
+        delay_allreduce: reduce once, at the end of the backward pass.
+    """
+
+    def __init__(
+        self,
+        wrapper: Callable[..., nn.Module],
+        *,
+        convert: Convert = keep,
+        bucket_cap_mb: float | None = None,
+        delay_allreduce: bool = False,
+    ) -> None:
+        self._wrapper = wrapper
+        self._convert = convert
+        self._options: dict[str, Any] = {"delay_allreduce": delay_allreduce}
+        if bucket_cap_mb is not None:
+            self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
+        self._null: AbstractContextManager[None] = nullcontext()
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return self._convert(model)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
+            return self._wrapper(model, **self._options)
+
+    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
+        return self._disabled(models) if enabled else self._null
+
+    @contextmanager
+    def _disabled(self, models: Sequence[Any]) -> Iterator[None]:
+        """Keep gradients local; reducing is on again before the forward pass that comes next, as Apex needs it."""
+        for model in models:
+            model.disable_allreduce()
+        try:
+            yield
+        finally:
+            for model in models:
+                model.enable_allreduce()

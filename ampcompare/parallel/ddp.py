@@ -1,0 +1,58 @@
+"""torch's `DistributedDataParallel`: one replica per process, gradients averaged while the backward pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.syncbn import Convert, keep
+
+__all__ = ["DDP"]
+
+
+class DDP(Parallel):
+    """`torch.nn.parallel.DistributedDataParallel`.
+
+    Args:
+        device: of this process.
+        convert: what replaces batch norms.
+        bucket_cap_mb: MiB of gradients reduced together; None means torch's default.
+        find_unused_parameters: some parameters may get no gradient.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        convert: Convert = keep,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self._convert = convert
+        self._options: dict[str, Any] = {"find_unused_parameters": find_unused_parameters}
+        if bucket_cap_mb is not None:
+            self._options["bucket_cap_mb"] = bucket_cap_mb
+        if device.type == "cuda":
+            self._options["device_ids"] = [device]
+        self._null: AbstractContextManager[None] = nullcontext()
+
+    def convert_batchnorm(self, model: nn.Module) -> nn.Module:
+        return self._convert(model)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(model, **self._options)
+
+    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
+        return self._local(models) if enabled else self._null
+
+    @contextmanager
+    def _local(self, models: Sequence[Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(model.no_sync())
+            yield

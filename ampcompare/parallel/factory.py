@@ -1,0 +1,60 @@
+"""From settings to the way in which replicas work together."""
+
+from __future__ import annotations
+
+import torch
+
+from ampcompare.config import ParallelConfig
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.parallel.apex_ddp import ApexDDP
+from ampcompare.parallel.base import Parallel
+from ampcompare.parallel.ddp import DDP
+from ampcompare.parallel.dp import DP
+from ampcompare.parallel.single import Single
+from ampcompare.parallel.syncbn import apex_parallel, make_converter
+
+__all__ = ["make_parallel"]
+
+
+def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
+    """Build what a configuration names; the process group of ddp and apex-ddp is set up by the caller.
+
+    Args:
+        device: of this process.
+        engine: of the arm: "nvidia", "compat", or None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: what cannot work together, with the reason.
+    """
+    if config.kind == "none":
+        return Single()
+    if config.kind == "dp":
+        if device.type != "cuda":
+            raise UnsupportedCombination(
+                f"dp splits a batch over the GPUs of one process, and the device is {device}, where it would do "
+                "nothing; use --parallel ddp with --nproc-per-node"
+            )
+        if engine == "nvidia":
+            raise UnsupportedCombination(
+                "the real Apex replaces the forward of the one model that it was given, so that all replicas of dp "
+                "would run the first one's weights; use --parallel ddp, or --engine compat"
+            )
+        return DP()
+    convert = make_converter(config.sync_bn, device, engine)
+    if config.kind == "ddp":
+        return DDP(
+            device,
+            convert=convert,
+            bucket_cap_mb=config.bucket_cap_mb,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+    if engine == "nvidia" and device.type != "cuda":
+        raise UnsupportedCombination(
+            f"the DistributedDataParallel of the real Apex needs a GPU, and the device is {device}; use --engine compat"
+        )
+    return ApexDDP(
+        apex_parallel(engine).DistributedDataParallel,
+        convert=convert,
+        bucket_cap_mb=config.bucket_cap_mb,
+        delay_allreduce=config.delay_allreduce,
+    )

@@ -1,0 +1,91 @@
+"""Several processes from the command line: what flags mean, and a comparison over kinds of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.record import read_comparison
+
+Call = Callable[..., Any]
+
+
+def test_flags_become_settings(call: Call) -> None:
+    """Processes on all machines are counted, the batch of each follows from the total, and the rate by its rule."""
+    words = ["--nproc-per-node", "2", "--nnodes", "2", "--global-batch-size", "32", "--lr-base", "0.4"]
+    words += ["--lr-base-batch", "128", "--lr-rule", "sqrt", "--parallel", "apex-ddp", "--sync-bn", "apex"]
+    config = call("run", "--dry-run", *words, "--delay-allreduce", "--launcher", "spawn").json()
+    assert (config["processes"], config["launcher"]) == (4, "spawn")
+    assert (config["recipe"]["batch_size"], config["recipe"]["optimizer"]["lr"]) == (8, pytest.approx(0.2))
+    assert (config["parallel"]["kind"], config["parallel"]["sync_bn"]) == ("apex-ddp", "apex")
+    assert config["parallel"]["delay_allreduce"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nnodes", "2"], "say with --nproc-per-node how many on each"),
+        (["--nproc-per-node", "2", "--nnodes", "2"], "add --rdzv-endpoint HOST:PORT"),
+        (["--nproc-per-node", "2", "--parallel", "dp"], "would not share their gradients"),
+        (
+            ["--nproc-per-node", "3", "--global-batch-size", "16"],
+            "a total batch of 16 cannot be split over 3 processes",
+        ),
+        (["--parallel", "dp", "--device", "cpu"], "where it would do nothing"),
+        (["--parallel", "ddp", "--sync-bn", "torch", "--device", "cpu"], "has no CPU kernels"),
+    ],
+)
+def test_what_does_not_fit(call: Call, tmp_path: Path, words: list[str], message: str) -> None:
+    """Numbers and kinds that do not fit are one line with exit code 2."""
+    done = call("run", *words, "-o", str(tmp_path))
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.lines) == 1
+
+
+def test_a_rank_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WORLD_SIZE without RANK is one line that says what lacks."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = call("run", tiny=True)
+    assert done.code == 2
+    assert "the environment has WORLD_SIZE=2 and lacks RANK, MASTER_ADDR, MASTER_PORT" in done.err
+
+
+def test_another_number_than_was_started(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of processes beside that of torchrun is refused."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = call("run", "--nproc-per-node", "3", tiny=True)
+    assert done.code == 2
+    assert "--nproc-per-node asks for 3 processes, and 2 were started" in done.err
+
+
+def test_ddp_of_one_process(call: Call, tmp_path: Path) -> None:
+    """A wrapper around the model of a single process trains too."""
+    done = call("run", "--parallel", "apex-ddp", "--sync-bn", "apex", "-o", str(tmp_path), tiny=True)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.slow
+def test_kinds_are_an_axis(call: Call, tmp_path: Path) -> None:
+    """`compare` trains each arm over two processes by torch's DDP and by Apex's, side by side."""
+    words = [
+        "--nproc-per-node",
+        "2",
+        "--launcher",
+        "spawn",
+        "--vary",
+        "parallel.kind=ddp,apex-ddp",
+        "-o",
+        str(tmp_path),
+    ]
+    done = call("compare", "--arm", "fp32", "--arm", "apex:O2", *words, tiny=True)
+    assert done.code == 0, done.err
+    records = read_comparison(tmp_path / "report.json").records
+    assert {(record.config.arm, record.config.parallel.kind) for record in records} == {
+        (arm, kind) for arm in ("fp32", "apex:O2") for kind in ("ddp", "apex-ddp")
+    }
+    assert all(record.processes is not None and record.processes.world_size == 2 for record in records)

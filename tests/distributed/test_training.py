@@ -1,0 +1,280 @@
+"""Training over several gloo ranks: they stay equal, and equal to one process that sees the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ampcompare.compare.plan import DEFAULT_ARMS
+from ampcompare.config import RunConfig
+from ampcompare.errors import RanksDiffer
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Alone, Group, Ranks, weights_digest
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import EpochResult, StepRecord
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.evaluate import evaluate
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+KINDS = ("ddp", "apex-ddp")
+Run = Callable[..., list[Any]]
+
+
+def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **options: Any) -> RunConfig:
+    """Ten updates of `total` samples in one epoch, with 33 samples for evaluation."""
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 160, "val_size": 33, "image_size": 8},
+        "model": {"arch": options.pop("arch", "mlp")},
+        "optimizer": {"lr": options.pop("lr", 0.05)},
+        "epochs": options.pop("epochs", 1),
+        "global_batch_size": total,
+        "grad_accum_steps": options.pop("accumulation", 1),
+    }
+    return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options})
+
+
+def make_session(config: RunConfig, ranks: Ranks) -> Session:
+    precision = make_precision(config.arm, device="cpu")
+    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
+    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
+
+
+def outcome(session: Session) -> dict[str, Any]:
+    """Train to the end, and return what can be compared."""
+    events = list(session.events())
+    steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
+    params = [param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()]
+    return {
+        "losses": [step.loss for step in steps],
+        "applied": [step.applied for step in steps],
+        "scales": [step.loss_scales for step in steps],
+        "epochs": [event for event in events if isinstance(event, EpochResult)],
+        "weights": torch.cat(params),
+        "digest": weights_digest(session.assembly.replicas),
+        "diverged": session.watch.diverged_step,
+        "wrapper": type(session.assembly.models[0]).__module__,
+    }
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
+    """Train on the ranks of a pool."""
+    options = {**options, "parallel": {"kind": kind, **options.get("parallel", {})}}
+    ranks = Group(CPU)
+    return outcome(make_session(configuration(arm, processes=ranks.size, **options), ranks))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arm", [*DEFAULT_ARMS, "native:fp16,init_scale=1e10"])
+def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
+    """Two ranks of every arm end with equal weights, and have seen the same losses, skipped steps and loss scales."""
+    one, other = ranks(2, train, arm=arm, kind=kind, arch="convnet", total=32)
+    assert one["digest"] == other["digest"]
+    assert (one["losses"], one["applied"], one["scales"]) == (other["losses"], other["applied"], other["scales"])
+    assert len(one["losses"]) == 5
+    assert one["weights"].isfinite().all()
+    assert one["wrapper"].startswith("torch.nn" if kind == "ddp" else "ampcompare.apex")
+    if "init_scale" in arm:
+        assert not all(all(applied) for applied in one["applied"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
+    """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it."""
+    alone = outcome(make_session(configuration(), Alone()))
+    both = ranks(2, train, arm="fp32", kind=kind)[0]
+    assert len(both["losses"]) == 10
+    assert distance(both["weights"], alone["weights"]) <= 1e-6
+    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: str) -> None:
+    """With SyncBN the same holds for a network with batch norm, and without it does not."""
+    alone = outcome(make_session(configuration(arch="convnet"), Alone()))
+    synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
+    plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
+    assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
+    assert distance(plain["weights"], alone["weights"]) > 1e-3
+    assert synchronized["epochs"][0].top1_correct == alone["epochs"][0].top1_correct
+
+
+@pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"delay_allreduce": True}])
+def test_buckets_change_nothing(ranks: Run, options: dict[str, Any]) -> None:
+    """Small buckets, or one reduction at the end, give the weights of the defaults."""
+    default = ranks(2, train, arm="fp32", kind="apex-ddp")[0]
+    other = ranks(2, train, arm="fp32", kind="apex-ddp", parallel=options)[0]
+    assert distance(other["weights"], default["weights"]) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arm", ["fp32", "apex:O2,loss_scale=128", "native:bf16"])
+def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> None:
+    """Two micro-batches, of which the first is not reduced, make the update of one batch; ranks stay equal."""
+    whole = ranks(2, train, arm=arm, kind=kind)[0]
+    cut, other = ranks(2, train, arm=arm, kind=kind, accumulation=2)
+    assert cut["digest"] == other["digest"]
+    assert distance(cut["weights"], whole["weights"]) <= (1e-6 if arm == "fp32" else 2e-3)
+
+
+def equal_gradients(kind: str) -> list[bool]:
+    """Return after which of four micro-batches with other samples on each rank the gradients are equal."""
+    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}), Group(CPU))
+    loop, params = session.loop, list(session.assembly.replicas[0].parameters())
+    images = torch.zeros(8, *session.assembly.task.data.sample_shape)
+    labels = torch.zeros(8, dtype=torch.int64)
+    equal: list[bool] = []
+    for _ in range(2):  # the first backward pass of Apex's wrapper learns the order of gradients
+        equal = []
+        for index in range(4):
+            with loop.parallel.no_sync(loop.models, enabled=index < 3):
+                loop.loss_of(loop.models, (images + dist.get_rank() + index, labels)).backward()
+            grads = torch.cat([param.grad.flatten() for param in params if param.grad is not None])
+            parts = [torch.empty_like(grads) for _ in range(2)]
+            dist.all_gather(parts, grads)
+            equal.append(torch.equal(*parts))
+        loop.optimizers[0].zero_grad()
+    return equal
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_last_micro_batch_is_reduced(ranks: Run, kind: str) -> None:
+    """Gradients of two ranks with different samples differ until the last micro-batch, which makes them equal."""
+    assert ranks(2, equal_gradients, kind=kind) == [[False, False, False, True]] * 2
+
+
+def evaluated(kind: str) -> tuple[Any, Any]:
+    """Return the evaluation by all ranks, and by this one alone, of the same weights."""
+    group = Group(CPU)
+    config = configuration(processes=group.size, total=8 * group.size, arch="convnet", parallel={"kind": kind})
+    session = make_session(config, group)
+    together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
+    assembly = session.assembly
+    alone = evaluate(assembly.replicas, assembly.precision, assembly.task.data.val_batches(8, device=CPU), CPU)
+    return together, alone
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None:
+    """Whatever the number of ranks, their counts sum to those of one process over all samples."""
+    for together, alone in ranks(world_size, evaluated, kind="ddp"):
+        assert (together.samples, alone.samples) == (33, 33)
+        assert (together.top1_correct, together.top5_correct) == (alone.top1_correct, alone.top5_correct)
+        assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+
+
+def drift(what: str) -> str:
+    """Change something on rank 1 behind the others' backs, and return the error."""
+    group = Group(CPU)
+    arm = "apex:O2" if what == "scale" else "fp32"
+    session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}), group)
+    events = session.events()
+    next(events)
+    if dist.get_rank() == 1 and what == "weights":
+        with torch.no_grad():
+            next(session.assembly.replicas[0].parameters()).flatten()[0].add_(2.0**-10)
+    if dist.get_rank() == 1 and what == "scale":
+        session.precision._scalers[0]._loss_scale = 64.0  # type: ignore[attr-defined]
+    try:
+        list(events)
+    except RanksDiffer as error:
+        return str(error)
+    return "no error"
+
+
+def test_ranks_that_drift_apart_are_found(ranks: Run) -> None:
+    """One changed bit of a weight on one rank ends every rank with an error that names that one."""
+    for text in ranks(2, drift, what="weights"):
+        assert text.startswith("rank 1 of 2 hold another state of training than rank 0: hash of weights is")
+        assert "end of epoch 0" in text
+
+
+def test_loss_scales_that_differ_are_found(ranks: Run) -> None:
+    """A loss scale that moved on one rank only is named."""
+    for text in ranks(2, drift, what="scale"):
+        assert "rank 1" in text
+        assert "loss scales" in text
+
+
+def another_model() -> str:
+    config = configuration(processes=2, parallel={"kind": "ddp"})
+    if dist.get_rank() == 1:
+        values = config.model_dump()
+        values["recipe"]["model"]["arch"] = "convnet"
+        config = RunConfig.model_validate(values)
+    try:
+        make_session(config, Group(CPU))
+    except RanksDiffer as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_with_another_model(ranks: Run) -> None:
+    """Another model on one rank is refused on all of them, before any gradient is exchanged."""
+    for text in ranks(2, another_model):
+        assert text.startswith("rank 1 of 2 hold another model than rank 0")
+        assert text.endswith("build the same model on every rank")
+
+
+def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
+    """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
+    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}), Group(CPU))
+    steps, epochs = list[StepRecord](), 0
+    for number, event in enumerate(session.events()):
+        if isinstance(event, EpochResult):
+            epochs += 1
+            continue
+        steps += event
+        if number == 0 and dist.get_rank() == 1:
+            with torch.no_grad():
+                next(session.assembly.replicas[0].parameters()).fill_(float("nan"))
+    return session.watch.diverged_step, len(steps), epochs
+
+
+@pytest.mark.parametrize(("on_nan", "length"), [("stop", (8, 0)), ("continue", (10, 1))])
+def test_ranks_stop_together(ranks: Run, on_nan: str, length: tuple[int, int]) -> None:
+    """Weights that are not finite on one rank end the run, or do not, on both after the same step."""
+    one, other = ranks(2, one_bad_rank, on_nan=on_nan)
+    assert one == other
+    assert one[1:] == length
+    assert one[0] is not None
+
+
+def test_a_run_that_diverges_on_all(ranks: Run) -> None:
+    """A learning rate far too large diverges at the same step on both ranks."""
+    one, other = ranks(2, train, arm="fp32", kind="ddp", lr=1e30)
+    assert one["diverged"] == other["diverged"] is not None
+
+
+def buffers() -> list[float]:
+    layer = nn.BatchNorm1d(2)
+    layer.running_mean.fill_(float(dist.get_rank() + 1))  # type: ignore[union-attr]
+    Group(CPU).equalize_buffers([layer])
+    return layer.running_mean.tolist()  # type: ignore[union-attr, no-any-return]
+
+
+def test_buffers_follow_rank_0(ranks: Run) -> None:
+    """Running statistics are rank 0's on every rank."""
+    assert ranks(2, buffers) == [[1.0, 1.0]] * 2
+
+
+def spoken() -> tuple[list[float], list[float], list[bool], list[Any]]:
+    group = Group(CPU)
+    values = torch.tensor([1.0, float(group.rank)], dtype=torch.float16)
+    flags = [group.any(group.rank == 1), group.any(False)]
+    return group.total(values).tolist(), group.mean(values).tolist(), flags, group.gather(("a", group.rank))
+
+
+def test_what_ranks_tell_each_other(ranks: Run) -> None:
+    """Sums, means, flags and plain values are the same on every rank, and what went in is left alone."""
+    expected = ([3.0, 3.0], [1.0, 1.0], [True, False], [("a", 0), ("a", 1), ("a", 2)])
+    assert ranks(3, spoken) == [expected] * 3

@@ -1,0 +1,232 @@
+"""Cells of several processes, started for real: what they leave, and how they end when one of them goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.launch.base import Progress
+from ampcompare.launch.processes import ProcessesLauncher
+from ampcompare.record import RunRecord, iter_steps, read_record
+
+MakeConfig = Callable[..., RunConfig]
+SECONDS_TO_END = 15.0
+
+
+@pytest.fixture(autouse=True)
+def _in_the_users_folder(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(user_folder)
+
+
+def launched(config: RunConfig, folder: Path, launcher: str = "spawn", **options: object) -> RunRecord:
+    with ProcessesLauncher(launcher, **options) as started:  # type: ignore[arg-type]
+        return started.launch(config, folder)
+
+
+def alive(text: str) -> list[psutil.Process]:
+    """Return the processes with `text` in their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        if process.pid != os.getpid() and text in " ".join(process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return bool(condition())
+
+
+def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Two ranks of torchrun train one cell: one record with what concerns them all, every step once, progress told."""
+    told: list[Progress] = []
+    config = make_config(processes=2, warmup_steps=0, recipe={"batch_size": 8}, parallel={"kind": "apex-ddp"})
+    with ProcessesLauncher() as launcher:
+        record = launcher.launch(config, tmp_path, told.append)
+    assert (record.status, record.error) == ("completed", None)
+    assert read_record(tmp_path / "record.json") == record
+    facts = record.processes
+    assert facts is not None
+    assert (facts.world_size, facts.nodes, facts.global_batch_size, facts.backend) == (2, 1, 16, "gloo")
+    assert (facts.launcher, facts.wrapper) == (
+        "torchrun",
+        "ampcompare.apex.parallel.distributed.DistributedDataParallel",
+    )
+    assert len(facts.step_seconds_by_rank) == 2
+    assert facts.step_seconds_slowest == max(facts.step_seconds_by_rank)
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == [0, 1, 2, 3]
+    assert record.summary.epochs[0].samples == 32
+    assert told[-1] == Progress(4, 4, 0)
+    assert (tmp_path / "log.txt").read_text() == (tmp_path / "rank1.log").read_text() == ""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """A rank that SIGKILL ends is named with the signal and its last words, and no other rank lives on."""
+    begin = time.monotonic()
+    config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2)
+    record = launched(config, tmp_path, launcher)
+    assert time.monotonic() - begin < SECONDS_TO_END + 30  # both ranks import torch first, on a machine that is busy
+    assert record.status == "failed"
+    assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
+    assert "rank 1 is about to train" in (record.error or "")
+    assert read_record(tmp_path / "record.json") == record
+    assert not alive(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_restarts(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """With `max_restarts` all ranks start again after one was killed, and the cell is completed."""
+    config = make_config("launched:kills_rank_1", args={"tries": 1}, processes=2)
+    record = launched(config, tmp_path, launcher, max_restarts=1)
+    assert (record.status, record.error) == ("completed", None)
+
+
+@pytest.mark.parametrize(
+    ("arch", "error"),
+    [
+        ("launched:rank_1_raises", "rank 1: RuntimeError: the forward pass of one rank"),
+        (
+            "launched:other_on_rank_1",
+            "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32",
+        ),
+        pytest.param("launched:all_raise", "nobody can build this", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failure_is_told_once(make_config: MakeConfig, tmp_path: Path, arch: str, error: str) -> None:
+    """Whether one rank fails or all do, there is one record with one line that says what happened."""
+    record = launched(make_config(arch, processes=2), tmp_path)
+    assert record.status == "failed"
+    assert error in (record.error or "")
+    assert "\n" not in (record.error or "")
+
+
+def test_a_port_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A meeting place that somebody else listens at is an error that says so, not a wait."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        record = launched(make_config(processes=2), tmp_path, dist_url=url)
+    assert record.error == (
+        f"rank 0 cannot listen at {url}: the port is in use; choose another one, or end what uses it"
+    )
+
+
+def test_nccl_without_gpus(make_config: MakeConfig, tmp_path: Path) -> None:
+    """NCCL between CPUs is refused with the exit code of an unfit machine."""
+    record = launched(make_config(processes=2, device="cpu", parallel={"backend": "nccl"}), tmp_path)
+    assert (record.error or "").startswith("nccl works between GPUs only, and ")
+    assert (record.error or "").endswith("use --dist-backend gloo")
+    assert record.environment["exit_code"] == 4
+
+
+@pytest.mark.slow
+def test_a_file_to_meet_at(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Ranks that meet by a file of the user's train."""
+    record = launched(make_config(processes=2), tmp_path / "cell", dist_url=f"file://{tmp_path}/meeting")
+    assert record.status == "completed", record.error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nnodes": 2}, "--rdzv-endpoint HOST:PORT"),
+        ({"nnodes": 2, "launcher": "spawn"}, "--dist-url tcp://HOST:PORT"),
+        ({"nnodes": 2, "node_rank": 2}, "node rank 2 of 2 nodes"),
+    ],
+)
+def test_machines_that_could_not_meet(options: dict[str, object], message: str) -> None:
+    """Several machines without a place to meet are refused before anything starts."""
+    with pytest.raises(UnsupportedCombination, match=message):
+        ProcessesLauncher(**options)  # type: ignore[arg-type]
+
+
+def test_processes_that_nodes_do_not_divide(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Three processes on two machines are refused."""
+    launcher = ProcessesLauncher("spawn", nnodes=2, dist_url="tcp://127.0.0.1:1")
+    with pytest.raises(UnsupportedCombination, match="3 processes cannot be split over 2 nodes"):
+        launcher.launch(make_config(processes=3), tmp_path)
+
+
+ENDLESS = [
+    *("run", "--nproc-per-node", "2", "--data", "synthetic", "--train-size", "64", "--val-size", "32"),
+    *("--image-size", "8", "--epochs", "1000000", "--batch-size", "8", "--device", "cpu", "--arch", "mlp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number", "code"), [("torchrun", signal.SIGINT, 130), ("spawn", signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_all_ranks_end_with_the_command(tmp_path: Path, launcher: str, number: signal.Signals, code: int) -> None:
+    """Ctrl-C, or the death of the command, ends every rank within 15 seconds."""
+    command = [sys.executable, "-m", "ampcompare", *ENDLESS, "--launcher", launcher, "-o", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_until(lambda: list(tmp_path.glob("cells/*/progress.json")), 60), "the ranks did not train"
+            begin = time.monotonic()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=SECONDS_TO_END)
+            assert wait_until(lambda: not alive(str(tmp_path)), SECONDS_TO_END - (time.monotonic() - begin))
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert "Traceback" not in errors
+
+
+WORDS = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"),
+    *("--device", "cpu", "--batch-size", "8"),
+]
+
+
+def by_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ampcompare", *words]
+    return subprocess.run(start, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    """`torchrun -m ampcompare run` trains over its ranks, and rank 0 alone prints the table."""
+    done = by_torchrun("run", "--parallel", "apex-ddp", "-o", str(tmp_path), *WORDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("top-1 %") == 1
+    assert done.stderr.count("record: ") == 1
+    record = read_record(next(tmp_path.glob("cells/*/record.json")))
+    assert record.processes is not None
+    assert (record.processes.world_size, record.config.processes) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--arch", "launched:rank_1_raises"], "rank 1: RuntimeError: the forward pass of one rank"),
+        (["run", "--dist-backend", "nccl"], "nccl works between GPUs only"),
+        (["run", "--global-batch-size", "15"], "a total batch of 15 cannot be split over 2 processes"),
+        (["compare"], "call it once, with --nproc-per-node 2"),
+    ],
+)
+def test_errors_under_torchrun_are_told_once(tmp_path: Path, words: list[str], message: str) -> None:
+    """Under torchrun, one rank says what is wrong, in one line."""
+    extra = WORDS[:-2] if "--global-batch-size" in words else WORDS
+    done = by_torchrun(*words, "-o", str(tmp_path), *extra)
+    assert done.returncode != 0
+    assert done.stderr.count("ampcompare: ") == 1, done.stderr
+    assert message in done.stderr
+    assert "run_rank" not in done.stderr, "a traceback"

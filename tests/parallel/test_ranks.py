@@ -1,0 +1,63 @@
+"""What ranks compare, without processes: one rank alone, and values as several would give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.errors import RanksDiffer
+from ampcompare.parallel.ranks import Alone, model_facts, require_equal, weights_digest
+
+
+class Told(Alone):
+    """Hears fixed values from other ranks."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = list(values)
+        self.size = len(values)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.values
+
+
+def test_one_rank_is_the_sum() -> None:
+    """A process that is alone agrees with itself."""
+    values = torch.tensor([1.0, 2.0])
+    assert Alone().total(values) is values
+    assert Alone().mean(values) is values
+    assert [Alone().any(flag) for flag in (True, False)] == [True, False]
+    assert Alone().gather("a") == ["a"]
+    assert Alone().is_first
+    require_equal(Alone(), "thing", 1, "do it")
+
+
+def test_differences_are_named() -> None:
+    """The ranks that differ from rank 0 are named, with the first differing items and both values."""
+    told = r"^ranks 1, 3 of 4 hold another thing than rank 0: 8 there and 7 on rank 0; do it$"
+    with pytest.raises(RanksDiffer, match=told):
+        require_equal(Told(7, 8, 7, 8), "thing", 7, "do it")
+    told = r"rank 1 of 2 hold another environment than rank 0: torch is 2.0 there and 2.1 on rank 0;"
+    with pytest.raises(RanksDiffer, match=told):
+        require_equal(Told({"torch": "2.1", "a": 1}, {"torch": "2.0", "a": 1}), "environment", {}, "do it")
+
+
+def test_facts_of_a_model() -> None:
+    """Names, shapes, dtypes and trainability tell models apart."""
+    layer = nn.Linear(2, 3)
+    layer.bias.requires_grad_(False)
+    facts = {"weight": "[3, 2] torch.float32", "bias": "[3] torch.float32 without gradient"}
+    assert model_facts([layer]) == facts
+    assert list(model_facts([layer, layer])) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_one_bit_changes_the_digest(dtype: torch.dtype) -> None:
+    """The digest is the same for equal weights, and another after one change in a parameter or a buffer."""
+    model = nn.BatchNorm1d(2).to(dtype)
+    before = weights_digest([model])
+    assert weights_digest([nn.BatchNorm1d(2).to(dtype)]) == before
+    model.num_batches_tracked.add_(1)  # type: ignore[operator, union-attr]
+    assert weights_digest([model]) != before
