@@ -242,3 +242,11 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "FILE").write_text("")
     with pytest.raises(EnvironmentUnfit, match=r"cannot write .*FILE"):
         write_atomically(tmp_path / "FILE" / "sub" / "x.json", "text")
+
+
+def test_written_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    """A report that others should read is not hidden from them by the way it is written."""
+    (tmp_path / "plain.txt").write_text("text")
+    write_atomically(tmp_path / "atomic.txt", "text")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes["atomic.txt"] == modes["plain.txt"]
