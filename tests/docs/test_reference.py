@@ -63,7 +63,8 @@ def test_the_page_of_settings_has_every_setting(hooks: ModuleType) -> None:
     table = hooks.settings_reference()
     config: Any = RunConfig().model_dump(mode="json")
     places = [f"recipe.{name}" for name, value in config["recipe"].items() if not isinstance(value, dict)]
-    places += [name for name in config if name != "recipe"]
+    places += [name for name in config if name not in ("recipe", "parallel")]
+    places += [f"parallel.{name}" for name in config["parallel"]]
     for group in ("data", "model", "optimizer", "schedule"):
         places += [f"recipe.{group}.{name}" for name in config["recipe"][group]]
     assert sorted(re.findall(r"^\| `([\w.]+)`", table, flags=re.MULTILINE)) == sorted(places)
