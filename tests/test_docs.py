@@ -29,9 +29,9 @@ README = ROOT / "README.md"
 EXAMPLE = ROOT / "examples" / "ampcompare-bf16-params"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
-# Pages without a mark on every block: what the README marks runs here, commands of exec.md run in tests/legacy; what
-# programs under benchmarks/ wrote names the command that it was made by.
-UNMARKED = ("README.md", "docs/exec.md", "docs/benchmarks/")
+# Pages without a mark on every block: commands of exec.md run in tests/legacy; what programs under benchmarks/ wrote
+# names the command that it was made by.
+UNMARKED = ("docs/exec.md", "docs/benchmarks/")
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
 GIVEN_FILES = {
     "mynets.py": """
