@@ -95,10 +95,16 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted; the same command starts with the first cell that has no record", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return 0
     except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
+        _drop_output()
         return _fail(str(error), 4)
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere: flushing it at the end would fail again, with a code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str, code: int) -> int:

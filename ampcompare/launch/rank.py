@@ -123,6 +123,7 @@ def main(arguments: list[str]) -> int:
     log = os.open(folder / log_name(world.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed rank leaves its last lines
     config = validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
     record, _ = run_rank(config, folder, world, _report_to(folder) if world.rank == 0 else None)
     return 1 if record.status == "failed" else 0

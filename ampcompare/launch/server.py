@@ -46,6 +46,7 @@ def _run(request: dict[str, Any], channel: int) -> NoReturn:
         log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed cell leaves its last lines
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
