@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from ampcompare.errors import PreparationError
 from ampcompare.record import EngineInfo
 
-__all__ = ["FixedOutcome", "Precision", "StepOutcome", "owned_params", "refuse_wrapped"]
+__all__ = ["FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -51,6 +52,12 @@ class FixedOutcome(StepOutcome):
     @property
     def loss_scales(self) -> tuple[float, ...]:
         return self._loss_scales
+
+
+@functools.lru_cache(maxsize=64)
+def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
+    """Return the outcome of an update that no overflow can skip: one object for all steps alike."""
+    return FixedOutcome((True,) * count, loss_scales)
 
 
 class Precision(abc.ABC):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
+from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
 
 __all__ = ["FP32"]
 
@@ -22,7 +22,6 @@ class FP32(Precision):
 
     def __init__(self, *, device: str = "cpu") -> None:
         self._null: AbstractContextManager[None] = nullcontext()
-        self._outcomes: dict[int, StepOutcome] = {}
 
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -47,10 +46,7 @@ class FP32(Precision):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             optimizer.step()
-        outcome = self._outcomes.get(len(optimizers))
-        if outcome is None:
-            outcome = self._outcomes[len(optimizers)] = FixedOutcome((True,) * len(optimizers), ())
-        return outcome
+        return all_applied(len(optimizers))
 
     def state_dict(self) -> dict[str, Any]:
         return {}

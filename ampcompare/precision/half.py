@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
+from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
 
 __all__ = ["Half"]
 
@@ -60,7 +60,6 @@ class Half(Precision):
         self.loss_scale = loss_scale
         self._null: AbstractContextManager[None] = nullcontext()
         self._scales: tuple[float, ...] = () if loss_scale is None else (loss_scale,)
-        self._outcomes: dict[int, StepOutcome] = {}
         self._unscaled: set[int] = set()
 
     def prepare(
@@ -117,10 +116,7 @@ class Half(Precision):
                 self.unscale(optimizer)
             optimizer.step()
         self._unscaled.clear()
-        outcome = self._outcomes.get(len(optimizers))
-        if outcome is None:
-            outcome = self._outcomes[len(optimizers)] = FixedOutcome((True,) * len(optimizers), self._scales)
-        return outcome
+        return all_applied(len(optimizers), self._scales)
 
     def loss_scales(self) -> tuple[float, ...]:
         return self._scales
@@ -132,4 +128,3 @@ class Half(Precision):
         if "loss_scale" in state:
             self.loss_scale = float(state["loss_scale"])
             self._scales = (self.loss_scale,)
-            self._outcomes.clear()

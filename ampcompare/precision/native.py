@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
+from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
 
 __all__ = ["Native"]
 
@@ -124,7 +124,6 @@ class Native(Precision):
         self._enabled = self.scaler.is_enabled()
         self._replay = _ScaleReplay(self.scaler) if self._enabled else None
         self._unscaled: set[int] = set()
-        self._outcomes: dict[int, StepOutcome] = {}
 
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -153,10 +152,7 @@ class Native(Precision):
         if self._replay is None:
             for optimizer in optimizers:
                 optimizer.step()
-            outcome = self._outcomes.get(len(optimizers))
-            if outcome is None:
-                outcome = self._outcomes[len(optimizers)] = FixedOutcome((True,) * len(optimizers), ())
-            return outcome
+            return all_applied(len(optimizers))
         for optimizer in optimizers:
             self.scaler.step(optimizer)
         flags = [self._overflow_flag(optimizer, shared=len(optimizers) > 1) for optimizer in optimizers]
