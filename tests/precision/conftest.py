@@ -14,9 +14,7 @@ def closed_amp_session() -> Iterator[None]:
     yield
     from ampcompare.apex.amp import _amp_state
 
-    handle = getattr(_amp_state, "handle", None)
-    if handle is not None and handle.is_active():
-        handle._deactivate()
+    _amp_state.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from ampcompare.apex.amp import _amp_state
 from ampcompare.errors import PreparationError
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import PRECISIONS, make_precision
@@ -214,9 +215,7 @@ def test_scale_loss_and_backward_give_the_same_bits(arm: str, device: torch.devi
         else:
             precision.backward(loss, [optimizer])
         gradients.append([param.grad.clone() for param in precision.unscale(optimizer) if param.grad is not None])
-        handle = getattr(getattr(getattr(precision, "amp", None), "_amp_state", None), "handle", None)
-        if handle is not None and handle.is_active():
-            handle._deactivate()
+        _amp_state.close()
     assert gradients[0]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -230,9 +229,7 @@ def test_state_survives_a_round_trip(arm: str, device: torch.device) -> None:
     optimizer.zero_grad()
     state = precision.state_dict()
     scale = precision.loss_scales()
-    handle = getattr(getattr(getattr(precision, "amp", None), "_amp_state", None), "handle", None)
-    if handle is not None and handle.is_active():
-        handle._deactivate()
+    _amp_state.close()
     again, model, optimizer = start(arm, device)
     assert again.loss_scales() != scale
     again.load_state_dict(state)
