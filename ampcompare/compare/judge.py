@@ -13,7 +13,6 @@ from ampcompare.compare.summary import TIME_FLOOR
 from ampcompare.compare.table import Run, Table, read_table
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.verdict import (
-    ERROR_RATE,
     MIN_PAIRS,
     Effect,
     Margin,
@@ -22,6 +21,7 @@ from ampcompare.compare.verdict import (
     interval,
     known_spread,
     paired,
+    together,
     unpaired,
     wilson,
 )
@@ -76,10 +76,11 @@ def judge(
     open_arms = [group for group in others if not _closed(group, base)]
     words = _verdicts(open_arms, accuracy, terms.accuracy())
     time_words = _verdicts([group for group in others if not _differs(group, base)], times, terms.time())
-    confidence = 1 - ERROR_RATE / max(1, len(others))
+    sure = together([accuracy[group.label] for group in others])
+    sure_of_time = together([times[group.label] for group in others])
     rows = []
     for group in groups:
-        row = _row(group, base, accuracy[group.label], times[group.label], confidence)
+        row = _row(group, base, accuracy[group.label], times[group.label], sure, sure_of_time)
         verdict = _diverged(group) if group is base else words.get(group.label, _closed(group, base))
         timed = (
             "" if group is base or times[group.label] is None else time_words.get(group.label, _differs(group, base))
@@ -180,10 +181,12 @@ def _verdicts(groups: Sequence[_Group], effects: dict[str, Effect | None], margi
     return {group.label: word for group, word in zip(groups, words, strict=True)}
 
 
-def _row(group: _Group, base: _Group, accuracy: Effect | None, time: Effect | None, confidence: float) -> ArmSummary:
+def _row(
+    group: _Group, base: _Group, accuracy: Effect | None, time: Effect | None, sure: float, sure_of_time: float
+) -> ArmSummary:
     points = [share for run in group.runs if (share := _share(run)) is not None]
-    bounds = interval(accuracy, confidence) if accuracy and group is not base else None
-    time_bounds = interval(time, confidence) if time and group is not base else None
+    bounds = interval(accuracy, sure) if accuracy and group is not base else None
+    time_bounds = interval(time, sure_of_time) if time and group is not base else None
     peak, base_peak = _peak(group), _peak(base)
     rate = wilson(group.diverged, len(group.runs)) if group.diverged else (None, None)
     return ArmSummary(

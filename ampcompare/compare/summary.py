@@ -11,7 +11,16 @@ from ampcompare.compare.comparable import why_not_accuracy, why_not_time
 from ampcompare.compare.reading import read
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.validity import why_invalid
-from ampcompare.compare.verdict import ERROR_RATE, MIN_PAIRS, Effect, count_floor, decide, interval, paired, wilson
+from ampcompare.compare.verdict import (
+    MIN_PAIRS,
+    Effect,
+    count_floor,
+    decide,
+    interval,
+    paired,
+    together,
+    wilson,
+)
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 
 __all__ = ["accuracy_effects", "summarize"]
@@ -48,10 +57,11 @@ def summarize(
     accuracy = _accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
     times = {arm: _time(pairs[arm]) for arm in arms}
     time = _time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
-    confidence = 1 - ERROR_RATE / max(1, len(others))  # of one interval, so that all hold together
+    sure = together([_accuracy(pairs[arm]) for arm in others])
+    sure_of_time = together([times[arm].effect for arm in others])
     peak = _peak(by_arm.get(reference, []))
     rows = [
-        _row(arm, by_arm[arm], pairs[arm], times[arm], confidence).model_copy(
+        _row(arm, by_arm[arm], pairs[arm], times[arm], sure, sure_of_time).model_copy(
             update={
                 "accuracy_verdict": accuracy.get(arm) or _diverged(by_arm[arm]),
                 "time_verdict": time.get(arm, ""),
@@ -188,13 +198,15 @@ def _time_verdicts(arms: dict[str, tuple[list[RunRecord], _Time]], terms: Terms)
     }
 
 
-def _row(arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: _Time, confidence: float) -> ArmSummary:
+def _row(
+    arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: _Time, sure: float, sure_of_time: float
+) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
     ran = _ran(records)
     top1 = [record.summary.top1_final for record in done]
     accuracy = _accuracy(pairs)
-    accuracy_bounds = interval(accuracy, confidence) if accuracy else None
-    time_bounds = interval(time.effect, confidence) if time.effect else None
+    accuracy_bounds = interval(accuracy, sure) if accuracy else None
+    time_bounds = interval(time.effect, sure_of_time) if time.effect else None
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     diverged = sum(record.status == "diverged" for record in records)
     rate = wilson(diverged, len(ran)) if diverged else (None, None)

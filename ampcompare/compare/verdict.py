@@ -27,6 +27,7 @@ __all__ = [
     "p_values",
     "paired",
     "pairs_needed",
+    "together",
     "unpaired",
     "wilson",
 ]
@@ -135,6 +136,11 @@ def interval(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float,
 
     half = float(stdtrit(effect.freedom, (1 + confidence) / 2)) * effect.error
     return effect.mean - half, effect.mean + half
+
+
+def together(effects: Sequence[Effect | None]) -> float:
+    """Return the confidence of one interval at which those of all testable effects hold together (Bonferroni)."""
+    return 1 - ERROR_RATE / max(1, sum(effect is not None and effect.testable for effect in effects))
 
 
 def p_values(effect: Effect, margin: float) -> PValues:

@@ -124,6 +124,19 @@ def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
     assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((low, high))
 
 
+def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
+    """An arm whose time is not comparable leaves the interval of the other's time as it were alone."""
+    alone = _matrix(make_record)
+    beside = alone + [make_record("native:fp16", seed, top1=0.5, half="fp16 emulated") for seed in range(5)]
+    one = _row(summarize(alone, arms=["fp32", "half"], reference="fp32"), "half")
+    other = _row(summarize(beside, arms=["fp32", "half", "native:fp16"], reference="fp32"), "half")
+    assert one.time_ratio_low is not None
+    assert (other.time_ratio_low, other.time_ratio_high) == (one.time_ratio_low, one.time_ratio_high)
+    assert other.top1_difference_low is not None
+    assert one.top1_difference_low is not None
+    assert other.top1_difference_low < one.top1_difference_low
+
+
 def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:
     """Runs are compared with the run of the same seed; what has no partner, or diverged, is no pair."""
     records = [
