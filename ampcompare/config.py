@@ -107,6 +107,9 @@ class Recipe(_Frozen):
     grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
     clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="share that a moving average of the weights keeps at each step; it is evaluated beside them"
+    )
     channels_last: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 

@@ -85,6 +85,9 @@ class EpochResult(_Record):
     top1_correct: int
     top5_correct: int
     loss: Number
+    ema_top1_correct: int | None = Field(None, description="of the averaged weights; None where none are kept")
+    ema_top5_correct: int | None = None
+    ema_loss: Number | None = None
     train_seconds: float
     eval_seconds: float
 
@@ -97,6 +100,11 @@ class EpochResult(_Record):
     def top5(self) -> float:
         """Share of samples with the right class among the five best guesses, 0 to 1."""
         return self.top5_correct / self.samples
+
+    @property
+    def ema_top1(self) -> float | None:
+        """Share of samples whose best guess by the averaged weights is right, 0 to 1; None where none are kept."""
+        return None if self.ema_top1_correct is None else self.ema_top1_correct / self.samples
 
 
 class EngineInfo(_Record):
@@ -114,6 +122,8 @@ class RunSummary(_Record):
     top1_best: float | None = None
     top1_last_mean: float | None = Field(None, description="mean over the last `last_epochs` epochs")
     last_epochs: int = 0
+    ema_top1_final: float | None = Field(None, description="of the averaged weights (EMA), evaluated apart")
+    ema_top1_best: float | None = None
     top5_final: float | None = None
     loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
     epochs: list[EpochResult] = []

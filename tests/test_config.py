@@ -123,6 +123,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.optimizer.lr_rule": "sqrt",
     "recipe.schedule.name": "step",
     "recipe.label_smoothing": 0.5,
+    "recipe.ema_decay": 0.5,
     "arm": "half",
     "device": "cpu",
     "cpu_half": "native",

@@ -52,6 +52,7 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--grad-accum-steps",), "recipe.grad_accum_steps", {"type": int}),
     (("--clip-grad",), "recipe.clip_grad", {"type": float}),
     (("--label-smoothing",), "recipe.label_smoothing", {"type": float}),
+    (("--ema-decay",), "recipe.ema_decay", {"type": float}),
     (("--channels-last/--no-channels-last",), "recipe.channels_last", {"help": "memory format of models and images"}),
     (("--device",), "device", {"metavar": "auto|cpu|cuda[:N]"}),
     (("--cpu-half",), "cpu_half", {"metavar": "auto|emulated|native"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -41,6 +42,9 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
     if not completed:
         yield "No run was completed, so there is nothing to compare."
         return
+    averaged = [text for row in completed if (text := _averaged(row.arm, records))]
+    if averaged:
+        yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
     same = [row.arm for row in rows if row.arm != reference and _bitwise_equal(row.arm, reference, records)]
     if same:
         yield f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(same)}."
@@ -115,6 +119,15 @@ def _saving(row: ArmSummary) -> float:
 
 def _size(row: ArmSummary) -> str:
     return f"{100 * _saving(row):.0f} % less memory"
+
+
+def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
+    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
+    reached = [
+        record.summary.ema_top1_final for record in records if record.arm == arm and record.status == "completed"
+    ]
+    known = [share for share in reached if share is not None]
+    return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""
 
 
 def _bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:

@@ -90,6 +90,10 @@ class Apex(Precision):
     def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
         self._steps.backward(loss, list(optimizers), **options)
 
+    def weights_replaced(self) -> None:
+        if self.opt_level == "O1":  # the real Apex would go on with the casts that an evaluation has left behind
+            self.amp._amp_state.handle._clear_cache()
+
     def loss_scales(self) -> tuple[float, ...]:
         return tuple([scaler.loss_scale() for scaler in self._scalers])
 

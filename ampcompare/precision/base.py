@@ -128,6 +128,9 @@ class Precision(abc.ABC):
         """Return the present scale of each loss scaler; empty where nothing is scaled. May wait for the device."""
         return ()
 
+    def weights_replaced(self) -> None:
+        """Forget what is remembered of the weights, which were written from outside between two forward passes."""
+
     def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
         """Back-propagate `loss`; takes the options of `scale_loss`."""
         with self.scale_loss(loss, optimizers, **options) as scaled_loss:

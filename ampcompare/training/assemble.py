@@ -16,10 +16,11 @@ from torch.optim import Optimizer
 from ampcompare.config import OptimizerConfig, Recipe
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Alone, Ranks, model_facts, require_equal
-from ampcompare.precision.base import Precision
+from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Task
+from ampcompare.training.average import WeightAverage
 from ampcompare.training.schedule import make_schedule
 
 __all__ = ["Assembly", "assemble", "make_optimizer", "make_task"]
@@ -37,6 +38,7 @@ class Assembly:
         base_lrs: per optimizer and group, the learning rate that the factor multiplies.
         steps_per_epoch, total_steps: updates.
         ranks: the processes of this run.
+        average: of the weights, evaluated beside them; None where none is kept.
         workers: loader processes.
     """
 
@@ -52,6 +54,7 @@ class Assembly:
     steps_per_epoch: int
     total_steps: int
     ranks: Ranks
+    average: WeightAverage | None = None
     workers: int = 0
 
 
@@ -113,7 +116,11 @@ def assemble(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(recipe.optimizer, model)
+    average = None if recipe.ema_decay is None else WeightAverage([model], recipe.ema_decay)
+    owned = owned_params(optimizer)
     replicas, optimizers = precision.prepare([model], [optimizer])
+    if average is not None:
+        average.follow(replicas, optimizers, owned)
     require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
     models = [parallel.wrap(model) for model in replicas]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
@@ -133,5 +140,6 @@ def assemble(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         ranks=ranks,
+        average=average,
         workers=workers,
     )

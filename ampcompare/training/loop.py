@@ -73,6 +73,7 @@ class Loop:
         schedule: factor on the learning rates by step; None where they stay.
         base_lrs: per optimizer and group, the rate that the factor multiplies.
         mean: averages the losses of a block over the processes that train together; None for one process.
+        after_step: called in order after each update, inside its time.
         step: updates made so far.
     """
 
@@ -89,6 +90,7 @@ class Loop:
     drain_every: int = 20
     channels_last: bool = False
     mean: Callable[[Tensor], Tensor] | None = None
+    after_step: Sequence[Callable[[], None]] = ()
     step: int = 0
     _scales: tuple[float, ...] = field(init=False)
 
@@ -99,7 +101,7 @@ class Loop:
         """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
         pending: list[tuple[Any, ...]] = []
         models, optimizers, precision, parallel = self.models, self.optimizers, self.precision, self.parallel
-        loss_of, clip_norm = self.loss_of, self.clip_norm
+        loss_of, clip_norm, after_step = self.loss_of, self.clip_norm, self.after_step
         cuts = self.accumulation > 1 or self.channels_last
         mark, now = self.clock.mark, time.perf_counter
         asked = now()
@@ -110,6 +112,8 @@ class Loop:
             start = mark()
             microbatches = self._microbatches(batch) if cuts else (batch,)
             losses, norm, outcome = update(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
+            for call in after_step:
+                call()
             pending.append((losses, norm, outcome, start, mark(), waited))
             if len(pending) == self.drain_every:
                 yield self._drain(pending, epoch)

@@ -14,7 +14,7 @@ from ampcompare.precision.base import Precision
 from ampcompare.record import EpochResult, StepRecord
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.divergence import DivergenceWatch
-from ampcompare.training.evaluate import evaluate
+from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.loop import Loop
 from ampcompare.training.measure import make_clock
 
@@ -49,6 +49,7 @@ class Session:
             drain_every=config.drain_every,
             channels_last=recipe.channels_last,
             mean=ranks.mean if ranks.size > 1 else None,
+            after_step=() if assembly.average is None else (assembly.average.update,),
         )
 
     @property
@@ -75,22 +76,39 @@ class Session:
             trained = self._now()
             if ranks.size > 1:
                 self._see_that_ranks_agree(epoch)
-            result = evaluate(
-                assembly.replicas,
-                assembly.precision,
-                assembly.task.data.val_batches(recipe.batch_size, device=assembly.device, **share),
-                assembly.device,
-                ranks.total if ranks.size > 1 else None,
-            )
+            result = self._evaluate(share)
+            averaged = self._evaluate_average(share)
             yield EpochResult(
                 epoch=epoch,
                 samples=result.samples,
                 top1_correct=result.top1_correct,
                 top5_correct=result.top5_correct,
                 loss=result.loss,
+                ema_top1_correct=None if averaged is None else averaged.top1_correct,
+                ema_top5_correct=None if averaged is None else averaged.top5_correct,
+                ema_loss=None if averaged is None else averaged.loss,
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
+
+    def _evaluate(self, share: dict[str, Any]) -> Evaluation:
+        assembly, ranks = self.assembly, self.assembly.ranks
+        return evaluate(
+            assembly.replicas,
+            assembly.precision,
+            assembly.task.data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
+            assembly.device,
+            ranks.total if ranks.size > 1 else None,
+        )
+
+    def _evaluate_average(self, share: dict[str, Any]) -> Evaluation | None:
+        average, ranks = self.assembly.average, self.assembly.ranks
+        if average is None:
+            return None
+        if ranks.size > 1:
+            average.equalize_buffers(ranks)
+        with average.applied(self.precision):
+            return self._evaluate(share)
 
     def _see_that_ranks_agree(self, epoch: int) -> None:
         """Compare weights, loss scales and skipped steps; buffers follow rank 0, whose statistics are evaluated.

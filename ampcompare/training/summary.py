@@ -67,6 +67,8 @@ class Tally:
             top1_best=max((epoch.top1 for epoch in epochs), default=None),
             top1_last_mean=statistics.fmean(epoch.top1 for epoch in last) if ended_well else None,
             last_epochs=len(last),
+            ema_top1_final=epochs[-1].ema_top1 if ended_well else None,
+            ema_top1_best=max((epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None), default=None),
             top5_final=epochs[-1].top5 if ended_well else None,
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ampcompare.compare.reading import recommend
+from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Preference, Terms
-from ampcompare.record import ArmSummary
+from ampcompare.record import ArmSummary, RunRecord
+
+MakeRecord = Callable[..., RunRecord]
 
 
 def _row(arm: str, accuracy: str = "", time: str = "", **values: Any) -> ArmSummary:
@@ -65,3 +69,14 @@ def test_accuracy_needs_a_better_arm() -> None:
     assert _say(_row("a", EQUAL), prefer="accuracy") == (
         "No arm is recommended for accuracy: no arm is better than fp32."
     )
+
+
+def test_the_averaged_weights_have_a_line_where_there_are_any(make_record: MakeRecord) -> None:
+    """Means over the completed runs of each arm that kept an average; no line where none did."""
+    records = [make_record(seed=seed, ema_top1_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
+    records.append(make_record("half", seed=0))
+    records.append(make_record("half", seed=1, status="diverged"))
+    said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    assert "Top-1 of the averaged weights (EMA) after the last epoch: fp32 92.50 %." in said
+    plain = summarize(records[2:], arms=["half"], reference="half").reading
+    assert not [line for line in plain if "averaged" in line]

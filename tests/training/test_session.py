@@ -15,7 +15,9 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.record import EpochResult, StepRecord
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.evaluate import evaluate
+from ampcompare.training.measure import PeakMemory
 from ampcompare.training.session import Session
+from ampcompare.training.summary import Tally
 
 CPU = torch.device("cpu")
 
@@ -161,3 +163,19 @@ def test_how_half_is_computed_is_named() -> None:
     assert cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
     assert cpu_half("auto", torch.bfloat16, CPU)[0] == "bf16 native"
     assert cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half"])
+def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
+    """Every epoch has a second result, training has the bits that it has without, and the summary has the last."""
+    steps, epochs, made = play(config(arm, recipe={"ema_decay": 0.8}))
+    plain_steps, plain_epochs, _ = play(config(arm))
+    assert [step.loss for step in steps] == [step.loss for step in plain_steps]
+    assert [(e.top1_correct, e.loss) for e in epochs] == [(e.top1_correct, e.loss) for e in plain_epochs]
+    assert [epoch.ema_top1 for epoch in plain_epochs] == [None, None]
+    assert all(epoch.ema_loss is not None and epoch.ema_loss != epoch.loss for epoch in epochs)
+    tally = Tally(0, 32, epochs=epochs)
+    summary = tally.summary(made.watch, PeakMemory(0, None), 1.0)
+    assert epochs[-1].ema_top1_correct is not None
+    assert summary.ema_top1_final == epochs[-1].ema_top1_correct / 64
+    assert summary.ema_top1_best == max(epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None)

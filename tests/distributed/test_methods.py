@@ -1,0 +1,70 @@
+"""Methods of training over two ranks: both do the same at the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcompare.config import RunConfig
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Alone, Group, Ranks
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import EpochResult
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+Run = Callable[..., list[Any]]
+
+
+def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None = None, **options: Any) -> RunConfig:
+    """Ten updates of 16 samples in one epoch, with 33 samples for evaluation."""
+    values = {
+        "data": {"name": "synthetic", "train_size": 160, "val_size": 33, "image_size": 8},
+        "model": {"arch": "mlp"},
+        "global_batch_size": 16,
+        "epochs": 1,
+        **(recipe or {}),
+    }
+    return RunConfig.model_validate({"recipe": values, "arm": arm, "processes": processes, "drain_every": 2, **options})
+
+
+def make_session(config: RunConfig, ranks: Ranks) -> Session:
+    precision = make_precision(config.arm, device="cpu")
+    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
+    return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
+
+
+def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
+    """Train to the end; return the results and all averaged tensors."""
+    epochs = [event for event in session.events() if isinstance(event, EpochResult)]
+    assert session.assembly.average is not None
+    (state,) = session.assembly.average.state_dict()["models"]
+    return epochs, torch.cat([value.flatten().double() for value in state.values()])
+
+
+def average_on_ranks(arm: str, kind: str, arch: str) -> tuple[list[EpochResult], Tensor]:
+    recipe = {"ema_decay": 0.7, "model": {"arch": arch}}
+    return averaged(make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe), Group(CPU)))
+
+
+@pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2", "apex-ddp"), ("native:bf16", "ddp")])
+def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> None:
+    """Both ranks hold the same average, statistics of batch norm included, and count the same right answers."""
+    (epochs, mean), (other_epochs, other_mean) = ranks(2, average_on_ranks, arm=arm, kind=kind, arch="convnet")
+    assert torch.equal(mean, other_mean)
+    assert epochs[0].ema_top1_correct == other_epochs[0].ema_top1_correct is not None
+    assert epochs[0].ema_loss == other_epochs[0].ema_loss != epochs[0].loss
+
+
+def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
+    """Two ranks with half the batch each average to what one process with all of it averages to."""
+    recipe = {"ema_decay": 0.7}
+    epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), Alone()))
+    both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
+    torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
+    assert both[0].ema_top1_correct == epochs[0].ema_top1_correct
