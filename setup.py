@@ -55,6 +55,7 @@ setup(
         "tqdm>=4.60",
         "psutil>=5.9",
         "safetensors>=0.4",
+        "xxhash>=3",
     ],
     extras_require=EXTRAS,
     # Third parties add backends under the entry-point group `ampcompare.precisions`; our own are in its built-in table.

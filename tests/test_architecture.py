@@ -27,7 +27,7 @@ FLOORS = {
     "parallel": 3,
     "tasks": 3,
     "apex": 2,
-    "convert": 2,
+    "checkpoint": 2,
     "migrate": 2,
     "config": 1,
     "record": 1,
