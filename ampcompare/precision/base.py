@@ -128,7 +128,7 @@ class Precision(abc.ABC):
         """Return the present scale of each loss scaler; empty where nothing is scaled. May wait for the device."""
         return ()
 
-    def weights_replaced(self) -> None:
+    def weights_replaced(self) -> None:  # noqa: B027  most backends remember nothing
         """Forget what is remembered of the weights, which were written from outside between two forward passes."""
 
     def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,10 @@ class WeightAverage:
         self.decay = decay
         self._averaged = AveragedModel(
             nn.ModuleList(models),
-            multi_avg_fn=get_ema_multi_avg_fn(decay),  # type: ignore[no-untyped-call]
+            multi_avg_fn=get_ema_multi_avg_fn(decay),
             use_buffers=True,
         )
+        self._models = cast(nn.ModuleList, self._averaged.module)  # the average holds a copy
         self._optimizers: Sequence[Optimizer] = ()
         self._owned: list[Tensor] = []
         self._sources: _Sources | None = None
@@ -72,8 +73,8 @@ class WeightAverage:
     @contextmanager
     def applied(self, precision: Precision) -> Iterator[None]:
         """Put the average into the replicas, cast to what they store, and put their own weights back at the end."""
-        averaged = [*self._averaged.module.parameters(), *self._averaged.module.buffers()]
-        here = [tensor for model in self._replicas for tensor in model.parameters()]
+        averaged = [*self._models.parameters(), *self._models.buffers()]
+        here: list[Tensor] = [tensor for model in self._replicas for tensor in model.parameters()]
         here += [tensor for model in self._replicas for tensor in model.buffers()]
         pairs = [(own, mean) for own, mean in zip(here, averaged, strict=True) if own.is_floating_point()]
         kept = [own.detach().clone() for own, _ in pairs]
@@ -89,7 +90,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decay, the number of updates taken in, and per model the averaged tensors under its own names."""
-        models = [dict(model.state_dict()) for model in self._models()]
+        models = [dict(model.state_dict()) for model in self._models]
         return {"decay": self.decay, "num_updates": int(self._averaged.n_averaged), "models": models}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -98,9 +99,8 @@ class WeightAverage:
         Raises:
             CheckpointError: the tensors are those of another model.
         """
-        models = self._models()
         try:
-            for model, saved in zip(models, state["models"], strict=True):
+            for model, saved in zip(self._models, state["models"], strict=True):
                 model.load_state_dict(saved)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
@@ -108,9 +108,6 @@ class WeightAverage:
                 "or with the model that it was made of"
             ) from None
         self._averaged.n_averaged.fill_(int(state["num_updates"]))
-
-    def _models(self) -> list[nn.Module]:
-        return list(self._averaged.module)  # type: ignore[arg-type]
 
 
 class _Sources(nn.Module):

@@ -139,9 +139,14 @@ def test_weights_come_back_when_an_evaluation_fails() -> None:
     run.step()
     run.step()
     before = run.stored()
-    with pytest.raises(ZeroDivisionError), run.average.applied(run.precision):
-        assert not torch.equal(run.stored()[0], before[0])
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with run.average.applied(run.precision):
+            assert not torch.equal(run.stored()[0], before[0])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert all(torch.equal(a, b) for a, b in zip(run.stored(), before, strict=True))
 
 
