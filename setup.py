@@ -12,6 +12,7 @@ EXTRAS = {
     "html": ["jinja2", "plotly"],
     "gpu": ["nvidia-ml-py"],
     "tensorboard": ["tensorboard"],
+    "slurm": ["submitit"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     "dev": [

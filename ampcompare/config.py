@@ -161,7 +161,7 @@ class RunConfig(_Frozen):
     arm: str = "fp32"
     processes: PositiveInt = Field(1, description="processes that train together, over all nodes")
     parallel: ParallelConfig = ParallelConfig()
-    launcher: Literal["auto", "torchrun", "spawn"] = Field(
+    launcher: Literal["auto", "torchrun", "spawn", "slurm"] = Field(
         "auto", description="what starts the processes; auto forks one, and leaves several to torchrun"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.cli.launching import count_processes, launch_options, launcher_for
+from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -126,6 +126,7 @@ def command(**parameters: Any) -> int:
         return 0
     notify = _seconds("--notify-every", parameters["notify_every"]) if parameters["notify_every"] else None
     jobs = parameters["jobs"]
+    check_slurm(parameters, {cell.launcher for cell in plan.cells}, jobs)
     launchers = [launcher_for(base, parameters, several_cells=True) for _ in range(jobs)]
     speaks = launchers[0].speaks
     display = Display(quiet=parameters["quiet"] or not speaks, bar=not parameters["no_progress"], notify_seconds=notify)
@@ -151,6 +152,8 @@ def command(**parameters: Any) -> int:
             else:
                 comparison = run_plan(plan, folder, launcher, **settings)
     except KeyboardInterrupt:
+        if remains := launchers[0].remains():
+            display.note(remains)
         if (folder / "report.md").exists():
             display.note(f"what is done is in {folder / 'report.md'}")
         raise

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ampcompare.config import RunConfig
     from ampcompare.launch.base import Launcher
 
-__all__ = ["count_processes", "launch_options", "launcher_for"]
+__all__ = ["check_slurm", "count_processes", "launch_options", "launcher_for"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,6 +41,13 @@ def launch_options(function: Function) -> Function:
             default=0,
             show_default=True,
             help="starts of all processes after one has failed",
+        ),
+        click.option(
+            "--slurm-option",
+            "slurm_options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="of sbatch, for --launcher slurm: partition=gpu, time=2:00:00, account=lab; repeat it",
         ),
         click.option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
@@ -72,9 +79,27 @@ def count_processes(parameters: dict[str, Any]) -> int | None:
     return world.size
 
 
+def check_slurm(parameters: dict[str, Any], kinds: set[str], jobs: int = 1) -> None:
+    """See that options about jobs of Slurm and the launchers of all cells go together.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if parameters["slurm_options"] and "slurm" not in kinds:
+        raise ConfigError("--slurm-option is for jobs of Slurm; add --launcher slurm")
+    if jobs > 1 and "slurm" in kinds:
+        raise ConfigError("--jobs is for cells on this machine; under Slurm all are submitted, and the queue decides")
+
+
 def launcher_for(config: RunConfig, parameters: dict[str, Any], *, several_cells: bool) -> Launcher:
     """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
     from ampcompare.launch.factory import make_launcher
+    from ampcompare.launch.slurm import parse_slurm_options
 
     names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
-    return make_launcher(config, several_cells=several_cells, **{name: parameters[name] for name in names})
+    return make_launcher(
+        config,
+        several_cells=several_cells,
+        slurm_options=parse_slurm_options(parameters["slurm_options"]),
+        **{name: parameters[name] for name in names},
+    )

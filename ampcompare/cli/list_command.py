@@ -37,12 +37,21 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
 def _launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     import os
+    import shutil
     from importlib.util import find_spec
 
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"
-    forked = "run and compare: one process per cell, forked from a server that has torch imported"
-    fresh = "run and compare: one new process per cell, since this system cannot fork"
-    torchrun = "exec on several ranks: torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT"
-    process = ("forked", forked) if hasattr(os, "fork") else ("fresh", fresh)
-    return [(name, with_torch, text if with_torch else lacks) for name, text in (process, ("torchrun", torchrun))]
+    forked = "one process per cell, forked from a server that has torch imported"
+    fresh = "one new process per cell, since this system cannot fork"
+    ways = {
+        "auto": (forked if hasattr(os, "fork") else fresh) + "; torchrun where a cell has several",
+        "torchrun": "the processes of a cell by torchrun's own code; or in front: torchrun -m ampcompare run ...",
+        "spawn": "the processes of a cell one by one, which starts faster",
+    }
+    found = [(name, with_torch, text if with_torch else lacks) for name, text in ways.items()]
+    if shutil.which("sbatch") is None:
+        return [*found, ("slurm", False, "sbatch is not on the path: call it where jobs can be submitted")]
+    if find_spec("submitit") is None:
+        return [*found, ("slurm", False, "submitit is not installed: pip install submitit")]
+    return [*found, ("slurm", True, "a job of Slurm per cell, by submitit; or in front: srun ampcompare run ...")]

@@ -47,7 +47,7 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--bucket-cap-mb",), "parallel.bucket_cap_mb", {"type": float}),
     (("--delay-allreduce/--no-delay-allreduce",), "parallel.delay_allreduce", {}),
     (("--find-unused-parameters/--no-find-unused-parameters",), "parallel.find_unused_parameters", {}),
-    (("--launcher",), "launcher", {"metavar": "auto|torchrun|spawn"}),
+    (("--launcher",), "launcher", {"metavar": "auto|torchrun|spawn|slurm"}),
     (("--dist-backend",), "parallel.backend", {"metavar": "auto|gloo|nccl|mpi"}),
     (("--grad-accum-steps",), "recipe.grad_accum_steps", {"type": int}),
     (("--clip-grad",), "recipe.clip_grad", {"type": float}),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ampcompare.arm import Arm
-from ampcompare.cli.launching import count_processes, launch_options, launcher_for
+from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -76,9 +76,15 @@ def command(**parameters: Any) -> int:
     if parameters["dry_run"]:
         click.echo(dump_json(config))
         return 0
+    check_slurm(parameters, {config.launcher})
     with launcher_for(config, parameters, several_cells=False) as launcher:
         display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
-        record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
+        try:
+            record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
+        except KeyboardInterrupt:
+            if remains := launcher.remains():
+                display.note(remains)
+            raise
     if not launcher.speaks:
         return int(record.environment.get("exit_code", 3)) if record.status == "failed" else 0
     if parameters["as_json"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,27 @@ from ampcompare.record import Comparison, RunRecord
 __all__ = ["compare", "run", "run_in"]
 
 
-def run(config: RunConfig | None = None, *, output_dir: str | Path | None = None, force: bool = False) -> RunRecord:
+def run(
+    config: RunConfig | None = None,
+    *,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    slurm_options: Mapping[str, str] | None = None,
+) -> RunRecord:
     """Train one arm in a process of its own and return its record.
 
     Args:
         config: what to train; the defaults train fp32 on the embedded digits.
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: train again where a usable record is there.
+        slurm_options: of sbatch, for a configuration whose launcher is slurm: {"partition": "gpu", "exclusive": ""}.
 
     Raises:
         ConfigError: the folder cannot be written.
         LaunchError: no process could be started.
     """
     config = config or RunConfig()
-    with make_launcher(config) as launcher:
+    with make_launcher(config, slurm_options=slurm_options) as launcher:
         return run_in(config, Path(output_dir or Path("runs") / f"run-{config.digest()}"), launcher, force=force)
 
 
@@ -59,6 +66,7 @@ def compare(
     force: bool = False,
     margin: float = 0.5,
     prefer: Preference = "time",
+    slurm_options: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Comparison:
     """Train every arm with every seed on the same weights and batches, and sum up.
@@ -71,6 +79,7 @@ def compare(
         force: run every cell again.
         margin: points of top-1 that do not matter, chosen before the runs.
         prefer: what a recommended arm is to gain, while it keeps the accuracy.
+        slurm_options: as for `run`.
         options: further fields of `RunConfig`.
 
     Raises:
@@ -80,5 +89,5 @@ def compare(
     base = RunConfig(recipe=recipe or Recipe(), **options)
     plan = make_plan(base, arms, list(seeds))
     folder = Path(output_dir or Path("runs") / f"compare-{plan.digest()}")
-    with make_launcher(base, several_cells=True) as launcher:
+    with make_launcher(base, several_cells=True, slurm_options=slurm_options) as launcher:
         return run_plan(plan, folder, launcher, terms=terms, force=force)

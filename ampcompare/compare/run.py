@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -167,11 +167,17 @@ def run_plan(
             saved()
         observer.end(record, reused=found.record is not None)
 
+    def expect(places: Iterable[int]) -> None:
+        launcher.expect([(plan.cells[place], cell_folder(folder, plan.cells[place])) for place in places])
+
     try:
+        if may_start is None:
+            expect(place for place, record in enumerate(records) if record is None)
         for block in plan.blocks():
             missing = [place for place in block if records[place] is None]
             if missing and may_start is not None and not may_start(done()):
                 break
+            expect(missing)
             with _started(plan, missing, folder, launcher, jobs, observer) as runs:
                 for place in block:
                     told(place, runs.get(place, _nothing))

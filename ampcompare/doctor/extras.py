@@ -12,6 +12,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "html": (("jinja2", "plotly"), "report.html with figures"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes beside times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
+    "slurm": (("submitit",), "cells as jobs of Slurm"),
 }
 
 

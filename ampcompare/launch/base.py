@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,13 @@ class Launcher(abc.ABC):
         Raises:
             LaunchError: no process could be started at all.
         """
+
+    def expect(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:  # noqa: B027 - most launchers run one at a time
+        """Hear which cells, with their folders, will be asked for; one that hands them to a queue does so at once."""
+
+    def remains(self) -> str:
+        """Return what goes on after this process has ended, and how to end it; "" where nothing does."""
+        return ""
 
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing between cells
         """End every process that is still there."""

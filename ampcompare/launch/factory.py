@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ampcompare.config import RunConfig
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.processes import ProcessesLauncher
+from ampcompare.launch.slurm import SlurmLauncher
 from ampcompare.launch.world import world_of
 from ampcompare.record import RunRecord
 
@@ -21,10 +22,12 @@ class ByCell(Launcher):
     """Forks cells of one process, and starts the processes of others as each asks; both kinds can be in one matrix.
 
     Args:
+        slurm_options: of sbatch, for cells whose launcher is slurm.
         options: arguments of `ProcessesLauncher`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, slurm_options: Mapping[str, str] | None = None, **options: Any) -> None:
+        self._slurm_options = slurm_options
         self._options = options
         self._launchers: dict[str, Launcher] = {}
         self.speaks = options.get("node_rank", 0) == 0
@@ -41,6 +44,8 @@ class ByCell(Launcher):
         if kind not in self._launchers:
             if kind == "auto":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
+            elif kind == "slurm":
+                self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
             else:
                 self._launchers[kind] = ProcessesLauncher(kind, **self._options)
         return self._launchers[kind]
@@ -49,6 +54,16 @@ class ByCell(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         return self.launcher_of(config).launch(config, folder, on_progress)
+
+    def expect(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}
+        for config, folder in cells:
+            by_launcher.setdefault(self.launcher_of(config), []).append((config, folder))
+        for launcher, share in by_launcher.items():
+            launcher.expect(share)
+
+    def remains(self) -> str:
+        return "; ".join(filter(None, (launcher.remains() for launcher in self._launchers.values())))
 
     def close(self) -> None:
         for launcher in self._launchers.values():
@@ -63,10 +78,11 @@ def make_launcher(
     Args:
         several_cells: more than one cell will be asked for.
         dist_url: where processes meet.
-        options: further arguments of `ProcessesLauncher`.
+        options: further arguments of `ByCell`.
 
     Raises:
         ConfigError: the environment says that this is one of several processes, and not which.
+        EnvironmentUnfit: slurm was asked for where there is none.
         UnsupportedCombination: several cells inside processes that were started for one.
     """
     world = world_of(url=dist_url)

@@ -32,7 +32,7 @@ from ampcompare.record import RunRecord, write_atomically
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["run_rank"]
+__all__ = ["report_to", "run_rank"]
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
@@ -106,7 +106,9 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _report_to(folder: Path) -> Callable[[Progress], None]:
+def report_to(folder: Path) -> Callable[[Progress], None]:
+    """Return what keeps the progress of a cell in `progress.json`, for whoever waits for it in another process."""
+
     def report(progress: Progress) -> None:
         values = [progress.steps, progress.total_steps, progress.epoch]
         write_atomically(folder / "progress.json", json.dumps(values))
@@ -125,7 +127,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(log, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed rank leaves its last lines
     config = validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    record, _ = run_rank(config, folder, world, _report_to(folder) if world.rank == 0 else None)
+    record, _ = run_rank(config, folder, world, report_to(folder) if world.rank == 0 else None)
     return 1 if record.status == "failed" else 0
 
 

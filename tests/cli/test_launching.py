@@ -34,6 +34,8 @@ def test_flags_become_settings(call: Call) -> None:
             ["--nproc-per-node", "3", "--global-batch-size", "16"],
             "a total batch of 16 cannot be split over 3 processes",
         ),
+        (["--slurm-option", "partition=gpu"], "add --launcher slurm"),
+        (["--launcher", "slurm", "--slurm-option", "nodes=2"], "nodes is set by --nnodes"),
         (["--parallel", "dp", "--device", "cpu"], "where it would do nothing"),
         (["--parallel", "ddp", "--sync-bn", "torch", "--device", "cpu"], "has no CPU kernels"),
     ],
@@ -44,6 +46,18 @@ def test_what_does_not_fit(call: Call, tmp_path: Path, words: list[str], message
     assert done.code == 2
     assert message in done.err
     assert len(done.lines) == 1
+
+
+def test_jobs_of_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no sbatch, `--launcher slurm` is one line for an unfit machine; `--jobs` is not for it at all."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = call("compare", "--launcher", "slurm", "--arm", "fp32", "-o", str(tmp_path / "out"), tiny=True)
+    assert done.code == 4
+    assert "--launcher slurm needs sbatch, which is not on the path" in done.err
+    assert len(done.lines) == 1
+    done = call("compare", "--vary", "launcher=spawn,slurm", "--jobs", "2", "-o", str(tmp_path / "out"), tiny=True)
+    assert done.code == 2
+    assert "under Slurm all are submitted" in done.err
 
 
 def test_a_rank_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
-"""One launcher for all cells of these tests, started in a folder with a user's module."""
+"""One launcher for all cells of these tests, started in a folder with a user's module, and a Slurm of this machine."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from ampcompare.config import RunConfig
 from ampcompare.launch.forked import ForkedLauncher
 
+SLURM_DEV = Path(__file__).resolve().parents[2] / "scripts" / "slurm-dev"
 MODULE = '''
 """Models of a user, each with its own way to go wrong."""
 
-import os, signal, sys, torch
+import os, signal, sys, time, torch
 
 
 class Net(torch.nn.Module):
@@ -66,11 +69,11 @@ def raises_in_forward(num_classes, sample_shape):
 
 
 def rank():
-    return int(os.environ["RANK"])
+    return int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
 
 
 def first_try():
-    return os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 def kills_rank_1(num_classes, sample_shape, tries):
@@ -91,6 +94,13 @@ def other_on_rank_1(num_classes, sample_shape):
     if rank() == 1:
         net.extra = torch.nn.Linear(2, 2)
     return net
+
+
+def waits_for(num_classes, sample_shape, file):
+    print("waiting for a file", flush=True)
+    while not os.path.exists(file):
+        time.sleep(0.1)
+    return make(num_classes, sample_shape, lambda x: None)
 
 
 def all_raise(num_classes, sample_shape):
@@ -141,3 +151,25 @@ def make_config() -> Callable[..., RunConfig]:
         return RunConfig.model_validate({"recipe": recipe, "arm": arm, **options})
 
     return make
+
+
+def _missing() -> str | None:
+    """Say why no Slurm can be started here, or None."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "slurmd needs root"
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    missing = [name for name in ("slurmctld", "slurmd", "munged", "srun") if shutil.which(name, path=path) is None]
+    return f"{', '.join(missing)} missing (Debian: slurm-wlm, munge)" if missing else None
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[dict[str, str]]:
+    """A private Slurm with two virtual nodes; gives the environment of its users."""
+    if (reason := _missing()) is not None:
+        pytest.skip(reason)
+    done = subprocess.run([SLURM_DEV, "start"], capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        pytest.skip(f"no Slurm can be started here: {done.stderr.strip()[-300:]}")
+    environment = {**os.environ, "SLURM_CONF": done.stdout.strip().partition("=")[2]}
+    yield environment
+    subprocess.run([SLURM_DEV, "stop"], env=environment, check=True, timeout=60)

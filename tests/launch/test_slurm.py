@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ampcompare.record import read_record
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm-dev"
 WORDS = [
     *("--data", "synthetic", "--train-size", "64", "--val-size", "33", "--image-size", "8", "--epochs", "1"),
     *("--device", "cpu", "--batch-size", "8", "--no-progress"),
 ]
-
-
-def _missing() -> str | None:
-    """Say why no Slurm can be started here, or None."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return "slurmd needs root"
-    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
-    missing = [name for name in ("slurmctld", "slurmd", "munged", "srun") if shutil.which(name, path=path) is None]
-    return f"{', '.join(missing)} missing (Debian: slurm-wlm, munge)" if missing else None
-
-
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[dict[str, str]]:
-    """A private Slurm with two virtual nodes; gives the environment of its users."""
-    if (reason := _missing()) is not None:
-        pytest.skip(reason)
-    done = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        pytest.skip(f"no Slurm can be started here: {done.stderr.strip()[-300:]}")
-    environment = {**os.environ, "SLURM_CONF": done.stdout.strip().partition("=")[2]}
-    yield environment
-    subprocess.run([SCRIPT, "stop"], env=environment, check=True, timeout=60)
 
 
 def _srun(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,281 @@
+"""Cells as jobs of Slurm: submitted with submitit, waited for, and found again by a later call."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
+from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
+from ampcompare.launch.forked import THREAD_VARIABLES, worker_environment
+from ampcompare.launch.slurm_queue import STATES_OF_JOBS, Ending, active_jobs, ending
+from ampcompare.record import RunRecord, dump_json, read_record, write_atomically
+
+__all__ = ["SlurmLauncher", "parse_slurm_options"]
+
+POLL_SECONDS = 0.5
+QUEUE_SECONDS = 5.0
+PATIENCE_SECONDS = 300.0
+RECORD_SECONDS = 10.0  # until a file that another machine has written is seen on this one
+LOG_LINES = 50
+TAIL_LINES = 5
+DEFAULT_MINUTES = 60
+WARNING_SECONDS = 90  # between submitit's signal and the time limit
+JOB_NAME = "ampcompare"
+INTERRUPTIONS = ("UncompletedJobError", "rank 0: UncompletedJobError")  # raised by submitit at its signal
+DEAD_TASK = re.compile(r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)$", flags=re.MULTILINE)
+NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
+TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
+OURS = {
+    **dict.fromkeys(("nodes", "N"), "--nnodes"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
+    **dict.fromkeys(("array", "chdir", "comment", "error", "job-name", "open-mode", "output", "wrap"), "ampcompare"),
+}
+
+
+def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
+    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
+
+    Raises:
+        ConfigError: no option, one given twice, a time that cannot be read, or one that this program sets itself.
+    """
+    options: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.strip().lstrip("-").partition("=")
+        name = name.strip().replace("_", "-")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or "\n" in value or (equals and not value):
+            raise ConfigError(f"--slurm-option {text!r} is not an option of sbatch such as partition=gpu or exclusive")
+        if name in OURS:
+            raise ConfigError(f"--slurm-option {text!r}: {name} is set by {OURS[name]}")
+        if name in options:
+            raise ConfigError(f"--slurm-option {name} is given twice")
+        if name == "time":
+            _minutes(value)
+        options[name] = value
+    return options
+
+
+def _minutes(text: str) -> int:
+    """Return the minutes, rounded up, of a time as Slurm reads it: 30, 30:00, 1:30:00, 1-12, 1-12:30 or 1-12:30:00.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = TIME.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"--slurm-option time={text} is not a time such as 30 (minutes), 1:30:00 or 1-12:00:00")
+    fields = [int(field) for field in match["fields"].split(":")]
+    if match["days"] is not None:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+        hours += 24 * int(match["days"])
+    else:
+        hours, minutes, seconds = (
+            (0, *fields, 0)[:3] if len(fields) == 1 else (0, *fields)[-3:] if len(fields) == 2 else fields
+        )
+    return max(1, math.ceil(hours * 60 + minutes + seconds / 60))
+
+
+class SlurmLauncher(Launcher):
+    """Submits a job per cell, all that are expected at once, and waits for each.
+
+    The number of a job lies in the cell's `job.json`, so that a later call waits for it instead of submitting another.
+    Jobs go on when this process ends.
+
+    Args:
+        options: of sbatch, by their long names; "" for a flag.
+        nnodes: nodes of one job, among which the processes of a cell are split.
+
+    Raises:
+        EnvironmentUnfit: this machine has no Slurm.
+        BackendUnavailable: submitit is not installed.
+    """
+
+    def __init__(self, options: Mapping[str, str] | None = None, *, nnodes: int = 1) -> None:
+        missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
+        if missing:
+            raise EnvironmentUnfit(
+                f"--launcher slurm needs {missing[0]}, which is not on the path; call it where jobs are submitted, or "
+                "use --launcher torchrun"
+            )
+        if importlib.util.find_spec("submitit") is None:
+            raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
+        self._options = dict(options or {})
+        self._nnodes = nnodes
+        self._jobs: dict[Path, str] = {}
+
+    def expect(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        """Submit those cells that have no job in the queue.
+
+        Raises:
+            LaunchError: Slurm refuses a job, or does not answer.
+        """
+        new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
+        if not new:
+            return
+        active = active_jobs()
+        by_comment = {comment: job for job, comment in active.items()}
+        for config, folder in new:
+            # A call that was killed may have ended between the submission and the writing of the number.
+            job = next((job for job in (_noted(folder), by_comment.get(str(folder))) if job in active), None)
+            self._jobs[folder] = job or self._submit(config, folder)
+            write_atomically(folder / "job.json", json.dumps({"job": self._jobs[folder]}))
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        folder = folder.resolve()
+        self.expect([(config, folder)])
+        job = self._jobs[folder]
+        self._wait(job, folder, on_progress)
+        del self._jobs[folder]
+        path = folder / "record.json"
+        record = read_record(path) if path.exists() else None
+        interrupted = record is not None and _was_interrupted(record)
+        if record is None or interrupted or _was_killed(job, record):
+            record = failed_record(config, _story(job, folder, timed_out=interrupted))
+            write_record(record, folder)
+        return record
+
+    def remains(self) -> str:
+        jobs = " ".join(sorted(self._jobs.values(), key=int))
+        return f"jobs of Slurm go on, and the same command waits for them; to end them: scancel {jobs}" if jobs else ""
+
+    def _submit(self, config: RunConfig, folder: Path) -> str:
+        import submitit
+
+        from ampcompare.launch.task import train
+
+        if config.processes % self._nnodes:
+            raise UnsupportedCombination(
+                f"{config.processes} processes cannot be split over {self._nnodes} nodes; use --nproc-per-node"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+        set_aside(folder)
+        (folder / "progress.json").unlink(missing_ok=True)
+        (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+        # Nothing but a time limit makes submitit submit again, and a cell would reach it again.
+        executor = submitit.SlurmExecutor(folder / "slurm", max_num_timeout=0)
+        executor.update_parameters(**self._parameters(config, folder))
+        try:
+            return str(executor.submit(train, str(folder)).job_id)
+        except submitit.core.utils.FailedJobError as error:
+            lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
+            raise LaunchError(f"Slurm refuses the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
+
+    def _parameters(self, config: RunConfig, folder: Path) -> dict[str, Any]:
+        options = dict(self._options)
+        minutes = _minutes(options.pop("time")) if "time" in options else DEFAULT_MINUTES
+        environment = worker_environment()
+        exported = {name: environment[name] for name in ("PYTHONPATH", *THREAD_VARIABLES)}
+        extra: dict[str, Any] = {name: value or True for name, value in options.items()}
+        extra.setdefault("cpus-per-task", config.threads + config.workers)
+        return {
+            "job_name": JOB_NAME,
+            "comment": str(folder),
+            "time": minutes,
+            "signal_delay_s": min(WARNING_SECONDS, 60 * minutes // 4),
+            "nodes": self._nnodes,
+            "ntasks_per_node": config.processes // self._nnodes,
+            "setup": [f"export {name}={shlex.quote(value)}" for name, value in exported.items()],
+            "srun_args": ["--kill-on-bad-exit=1"],
+            "stderr_to_stdout": True,
+            "additional_parameters": extra,
+        }
+
+    def _wait(self, job: str, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
+        """Return once the cell has its record, or the job has ended without one."""
+        tell = _teller(folder, on_progress)
+        look = answered = time.monotonic()
+        ended = None
+        while not _is_done(folder):
+            now = time.monotonic()
+            if now >= look:
+                look = now + QUEUE_SECONDS
+                try:
+                    gone = job not in active_jobs()
+                    answered = now
+                except LaunchError:
+                    if now - answered > PATIENCE_SECONDS:
+                        raise
+                    gone = False
+                if gone and ended is None:
+                    ended = now
+            if ended is not None and ((folder / "record.json").exists() or now - ended > RECORD_SECONDS):
+                return
+            tell()
+            time.sleep(POLL_SECONDS)
+        tell()
+
+
+def _teller(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+    """Return what tells how far a cell has come, where it has come further."""
+    told: list[int] = []
+
+    def tell() -> None:
+        nonlocal told
+        with contextlib.suppress(OSError, ValueError):
+            values = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+            if values != told and on_progress is not None:
+                told = values
+                on_progress(Progress(*values))
+
+    return tell
+
+
+def _noted(folder: Path) -> str | None:
+    """Return the number of the cell's last job."""
+    try:
+        return str(json.loads((folder / "job.json").read_text(encoding="utf-8"))["job"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_done(folder: Path) -> bool:
+    """Tell whether the cell has a record that is final; what killed a rank comes after a record of what followed."""
+    path = folder / "record.json"
+    return path.exists() and read_record(path).status != "failed"
+
+
+def _was_interrupted(record: RunRecord) -> bool:
+    """Tell whether submitit has ended the cell, before its job would be."""
+    return record.status == "failed" and (record.error or "").startswith(INTERRUPTIONS)
+
+
+def _was_killed(job: str, record: RunRecord) -> bool:
+    """Tell whether a rank was killed, so that the record holds what another one met after that."""
+    return record.status == "failed" and record.config.processes > 1 and ending(job).was_killed
+
+
+def _story(job: str, folder: Path, *, timed_out: bool) -> str:
+    """Return what happened to a job that left no record of its own, with the last lines of its log.
+
+    Of a task that died srun says so: `srun: error: NODE: task 1: Killed`.
+    """
+    try:
+        told = (folder / "slurm" / f"{job}_0_log.out").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        told = ""
+    found = Ending("TIMEOUT") if timed_out else ending(job)
+    dead = None if found.state in STATES_OF_JOBS else DEAD_TASK.search(told)
+    rank = int(dead["rank"]) if dead else 0
+    how = f"lost rank {rank}: {dead['how']}" if dead else found.story()
+    words = " | ".join(_last_words(log_tail(folder, LOG_LINES, rank)) or _last_words(told))
+    return f"job {job} of Slurm {how}" + (f"; last lines of its log: {words}" if words else "; its log is empty")
+
+
+def _last_words(text: str) -> list[str]:
+    """Return the last lines that are not of those who started the process."""
+    return [line.strip() for line in text.splitlines() if line.strip() and not NOISE.match(line)][-TAIL_LINES:]

@@ -1,0 +1,55 @@
+"""A cell as a task of a job that was queued: alone, or as one of several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ampcompare.config import RunConfig, validated
+from ampcompare.launch.base import log_name
+from ampcompare.launch.world import world_of
+
+__all__ = ["train"]
+
+
+def train(folder: str) -> None:
+    """Train the configuration that lies in a folder, with the place that the environment gives to this process.
+
+    Output of rank 0 goes to `log.txt` there, that of the others to `rank<N>.log`, and the record to `record.json`.
+    """
+    # Whoever submits a job names this function, and needs no torch for that.
+    from ampcompare.launch.rank import report_to, run_rank
+    from ampcompare.launch.worker import run_cell
+
+    cell = Path(folder)
+    world = world_of()
+    rank = 0 if world is None else world.rank
+    report = report_to(cell) if rank == 0 else None
+    with _output_to(cell / log_name(rank)):
+        config: RunConfig = validated(RunConfig, json.loads((cell / "config.json").read_text(encoding="utf-8")))
+        if world is None:
+            run_cell(config, cell, report)
+        else:
+            run_rank(config, cell, world, report)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send standard output and error to a file, and afterwards where they went before."""
+    before = [os.dup(1), os.dup(2)]
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for number in (1, 2):
+            os.dup2(log, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(log)

@@ -1,0 +1,210 @@
+"""What is asked of Slurm and what it answers, without one: options, missing programs, and words for how a job ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.config import RunConfig
+from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.launch import slurm as module
+from ampcompare.launch.base import failed_record, write_record
+from ampcompare.launch.slurm import SlurmLauncher, parse_slurm_options
+from ampcompare.launch.slurm_queue import Ending, active_jobs, ending
+from ampcompare.record import read_record
+
+Programs = Callable[..., None]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """Put programs that print what they are given on a path of their own: `programs(squeue="1|x")`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(module, "QUEUE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(module, "RECORD_SECONDS", 0.0)
+
+    def make(**texts: str | None) -> None:
+        for name, text in texts.items():
+            script = "echo no answer >&2\nexit 1\n" if text is None else f"echo '{text}'\n"
+            (folder / name).write_text(f"#!/bin/sh\n{script}")
+            (folder / name).chmod(0o755)
+
+    return make
+
+
+def test_options_of_sbatch() -> None:
+    """Names are taken with or without dashes, flags have no value, and what is not known here is left to sbatch."""
+    texts = ["partition=gpu", "--account=lab", "gpus_per_node=2", "exclusive", "time=1-12:30:00", "gres=gpu:a100:2"]
+    assert parse_slurm_options(texts) == {
+        "partition": "gpu",
+        "account": "lab",
+        "gpus-per-node": "2",
+        "exclusive": "",
+        "time": "1-12:30:00",
+        "gres": "gpu:a100:2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["=gpu"], "is not an option of sbatch such as partition=gpu or exclusive"),
+        (["partition="], "is not an option of sbatch"),
+        (["qos=a\n#SBATCH --uid=0"], "is not an option of sbatch"),
+        (["qos=a", "qos=b"], "qos is given twice"),
+        (["nodes=2"], "nodes is set by --nnodes"),
+        (["ntasks_per_node=2"], "ntasks-per-node is set by --nproc-per-node"),
+        (["output=x"], "output is set by ampcompare"),
+        (["time=soon"], "time=soon is not a time such as 30"),
+    ],
+)
+def test_options_that_cannot_be(texts: list[str], message: str) -> None:
+    """What is no option, is given twice, or is not the user's to set, is refused."""
+    with pytest.raises(ConfigError, match=message):
+        parse_slurm_options(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("30", 30), ("30:30", 31), ("1:30:00", 90), ("1-12", 2160), ("1-00:30", 1470), ("2-1:00:01", 2941), ("0:01", 1)],
+)
+def test_times(text: str, minutes: int) -> None:
+    """Every form of time that Slurm knows is read as Slurm reads it, rounded up to minutes."""
+    assert module._minutes(text) == minutes
+
+
+def test_what_is_missing(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sbatch or without submitit the error says what to do, with the code of an unfit machine."""
+    with pytest.raises(EnvironmentUnfit, match="needs sbatch, which is not on the path"):
+        SlurmLauncher()
+    programs(sbatch="", srun="", squeue="")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(BackendUnavailable, match="pip install submitit") as caught:
+        SlurmLauncher()
+    assert caught.value.exit_code == 4
+
+
+def test_the_queue(programs: Programs) -> None:
+    """Jobs are known by their number, with the comment that names the cell; silence of Slurm is an error."""
+    programs(squeue="12|/runs/cells/abc\n13|")
+    assert active_jobs() == {"12": "/runs/cells/abc", "13": ""}
+    programs(squeue=None)
+    with pytest.raises(LaunchError, match="squeue does not answer: no answer"):
+        active_jobs()
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "sacct", "expected", "story"),
+    [
+        ("JobState=TIMEOUT ExitCode=0:15 NodeList=n1", None, Ending("TIMEOUT", 0, 15, "n1"), "reached its time limit"),
+        ("JobState=PREEMPTED ExitCode=0:15 NodeList=n1", None, Ending("PREEMPTED", 0, 15, "n1"), "was preempted"),
+        (None, "CANCELLED by 1000|0:0|n[1-2]", Ending("CANCELLED", 0, 0, "n[1-2]"), "was cancelled (node n[1-2])"),
+        (None, "OUT_OF_MEMORY|0:125|n1", Ending("OUT_OF_MEMORY", 0, 125, "n1"), "ran out of memory"),
+        ("JobState=FAILED ExitCode=3:0 NodeList=(null)", None, Ending("FAILED", 3, 0), "ended with exit code 3"),
+        ("JobState=FAILED ExitCode=137:0", None, Ending("FAILED", 137), "had a task that was ended by signal 9"),
+        ("JobState=FAILED ExitCode=0:9", None, Ending("FAILED", 0, 9), "was ended by signal 9"),
+        ("JobState=COMPLETED ExitCode=0:0", None, Ending("COMPLETED"), "exit code 0 and left no record"),
+        (None, None, Ending(), "is gone, and Slurm keeps nothing about it"),
+    ],
+)
+def test_how_jobs_end(
+    programs: Programs, scontrol: str | None, sacct: str | None, expected: Ending, story: str
+) -> None:
+    """The end of a job is asked of the controller, then of the accounting, and told in words."""
+    programs(scontrol=scontrol, sacct=sacct)
+    assert ending("7") == expected
+    assert story in expected.story()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("TIMEOUT", "job 7 of Slurm reached its time limit; --slurm-option time=MINUTES gives more (node n1)"),
+        ("PREEMPTED", "job 7 of Slurm was preempted by another job (node n1)"),
+        ("FAILED", "job 7 of Slurm lost rank 1: Killed"),
+    ],
+)
+def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, message: str) -> None:
+    """A job that ended without a record becomes one that says how, with the last lines of the log."""
+    programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:15 NodeList=n1")
+    _, record = _ended(tmp_path)
+    assert (
+        record.error == f"{message}; last lines of its log: {'words of 1' if state == 'FAILED' else 'step 3 | step 4'}"
+    )
+    assert read_record(tmp_path / "cell" / "record.json") == record
+
+
+def test_the_signal_before_a_time_limit(programs: Programs, tmp_path: Path) -> None:
+    """What submitit raises in a cell shortly before the limit is told as the limit; other failures stay."""
+    programs(sbatch="", srun="", squeue="", scontrol="JobState=COMPLETED ExitCode=0:0")
+    config, _ = _ended(tmp_path)
+    for error, told in (
+        ("UncompletedJobError: Job not requeued because: timed-out", "job 7 of Slurm reached its time limit"),
+        ("ValueError: bad data", "ValueError: bad data"),
+    ):
+        write_record(failed_record(config, error), tmp_path / "cell")
+        _, record = _ended(tmp_path)
+        assert (record.error or "").startswith(told)
+
+
+def _ended(tmp_path: Path) -> tuple[RunConfig, Any]:
+    """Return the record of a cell of two processes whose job 7 is no longer in the queue."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    folder = tmp_path / "cell"
+    (folder / "slurm").mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").write_text("step 3\nsubmitit WARNING (now) - Bypassing signal SIGTERM\nstep 4\n")
+    (folder / "rank1.log").write_text("words of 1\n")
+    (folder / "slurm" / "7_0_log.out").write_text(
+        "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Terminated"
+    )
+    config = RunConfig(processes=2, launcher="slurm")
+    launcher = SlurmLauncher()
+    launcher._jobs[folder.resolve()] = "7"
+    return config, launcher.launch(config, folder)
+
+
+def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Slurm is silent for a while the launcher waits on; when it stays so, that is the error."""
+    programs(sbatch="", srun="", squeue=None)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(LaunchError, match="squeue does not answer"):
+        _ended(tmp_path)
+
+
+def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
+    """The batch file has the options, a task per process and an hour unless told otherwise; the number is kept."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue="30|elsewhere")
+    launcher = SlurmLauncher(parse_slurm_options(["partition=gpu", "exclusive"]), nnodes=2)
+    config = RunConfig(processes=4, launcher="slurm", workers=2)
+    launcher.expect([(config, tmp_path / "cell")])
+    launcher.expect([(config, tmp_path / "cell")])
+    assert json.loads((tmp_path / "cell" / "job.json").read_text()) == {"job": "31"}
+    (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
+    lines = path.read_text().splitlines()
+    for line in ("partition=gpu", "exclusive", "nodes=2", "ntasks-per-node=2", "cpus-per-task=3", "time=60"):
+        assert f"#SBATCH --{line}" in lines
+    assert f"#SBATCH --comment={tmp_path}/cell" in lines
+    assert launcher.remains().endswith("scancel 31")
+
+
+def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
+    """A cell whose job is in the queue, by its number or by its comment, is not submitted again; a gone one is."""
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    config = RunConfig(launcher="slurm")
+    programs(sbatch="Submitted batch job 31", srun="", squeue=f"29|\n30|{tmp_path}/b")
+    for name, noted in (("a", "29"), ("c", "28")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.json").write_text(json.dumps({"job": noted}))
+    launcher = SlurmLauncher()
+    launcher.expect([(config, tmp_path / name) for name in "abc"])
+    jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
+    assert jobs == ["29", "30", "31"]
