@@ -104,6 +104,8 @@ def frame(tmp_path: Path) -> Frame:
     for folder in ("scripts", "constraints", ".ci"):
         shutil.copytree(ROOT / folder, root / folder)
     shutil.copy(ROOT / "setup.py", root)
+    for name in ("packages", "containers"):  # which would install packages and build images for minutes
+        (root / ".ci" / name).write_text(f'#!/bin/bash\necho .ci/{name} >>"{root}/calls"\n', encoding="utf-8")
     made = Frame(root, programs)
     made.program("python3", PYTHON_STUB)
     made.program("nvidia-smi", "#!/bin/bash\nexit 9\n")
@@ -319,13 +321,14 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
 
 
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
-    """CI runs check, docs and test, pytest last, and fails when only the check fails."""
+    """CI runs check, docs, test and the images, whatever fails, and fails when only the check fails."""
     assert frame.run(".ci/run").returncode == 0
+    assert (frame.calls()[0], frame.calls()[-1]) == (".ci/packages", ".ci/containers")
     asked = [call.split()[2] for call in frame.calls() if call.startswith("python")]
     assert asked == ["ruff", "ruff", "mypy", "pytest", "mkdocs", "pytest"]
     failed = frame.run(".ci/run", STUB_FAILING="ruff")
     assert failed.returncode != 0
-    assert frame.calls()[-1] == "python -m pytest threads=1"
+    assert frame.calls()[-2:] == ["python -m pytest threads=1", ".ci/containers"]
     assert frame.run(".ci/run", STUB_FAILING="pytest").returncode != 0
 
 
