@@ -11,8 +11,8 @@ import hashlib
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeGuard
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -21,6 +21,7 @@ from ampcompare.errors import ConfigError
 
 __all__ = [
     "DataConfig",
+    "GroupConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelConfig",
@@ -61,6 +62,14 @@ class ModelConfig(_Frozen):
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the network")
 
 
+class GroupConfig(_Frozen):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str = Field(description="pattern of parameter names, such as head.* or *.weight; the first that fits counts")
+    lr_factor: Positive = Field(1.0, description="factor on the learning rate")
+    weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's")
+
+
 class OptimizerConfig(_Frozen):
     """Which optimizer updates the weights."""
 
@@ -71,6 +80,13 @@ class OptimizerConfig(_Frozen):
     weight_decay: NonNegative = 1e-4
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: NonNegative = 1e-8
+    norm_weight_decay: NonNegative | None = Field(None, description="weight decay of the parameters of norms")
+    bias_weight_decay: NonNegative | None = Field(None, description="weight decay of biases, those of norms apart")
+    groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
+    layer_lr: Literal["none", "larc", "lars"] = Field(
+        "none", description="layer-wise rates by the norms of weight and gradient; larc never goes beyond lr"
+    )
+    trust_coefficient: Positive = Field(0.02, description="of layer_lr")
     lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
     lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
     lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
@@ -295,7 +311,7 @@ def validated(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
 def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"there is no setting {where!r} ({_meant(where, list(_places(model)))})"
+        return f"there is no setting {where!r} ({_meant(_generic(fault['loc']), list(_places(model)))})"
     inside = [place[len(where) + 1 :] for place in _places(model) if place.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
         text = f"it is a group of settings, {', '.join(inside)}"
@@ -305,13 +321,20 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     return f"{where}: {text}{seen}" if where else text
 
 
+def _generic(loc: Iterable[int | str]) -> str:
+    return ".".join("N" if isinstance(part, int) else part for part in loc)
+
+
 def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
     """Yield the place of every setting, such as `recipe.optimizer.lr`."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _places(field.annotation, f"{above}{name}.")
-        else:
-            yield above + name
+            continue
+        yield above + name
+        for item in get_args(field.annotation):
+            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the place in it
+                yield from _places(item, f"{above}{name}.N.")
 
 
 def _meant(where: str, places: list[str]) -> str:

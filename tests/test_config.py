@@ -120,6 +120,8 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.optimizer.name": "adam",
     "recipe.optimizer.momentum": 0.5,
     "recipe.optimizer.betas": (0.8, 0.9),
+    "recipe.optimizer.groups": [{"match": "head.*", "lr_factor": 10}],
+    "recipe.optimizer.layer_lr": "larc",
     "recipe.optimizer.lr_rule": "sqrt",
     "recipe.schedule.name": "step",
     "recipe.label_smoothing": 0.5,

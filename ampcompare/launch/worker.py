@@ -86,6 +86,13 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0]
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory ran out: torch has a class of error for GPUs, and for CPUs only words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+
+
 def failed_with(config: RunConfig, error: Exception, who: str = "") -> RunRecord:
     """Return the record of a cell that an exception has ended.
 
@@ -96,7 +103,7 @@ def failed_with(config: RunConfig, error: Exception, who: str = "") -> RunRecord
     if isinstance(error, AmpCompareError):  # which say themselves whose they are
         text, exit_code = str(error), error.exit_code
     else:
-        kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+        kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
         text = ": ".join(filter(None, [who, kind, _first_line(error)]))
     environment = {**fingerprint(), "exit_code": exit_code}
     return RunRecord(

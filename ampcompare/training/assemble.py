@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampcompare.config import OptimizerConfig, Recipe
+from ampcompare.config import Recipe
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Alone, Ranks, model_facts, require_equal
 from ampcompare.precision.base import Precision, owned_params
@@ -21,9 +21,10 @@ from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Task
 from ampcompare.training.average import WeightAverage
+from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
 
-__all__ = ["Assembly", "assemble", "make_optimizer", "make_task"]
+__all__ = ["Assembly", "assemble", "make_task"]
 
 
 @dataclass
@@ -72,20 +73,6 @@ def make_task(recipe: Recipe) -> Task:
         augment=recipe.data.augment,
     )
     return Task(data, label_smoothing=recipe.label_smoothing)
-
-
-def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Build a torch optimizer with torch's default implementation, over all parameters of `model`."""
-    if config.name == "sgd":
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
 
 
 def assemble(

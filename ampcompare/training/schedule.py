@@ -15,7 +15,7 @@ __all__ = ["make_schedule"]
 
 
 def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int) -> Callable[[int], float] | None:
-    """Return the factor on the base learning rate at each step; None where it is 1 throughout.
+    """Return the factor on the base learning rate at each step, as LambdaLR takes it; None where it is 1 throughout.
 
     Args:
         config: name and parameters of the schedule.

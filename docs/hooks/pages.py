@@ -158,6 +158,7 @@ def _takes(field: dict[str, Any]) -> str:
     if "prefixItems" in field:
         return f"a list of {len(field['prefixItems'])}: {_takes(field['prefixItems'][0])}"
     words = {"null": "nothing", "boolean": "true, false", "string": "text", "object": "names and values"}
+    words["array"] = "a list"
     kind = words.get(field["type"], field["type"])
     signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in signs if bound in field]

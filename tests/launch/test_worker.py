@@ -14,7 +14,7 @@ import torch
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.worker import resolve_device
+from ampcompare.launch.worker import failed_with, resolve_device
 from ampcompare.record import dump_json, read_record
 
 MakeConfig = Callable[..., RunConfig]
@@ -75,6 +75,18 @@ def _has_nvidia_apex() -> bool:
     from ampcompare.environment import probe_apex
 
     return probe_apex().has_amp
+
+
+@pytest.mark.parametrize("size", [2**46, 2**60])
+def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
+    """What torch's CPU allocator raises is called by the words that a GPU's error has; other errors keep their name."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(size)
+    record = failed_with(RunConfig(), refused.value)
+    assert record.error is not None
+    assert record.error.startswith("out of memory: [enforce fail at alloc_cpu.cpp")
+    assert (failed_with(RunConfig(), MemoryError()).error or "").startswith("out of memory")
+    assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
 
 
 def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:

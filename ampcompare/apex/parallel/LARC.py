@@ -73,13 +73,14 @@ class LARC:
         try:
             for group, decay in zip(self.optim.param_groups, decays, strict=True):
                 group["weight_decay"] = 0
-                self._adapt(group, decay)
+                self.adapt(group, decay)
             self.optim.step()
         finally:
             for group, decay in zip(self.optim.param_groups, decays, strict=True):
                 group["weight_decay"] = decay
 
-    def _adapt(self, group: dict[str, Any], decay: float) -> None:
+    def adapt(self, group: dict[str, Any], decay: float) -> None:
+        """Adapt the gradients of one group in place, with `decay` added to them; call it under `no_grad`."""
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for param in group["params"]:
             if param.grad is not None:

@@ -1,0 +1,142 @@
+"""Groups of parameters, and rates adapted layer by layer, for every arm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from ampcompare.apex.parallel.LARC import LARC
+from ampcompare.config import OptimizerConfig, RunConfig, validated
+from ampcompare.errors import ConfigError
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.optimizers import make_optimizer, param_groups
+
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
+
+
+def net() -> nn.Sequential:
+    """Linear layers with biases around a norm with both."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def groups(**settings: Any) -> list[tuple[list[str], float, float]]:
+    """Names, learning rate and weight decay of each group."""
+    model = net()
+    names = {id(param): name for name, param in model.named_parameters()}
+    config = validated(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.25, **settings})
+    return [
+        ([names[id(param)] for param in group["params"]], group["lr"], group["weight_decay"])
+        for group in param_groups(config, model)
+    ]
+
+
+ALL = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+
+
+def test_one_group_by_default() -> None:
+    """Without settings of groups all parameters are in one, in the model's order."""
+    assert groups() == [(ALL, 0.5, 0.25)]
+
+
+def test_no_decay_for_norms_and_biases() -> None:
+    """Parameters of norms and other biases have decays of their own, and equal ones share a group."""
+    assert groups(norm_weight_decay=0, bias_weight_decay=0) == [
+        (["0.weight", "2.weight"], 0.5, 0.25),
+        (["0.bias", "1.weight", "1.bias", "2.bias"], 0.5, 0.0),
+    ]
+    assert groups(norm_weight_decay=0.125) == [
+        (["0.weight", "0.bias", "2.weight", "2.bias"], 0.5, 0.25),
+        (["1.weight", "1.bias"], 0.5, 0.125),
+    ]
+
+
+def test_patterns_give_rates_and_decays() -> None:
+    """The first pattern that fits gives the factor on the rate; its decay, where it has one, goes before all others."""
+    settings = [{"match": "2.*", "lr_factor": 10}, {"match": "*.bias", "lr_factor": 2, "weight_decay": 0.5}]
+    assert groups(groups=settings, bias_weight_decay=0) == [
+        (["0.weight", "1.weight"], 0.5, 0.25),
+        (["0.bias", "1.bias"], 1.0, 0.5),
+        (["2.weight"], 5.0, 0.25),
+        (["2.bias"], 5.0, 0.0),
+    ]
+
+
+def test_a_pattern_that_fits_nothing_is_an_error() -> None:
+    """A mistyped name of a layer is told of, with names as they are."""
+    with pytest.raises(ConfigError, match=r"groups\[1\] matches no parameter left to it: 'haed.*'; names look like 0"):
+        groups(groups=[{"match": "2.*"}, {"match": "haed.*"}])
+
+
+def test_a_mistyped_key_of_a_group_has_the_nearest_name() -> None:
+    """The error names the place in the list, and what was meant."""
+    values = {"recipe": {"optimizer": {"groups": [{"match": "*"}, {"match": "*", "lr_facter": 2}]}}}
+    with pytest.raises(ConfigError, match=r"no setting 'recipe.optimizer.groups.1.lr_facter' \(did you mean .*factor"):
+        validated(RunConfig, values)
+
+
+ARMS = ["fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:loss_scale=8"]
+
+
+def trained(arm: str, make: Any, *, infinite: bool = False) -> list[torch.Tensor]:
+    """The weights after three updates in an arm."""
+    model = net()
+    precision = make_precision(arm)
+    (model,), (optimizer,) = precision.prepare([model], [make(model)])  # type: ignore[assignment]
+    for step in range(3):
+        with precision.autocast():
+            loss = model(X).float().square().mean() * (float("inf") if infinite and step == 1 else 1.0)
+        precision.backward(loss, [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    return [param.detach().float().clone() for param in model.parameters()]
+
+
+def adaptive(kind: str, trust: float = 0.02) -> Any:
+    """Make the optimizer of a configuration."""
+    config = validated(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust})
+    return lambda model: make_optimizer(config, model)
+
+
+@pytest.mark.parametrize("kind", ["larc", "lars"])
+def test_in_fp32_the_weights_are_those_of_apex_larc(kind: str) -> None:
+    """The hooks do what Apex's wrapper around the optimizer does, bit for bit."""
+    model = net()
+    optimizer = LARC(SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01), clip=kind == "larc")
+    for _ in range(3):
+        model(X).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours = trained("fp32", adaptive(kind))
+    assert all(torch.equal(a, b) for a, b in zip(ours, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["larc", "lars"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_adapts_unscaled_gradients(arm: str, kind: str) -> None:
+    """Weights are those of fp32 up to rounding, whatever the loss scale, and far from those without adaption."""
+    ours, reference, plain = (
+        torch.cat([weight.flatten() for weight in trained(name, adaptive(how))])
+        for name, how in ((arm, kind), ("fp32", kind), ("fp32", "none"))
+    )
+    assert (ours - reference).norm() < 0.1 * (plain - reference).norm()
+
+
+@pytest.mark.parametrize("arm", ["apex:O1", "apex:O2", "native:fp16"])
+def test_a_skipped_step_adapts_nothing(arm: str) -> None:
+    """An overflow leaves weights, decays and the next steps as they are without adaption."""
+    weights = trained(arm, adaptive("larc"), infinite=True)
+    assert all(weight.isfinite().all() for weight in weights)
+
+
+def test_weight_decay_is_there_again_after_a_step() -> None:
+    """The decay is in the adapted gradient during the step only; schedulers and checkpoints see it."""
+    model = net()
+    optimizer = adaptive("lars")(model)
+    model(X).square().mean().backward()
+    optimizer.step()
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01]
