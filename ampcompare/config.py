@@ -27,6 +27,7 @@ __all__ = [
     "ParallelConfig",
     "Recipe",
     "RunConfig",
+    "SavingConfig",
     "ScheduleConfig",
     "validated",
 ]
@@ -170,6 +171,25 @@ class ParallelConfig(_Frozen):
         return self
 
 
+class SavingConfig(_Frozen):
+    """When a run is saved, and what it goes on from. No number of a run depends on it, nor does the name of a cell."""
+
+    every_steps: PositiveInt | None = Field(
+        None, description="save at the first drain point at or after every so many updates"
+    )
+    every_epochs: PositiveInt | None = Field(None, description="save after the evaluation of every so many epochs")
+    keep_last: PositiveInt = Field(2, description="checkpoints kept beside the best one")
+    in_background: bool = Field(False, description="write from a snapshot while training goes on")
+    apex_layout: bool = Field(False, description="write beside it what a legacy Apex script would save")
+    weights_format: Literal["checkpoint", "safetensors"] = Field(
+        "checkpoint", description="safetensors: write the weights alone to a file beside it"
+    )
+    resume: str | None = Field(None, description="a checkpoint or its folder; auto: the newest one of this run, if any")
+    stop_at_step: PositiveInt | None = Field(
+        None, description="end at the first drain point at or after this update, as if told to by SIGTERM"
+    )
+
+
 class RunConfig(_Frozen):
     """One arm of a recipe, and how to run it."""
 
@@ -196,6 +216,7 @@ class RunConfig(_Frozen):
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
     threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
+    saving: SavingConfig = SavingConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -234,8 +255,8 @@ class RunConfig(_Frozen):
         return text
 
     def digest(self) -> str:
-        """Return the name of this cell: 12 hexadecimal digits that change with any setting."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """Return the name of this cell: 12 hexadecimal digits that change with any setting but those of saving."""
+        text = json.dumps(self.model_dump(mode="json", exclude={"saving"}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -11,7 +11,8 @@ AmpCompareError
 ├── RanksDiffer                 3   processes that train together do not hold the same
 ├── CheckpointError             2   a checkpoint that cannot be read or does not fit
 │   └── ConversionError         2   a checkpoint that cannot be carried to another layout
-└── RecordError                 2   a record or report file that cannot be read
+├── RecordError                 2   a record or report file that cannot be read
+└── Ended                       143 told to end by SIGTERM
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConversionError",
+    "Ended",
     "EnvironmentUnfit",
     "LaunchError",
     "PreparationError",
@@ -90,3 +92,9 @@ class RecordError(AmpCompareError):
     """A record or report file cannot be read."""
 
     exit_code = 2
+
+
+class Ended(AmpCompareError):
+    """Told to end by SIGTERM."""
+
+    exit_code = 143

@@ -25,6 +25,7 @@ __all__ = [
     "EpochResult",
     "ProcessFacts",
     "Readings",
+    "Resumption",
     "RunRecord",
     "RunSummary",
     "StepRecord",
@@ -192,6 +193,15 @@ class Readings(_Record):
     other_processes: int | None = Field(None, description="most compute processes beside this one on the GPU")
 
 
+class Resumption(_Record):
+    """One time that a run went on from a checkpoint."""
+
+    step: int = Field(description="updates that the checkpoint held")
+    processes: int = Field(1, description="that wrote the checkpoint")
+    arm: str = Field("", description="that wrote the checkpoint")
+    notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
+
+
 class RunRecord(_Record):
     """Everything known about one cell."""
 
@@ -208,6 +218,7 @@ class RunRecord(_Record):
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: Readings | None = None
     jobs: int = Field(1, description="cells that ran at the same time")
+    resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     error: str | None = None
 
 

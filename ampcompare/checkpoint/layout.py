@@ -19,7 +19,7 @@ SCHEMA = 1
 PRECISION_KEYS = ("amp", "scaler", "precision")
 """Where the precision state lies: `Precision.key` of the arm that saved it."""
 
-# The keys of a checkpoint; those from "ema" on may be missing.
+# The keys of a checkpoint; those from "parts" on may be missing.
 #
 # schema       SCHEMA
 # model        state dict of the model without wrappers; a list of them where there are several
@@ -27,9 +27,11 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 # amp | scaler | precision
 #              `Precision.state_dict()`, under `Precision.key`
 # masters      per model as above: names of parameters to their fp32 masters; {} where the arm has none
-# ema          state dict of averaged weights
+# parts        states of what else changes in a run, by name; "average" holds the averaged weights (EMA)
 # rng          states of random number generators, a list by rank
-# progress     {"step", "epoch", "batch": micro-batches or batches of this epoch that are done, ...}
+# buffers      buffers of each rank that are not as in the saved model, a list by rank
+# zeroed       per optimizer, places of the parameters whose gradients were zeros and not None
+# progress     {"step", "epoch", "batch": batches of this epoch that are done, ...}
 # best         {"value", "step"} of the best metric so far
 # arm          canonical text, as "apex:O2"
 # recipe       the recipe as plain data

@@ -27,7 +27,8 @@ COMMANDS = {
 SILENT_SECONDS = 2.0
 EPILOG = (
     "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
-    "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted. "
+    "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted; "
+    "143 ended by SIGTERM, with a checkpoint. "
     "Every option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS."
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for
+from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
 from ampcompare.errors import ConfigError
 
@@ -146,7 +146,7 @@ def command(**parameters: Any) -> int:
         "save": save,
     }
     try:
-        with launchers[0] if jobs == 1 else Several(launchers) as launcher:
+        with launchers[0] if jobs == 1 else Several(launchers) as launcher, sigterm_saves(launcher):
             if auto:
                 comparison = run_auto(make, folder, launcher, budget_seconds=budget, **settings)
             else:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, Ended
 
 if TYPE_CHECKING:
     from ampcompare.config import RunConfig
     from ampcompare.launch.base import Launcher
 
-__all__ = ["check_slurm", "count_processes", "launch_options", "launcher_for"]
+__all__ = ["check_slurm", "count_processes", "launch_options", "launcher_for", "sigterm_saves"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -103,3 +105,22 @@ def launcher_for(config: RunConfig, parameters: dict[str, Any], *, several_cells
         slurm_options=parse_slurm_options(parameters["slurm_options"]),
         **{name: parameters[name] for name in names},
     )
+
+
+@contextlib.contextmanager
+def sigterm_saves(launcher: Launcher) -> Iterator[None]:
+    """Pass SIGTERM on to the cell that is running, which then saves and ends; end at once where none is.
+
+    Raises:
+        Ended: SIGTERM came between two cells.
+    """
+
+    def end(number: int, frame: object) -> None:
+        if not launcher.terminate():
+            raise Ended("ended by SIGTERM; the same command goes on with the first cell that has no record")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

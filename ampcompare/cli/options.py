@@ -67,6 +67,13 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--workers", "-j"), "workers", {"type": int}),
     (("--threads",), "threads", {"type": int}),
     (("--deterministic/--no-deterministic",), "deterministic", {}),
+    (("--save-every-steps",), "saving.every_steps", {"type": int}),
+    (("--save-every-epochs",), "saving.every_epochs", {"type": int}),
+    (("--keep-last",), "saving.keep_last", {"type": int}),
+    (("--async-save/--no-async-save",), "saving.in_background", {}),
+    (("--apex-layout/--no-apex-layout",), "saving.apex_layout", {}),
+    (("--weights-format",), "saving.weights_format", {"metavar": "checkpoint|safetensors"}),
+    (("--resume",), "saving.resume", {"metavar": "auto|PATH"}),
 ]
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from ampcompare.arm import Arm
-from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for
+from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
 from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, Ended
 
 __all__ = ["command"]
 
@@ -76,8 +76,10 @@ def command(**parameters: Any) -> int:
     if parameters["dry_run"]:
         click.echo(dump_json(config))
         return 0
+    if config.saving.apex_layout and not config.arm.startswith("apex"):
+        raise ConfigError(f"--apex-layout is what an Apex script saves, and the arm is {config.arm}; leave it out")
     check_slurm(parameters, {config.launcher})
-    with launcher_for(config, parameters, several_cells=False) as launcher:
+    with launcher_for(config, parameters, several_cells=False) as launcher, sigterm_saves(launcher):
         display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
         try:
             record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
@@ -85,7 +87,11 @@ def command(**parameters: Any) -> int:
             if remains := launcher.remains():
                 display.note(remains)
             raise
+        for resumption in record.resumed[-1:]:
+            display.note("; ".join([f"went on from a checkpoint of step {resumption.step}", *resumption.notes]))
     if not launcher.speaks:
+        if record.status == "interrupted":
+            return Ended.exit_code
         return int(record.environment.get("exit_code", 3)) if record.status == "failed" else 0
     if parameters["as_json"]:
         click.echo(dump_json(record))
@@ -94,6 +100,8 @@ def command(**parameters: Any) -> int:
         error = printable(record.error or "", 2000)
         click.echo(f"ampcompare: {record.arm} failed: {error} (log: {log})", err=True)
         return int(record.environment.get("exit_code", 3))
+    if record.status == "interrupted":
+        raise Ended(f"{record.arm} was {record.error}; --resume auto goes on from its newest checkpoint")
     if not parameters["as_json"]:
         click.echo(Terminal().render(summarize([record], arms=[record.arm], reference=record.arm)), nl=False)
         if not parameters["quiet"]:

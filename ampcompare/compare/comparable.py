@@ -24,8 +24,8 @@ def settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def differing(one: RunConfig, other: RunConfig) -> list[str]:
-    """Return the places at which two configurations differ, but for arm and seed."""
-    first, second = dict(settings(one.model_dump())), dict(settings(other.model_dump()))
+    """Return the places at which two configurations differ, but for arm, seed, and how they were saved."""
+    first, second = (dict(settings(config.model_dump(exclude={"saving"}))) for config in (one, other))
     return [
         place for place in {**first, **second} if first.get(place) != second.get(place) and place not in APART_BY_DESIGN
     ]

@@ -129,7 +129,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--vary {text!r} is not SETTING=VALUE,VALUE")
-    known = [place for place, _ in settings(RunConfig().model_dump())]
+    known = [place for place, _ in settings(RunConfig().model_dump(exclude={"saving"}))]
     name = name.strip().replace("-", "_")
     fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
     if len(fit) != 1:

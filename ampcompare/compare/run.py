@@ -16,7 +16,7 @@ from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
-from ampcompare.errors import ConfigError, RecordError
+from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.launch.base import Launcher, Progress, write_record
 from ampcompare.record import Comparison, RunRecord, dump_json, read_record, write_atomically
 
@@ -77,7 +77,8 @@ def reusable(folder: Path, config: RunConfig) -> _Reuse:
         path.replace(path.with_name("record.unreadable.json"))
         return _Reuse(None, f"{error}; the file is kept as record.unreadable.json")
     if record.status not in ("completed", "diverged"):
-        return _Reuse(None, f"it {record.status} before")
+        was = "was " if record.status == "interrupted" else ""
+        return _Reuse(None, f"it {was}{record.status} before")
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
     if changed:
@@ -125,6 +126,7 @@ def run_plan(
     Raises:
         ConfigError: the folder cannot be written.
         KeyboardInterrupt: passed on; what is done is saved.
+        Ended: a cell was told to end by SIGTERM; what is done is saved.
     """
     check_output_dir(folder)
     terms = terms or Terms()
@@ -166,6 +168,10 @@ def run_plan(
             record = records[place] = run()
             saved()
         observer.end(record, reused=found.record is not None)
+        if record.status == "interrupted":
+            raise Ended(
+                f"{plan.labels[place]} was {record.error}; the same command with --resume auto goes on from there"
+            )
 
     def expect(places: Iterable[int]) -> None:
         launcher.expect([(plan.cells[place], cell_folder(folder, plan.cells[place])) for place in places])
@@ -181,7 +187,7 @@ def run_plan(
             with _started(plan, missing, folder, launcher, jobs, observer) as runs:
                 for place in block:
                     told(place, runs.get(place, _nothing))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended):
         saved()
         raise
     return saved()

@@ -26,6 +26,7 @@ __all__ = ["Request", "main"]
 RANK_MODULE = "ampcompare.launch.rank"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
+SAVE_SECONDS = 30.0  # as long as torchrun waits
 RENDEZVOUS_PORT = 29400
 
 
@@ -102,15 +103,19 @@ def _run_spawn(request: Request) -> list[dict[str, int]]:
     size, first = request.nproc_per_node * request.nnodes, request.nproc_per_node * request.node_rank
     for attempt in range(request.max_restarts + 1):
         url = request.dist_url or _meeting_file(request.folder, attempt)
-        ranks = []
+        ranks: list[subprocess.Popen[bytes]] = []
+        grace = GRACE_SECONDS
         try:
             for local_rank in range(request.nproc_per_node):
                 place = {"RANK": first + local_rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
                 place |= {"LOCAL_WORLD_SIZE": request.nproc_per_node, "TORCHELASTIC_RESTART_COUNT": attempt}
                 ranks.append(_start_rank(request.folder, url, place))
             failures = _watch(ranks, first)
+        except _Ended as ended:
+            grace = SAVE_SECONDS if ended.may_save else grace
+            raise
         finally:
-            _end(ranks)
+            _end(ranks, grace)
         if not failures:
             break
     return failures
@@ -136,11 +141,11 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]], first: int) -> list[dict[st
         time.sleep(POLL_SECONDS)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + grace
     for rank in ranks:
         try:
             rank.wait(max(0.0, deadline - time.monotonic()))
@@ -150,19 +155,32 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 class _Ended(Exception):
-    """SIGTERM came."""
+    """SIGTERM came.
+
+    Attributes:
+        may_save: whether the ranks have the time to save; not where nobody is left who would use it.
+    """
+
+    def __init__(self, *, may_save: bool) -> None:
+        super().__init__()
+        self.may_save = may_save
 
 
-def _on_sigterm(number: int, frame: object) -> NoReturn:
-    raise _Ended
+def _end_with_sigterm_or_stdin() -> None:
+    """Raise `_Ended` in this thread at the first SIGTERM, or when standard input ends."""
+    alone = threading.Event()
 
+    def on_sigterm(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # more may come, from whoever sends it to a whole group
+        raise _Ended(may_save=not alone.is_set())
 
-def _end_with_stdin() -> None:
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        alone.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
+    signal.signal(signal.SIGTERM, on_sigterm)
     threading.Thread(target=watch, daemon=True).start()
 
 
@@ -173,8 +191,7 @@ def main(arguments: list[str]) -> int:
     """
     request = Request(**json.loads(arguments[0]))
     os.environ["AMPCOMPARE_STARTED_BY"] = request.launcher
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    _end_with_stdin()
+    _end_with_sigterm_or_stdin()
     try:
         failures = (_run_torchrun if request.launcher == "torchrun" else _run_spawn)(request)
     except _Ended:

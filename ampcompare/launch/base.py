@@ -10,7 +10,16 @@ from pathlib import Path
 from ampcompare.config import RunConfig
 from ampcompare.record import RunRecord, dump_json, write_atomically
 
-__all__ = ["Launcher", "Progress", "failed_record", "log_name", "log_tail", "set_aside", "write_record"]
+__all__ = [
+    "Launcher",
+    "Progress",
+    "failed_record",
+    "interrupted_record",
+    "log_name",
+    "log_tail",
+    "set_aside",
+    "write_record",
+]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,14 @@ class Launcher(abc.ABC):
         """Return what goes on after this process has ended, and how to end it; "" where nothing does."""
         return ""
 
+    def terminate(self) -> bool:
+        """Tell the processes of the present cell to save and end, whose record then says "interrupted".
+
+        Returns:
+            False where none is running.
+        """
+        return False
+
     def close(self) -> None:  # noqa: B027 - most launchers hold nothing between cells
         """End every process that is still there."""
 
@@ -76,6 +93,12 @@ def set_aside(folder: Path) -> None:
 def failed_record(config: RunConfig, error: str) -> RunRecord:
     """Return the record of a cell that could not say what happened to it."""
     return RunRecord(cell=config.digest(), arm=config.arm, status="failed", config=config, error=error)
+
+
+def interrupted_record(config: RunConfig) -> RunRecord:
+    """Return the record of a cell that was told to end and could not save; earlier checkpoints are as they were."""
+    error = "told to end before it could save"
+    return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
 
 
 def log_name(rank: int) -> str:

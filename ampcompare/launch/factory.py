@@ -65,6 +65,9 @@ class ByCell(Launcher):
     def remains(self) -> str:
         return "; ".join(filter(None, (launcher.remains() for launcher in self._launchers.values())))
 
+    def terminate(self) -> bool:
+        return sum(launcher.terminate() for launcher in self._launchers.values()) > 0
+
     def close(self) -> None:
         for launcher in self._launchers.values():
             launcher.close()

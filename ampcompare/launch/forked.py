@@ -14,7 +14,15 @@ from typing import IO, Any
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, LaunchError
-from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
+from ampcompare.launch.base import (
+    Launcher,
+    Progress,
+    failed_record,
+    interrupted_record,
+    log_tail,
+    set_aside,
+    write_record,
+)
 from ampcompare.record import RunRecord, dump_json, read_record
 
 __all__ = ["ForkedLauncher"]
@@ -38,6 +46,8 @@ class ForkedLauncher(Launcher):
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._cell: int | None = None
+        self._terminated = False
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -52,6 +62,10 @@ class ForkedLauncher(Launcher):
         path = folder / "record.json"
         if code == 0 and not killed_by and path.exists():
             return read_record(path)
+        if self._terminated and killed_by == signal.SIGTERM:
+            record = interrupted_record(config)
+            write_record(record, folder)
+            return record
         how = f"was killed by {signal.Signals(killed_by).name}" if killed_by else f"ended with exit code {code}"
         if code == 0 and not killed_by:
             how += " and left no record"
@@ -72,9 +86,12 @@ class ForkedLauncher(Launcher):
             raise LaunchError(f"the process server is gone (exit code {server.poll()})") from None
         while True:
             message = self._answer(server)
-            if message["event"] == "progress" and on_progress is not None:
+            if message["event"] == "begin":
+                self._cell = message["pid"]
+            elif message["event"] == "progress" and on_progress is not None:
                 on_progress(Progress(message["steps"], message["total"], message["epoch"]))
             elif message["event"] == "exit":
+                self._cell = None
                 return message["code"], message["signal"]
 
     def _run_fresh(
@@ -82,14 +99,29 @@ class ForkedLauncher(Launcher):
     ) -> tuple[int, int]:
         (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
         with (folder / "log.txt").open("wb") as log:
-            code = subprocess.call(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "ampcompare.launch.worker", str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=worker_environment(),
             )
+        self._cell = process.pid
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+            self._cell = None
         return max(code, 0), max(-code, 0)
+
+    def terminate(self) -> bool:
+        cell = self._cell
+        if cell is None:
+            return False
+        self._terminated = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(cell, signal.SIGTERM)
+        return True
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._server is None:
@@ -117,7 +149,7 @@ class ForkedLauncher(Launcher):
         return answer
 
     def close(self) -> None:
-        server, self._server = self._server, None
+        server, self._server, self._cell = self._server, None, None
         if server is None:
             return
         with contextlib.suppress(BrokenPipeError):  # what could not be written to a dead server is still to be flushed

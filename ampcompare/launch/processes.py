@@ -16,7 +16,15 @@ from typing import Any, Literal
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.launch.agent import Request
-from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
+from ampcompare.launch.base import (
+    Launcher,
+    Progress,
+    failed_record,
+    interrupted_record,
+    log_tail,
+    set_aside,
+    write_record,
+)
 from ampcompare.launch.forked import worker_environment
 from ampcompare.record import RunRecord, dump_json, read_record
 
@@ -69,6 +77,7 @@ class ProcessesLauncher(Launcher):
         }
         self.speaks = node_rank == 0
         self._agent: subprocess.Popen[bytes] | None = None
+        self._terminated = False
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -127,6 +136,11 @@ class ProcessesLauncher(Launcher):
         if code == 0 and not self.speaks:  # whose record is on the machine of rank 0
             return RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
         killed = self._killed(folder)
+        if self._terminated and killed is None:
+            if record is None:
+                record = interrupted_record(config)
+                write_record(record, folder)
+            return record
         if record is None or killed is not None:
             record = failed_record(config, self._story(folder, code, killed))
             write_record(record, folder)
@@ -151,6 +165,14 @@ class ProcessesLauncher(Launcher):
                 how += " (out of memory, if nobody killed it)"
         tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
         return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
+
+    def terminate(self) -> bool:
+        agent = self._agent
+        if agent is None:
+            return False
+        self._terminated = True
+        agent.terminate()
+        return True
 
     def close(self) -> None:
         agent, self._agent = self._agent, None

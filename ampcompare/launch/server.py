@@ -2,7 +2,8 @@
 
 Started as `python -m ampcompare.launch.server`, so that a user's unguarded script or notebook is never imported again.
 Requests come on standard input, one JSON object a line: `{"config": ..., "folder": ...}`. Answers on standard output:
-`{"event": "ready"}`, `{"event": "progress", ...}` and `{"event": "exit", "code": ..., "signal": ...}`.
+`{"event": "ready"}`, `{"event": "begin", "pid": ...}`, `{"event": "progress", ...}` and
+`{"event": "exit", "code": ..., "signal": ...}`.
 The end of standard input ends the server and the cell that it runs. CUDA is not touched before the fork.
 """
 
@@ -85,6 +86,7 @@ def _serve(line: bytes, channel: int) -> bool:
     child = os.fork()
     if child == 0:
         _run(request, channel)
+    _say(channel, event="begin", pid=child)
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -110,6 +112,8 @@ def main() -> int:
     """Serve requests until standard input ends."""
     _import_what_optimizers_need()
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+    # Slurm sends it to all processes of a step: the cell saves and ends, and this one ends with its standard input.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = os.dup(1)
     os.dup2(2, 1)
     _say(channel, event="ready", seconds=time.process_time())

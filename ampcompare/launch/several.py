@@ -31,6 +31,9 @@ class Several(Launcher):
         finally:
             self._free.put(launcher)
 
+    def terminate(self) -> bool:
+        return sum(launcher.terminate() for launcher in self._all) > 0
+
     def close(self) -> None:
         for launcher in self._all:
             launcher.close()

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from ampcompare.config import RunConfig, validated
 from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
+from ampcompare.launch.continued import CHECKPOINTS, continue_steps, set_checkpoints_aside
 from ampcompare.launch.group import group_of_one
 from ampcompare.launch.machine import MachineWatch
 from ampcompare.launch.world import World
@@ -30,10 +31,14 @@ from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Alone, Ranks, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, ProcessFacts, RunRecord, RunSummary, dump_json
+from ampcompare.record import EpochResult, ProcessFacts, Resumption, RunRecord, RunSummary, dump_json
 from ampcompare.training.assemble import Assembly, assemble, make_task
+from ampcompare.training.checkpoint import restore_session
 from ampcompare.training.measure import make_memory_meter
+from ampcompare.training.resume import AUTO, find_checkpoint, fitted
+from ampcompare.training.saving import Saver
 from ampcompare.training.session import Session
+from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
 from ampcompare.training.summary import Tally
 
 __all__ = ["failed_with", "resolve_device", "run_cell", "train_cell"]
@@ -144,13 +149,24 @@ def train_cell(
     meter = make_memory_meter(place)
     engine = precision.engine.name if precision.engine else None
     parallel = make_parallel(config.parallel, place, engine)
-    assembly = assemble(config.recipe, task, precision, parallel, place, workers=config.workers, ranks=ranks)
-    session = Session(config, assembly)
+    attempt = 0 if world is None else world.attempt
+    found = ranks.from_first(lambda: _resumed(config, folder, ranks.size, attempt))
+    state, resumption = (None, None) if found is None else found
+    assembly = assemble(
+        config.recipe, task, precision, parallel, place, workers=config.workers, ranks=ranks, state=state
+    )
+    saver = Saver(folder / CHECKPOINTS, config.saving, _say)
+    stop = StopRequest(config.saving.stop_at_step)
+    session = Session(config, assembly, saver=saver, stop=stop)
     tally = Tally(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    session.parts["tally"] = tally
+    if state is not None and resumption is not None:
+        restore_session(session, state, resumption)
+    del state, found
     how, context = cpu_half(config.cpu_half, precision.half_dtype, place)
     machine = MachineWatch(place)
     path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
-    with context, path.open("w", encoding="utf-8") as steps:
+    with context, saver, path.open("a", encoding="utf-8") as steps, stopped_by_sigterm(stop):
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.epochs.append(event)
@@ -166,7 +182,7 @@ def train_cell(
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
-        status="diverged" if summary.diverged_step is not None else "completed",
+        status=_status(session),
         config=config,
         engine=precision.engine,
         half=how,
@@ -175,7 +191,45 @@ def train_cell(
         trace=tally.tracer.trace(tally.seconds),
         readings=machine.readings(tally.seconds),
         processes=processes,
+        resumed=session.resumed,
+        error=f"told to end after {session.position.step} updates, and saved" if session.interrupted else None,
     )
+
+
+def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
+    if session.interrupted:
+        return "interrupted"
+    return "completed" if session.watch.diverged_step is None else "diverged"
+
+
+def _resumed(
+    config: RunConfig, folder: Path, world_size: int, attempt: int
+) -> tuple[dict[str, Any], Resumption] | None:
+    """Return the checkpoint that a cell goes on from, with its files made ready; None where it starts anew.
+
+    A cell that is started again after a failure goes on from its own last checkpoint, whatever it began with.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another run.
+    """
+    own, resume = folder / CHECKPOINTS, config.saving.resume
+    found = find_checkpoint(AUTO, own) if attempt else None
+    if found is None and resume is not None:
+        found = find_checkpoint(resume, own)
+    resumption = None if found is None else fitted(found, config, world_size)
+    if not attempt and (found is None or own.resolve() not in found.path.resolve().parents):
+        set_checkpoints_aside(folder)
+    if found is None or resumption is None:
+        (folder / "steps.jsonl").write_text("", encoding="utf-8")
+        return None
+    if not continue_steps(folder, [found.path.parent.parent / "steps.jsonl"], resumption.step):
+        resumption.notes.append(f"steps.jsonl begins with step {resumption.step}")
+    return found.state, resumption
+
+
+def _say(text: str) -> None:
+    """Write a line to the log of the cell."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _process_facts(

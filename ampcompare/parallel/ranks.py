@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.errors import RanksDiffer
+from ampcompare.errors import AmpCompareError, RanksDiffer
 
 __all__ = ["Alone", "Group", "Ranks", "model_facts", "require_equal", "weights_digest"]
+
+Value = TypeVar("Value")
 
 
 class Ranks(abc.ABC):
@@ -49,6 +51,10 @@ class Ranks(abc.ABC):
         """Return the plain values of all ranks, in order."""
 
     @abc.abstractmethod
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """Return on every rank what `make` returns on the first, or raise the error that it raises there."""
+
+    @abc.abstractmethod
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         """Give every rank the buffers of the first, such as the running statistics of batch norm."""
 
@@ -70,6 +76,9 @@ class Alone(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        return make()
 
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         pass
@@ -102,6 +111,19 @@ class Group(Ranks):
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        message: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                message[0] = make()
+            except AmpCompareError as error:
+                message[1] = error
+        dist.broadcast_object_list(message, src=0)
+        if message[1] is not None:
+            raise message[1]
+        value: Value = message[0]
+        return value
 
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         for model in models:

@@ -48,8 +48,9 @@ class Data(abc.ABC):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = True,
+        start: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch.
+        """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch, from `start` on.
 
         The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch
         would see i-th. Without `drop_last` the last batch may be smaller, and unequal between ranks by one sample.

@@ -54,12 +54,13 @@ class MemoryData(Data):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = True,
+        start: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
         ready = self._ready(epoch, torch.device(device))
         labels = self._on(torch.device(device))[0][1]
         batches = cut_batches(ready.order, batch_size, count, rank=rank, world_size=world_size)
-        return _gather(ready.images, labels, batches)
+        return _gather(ready.images, labels, batches[start:])
 
     def val_batches(
         self,

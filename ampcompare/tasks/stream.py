@@ -126,11 +126,12 @@ class StreamData(Data):
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = True,
+        start: int = 0,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
         order = training_order(self.seed, epoch, self.num_train)
         batches = cut_batches(order, batch_size, count, rank=rank, world_size=world_size)
-        return self._read("train", epoch, batches, torch.device(device), workers)
+        return self._read("train", epoch, batches[start:], torch.device(device), workers)
 
     def val_batches(
         self,

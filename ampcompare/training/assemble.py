@@ -1,13 +1,15 @@
 """The order in which a run is put together; the only place that knows it.
 
-seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, `Parallel.wrap`: Apex's
-documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and DDP last because it records dtypes.
+seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, a checkpoint where there is
+one, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and DDP last
+because it records dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Task
 from ampcompare.training.average import WeightAverage
+from ampcompare.training.checkpoint import Names, parameter_names, restore_training
 from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
 
@@ -40,6 +43,7 @@ class Assembly:
         steps_per_epoch, total_steps: updates.
         ranks: the processes of this run.
         average: of the weights, evaluated beside them; None where none is kept.
+        names: which parameters the optimizers hold.
         workers: loader processes.
     """
 
@@ -55,6 +59,7 @@ class Assembly:
     steps_per_epoch: int
     total_steps: int
     ranks: Ranks
+    names: Names
     average: WeightAverage | None = None
     workers: int = 0
 
@@ -84,11 +89,16 @@ def assemble(
     *,
     workers: int = 0,
     ranks: Ranks | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Assembly:
     """Put a run together, from the seed alone: equal recipes start from bitwise equal weights.
 
+    Args:
+        state: a checkpoint to take weights, optimizers and precision from.
+
     Raises:
         RanksDiffer: the model of another rank has other parameters.
+        CheckpointError: the checkpoint is of another model.
     """
     ranks = ranks or Alone()
     torch.manual_seed(recipe.seed)
@@ -105,7 +115,11 @@ def assemble(
     optimizer = make_optimizer(recipe.optimizer, model)
     average = None if recipe.ema_decay is None else WeightAverage([model], recipe.ema_decay)
     owned = owned_params(optimizer)
+    names = parameter_names([model], [optimizer])
     replicas, optimizers = precision.prepare([model], [optimizer])
+    base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    if state is not None:
+        restore_training(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, owned)
     require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
@@ -123,10 +137,11 @@ def assemble(
         parallel=parallel,
         device=device,
         schedule=make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps),
-        base_lrs=[[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers],
+        base_lrs=base_lrs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         ranks=ranks,
         average=average,
+        names=names,
         workers=workers,
     )

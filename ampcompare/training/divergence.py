@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,6 +48,22 @@ class DivergenceWatch:
         self.diverged_step: int | None = None
         self.reason: str | None = None
         self._run_start: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been seen: plain values."""
+        return {
+            "first_nonfinite_loss_step": self.first_nonfinite_loss_step,
+            "diverged_step": self.diverged_step,
+            "reason": self.reason,
+            "run_start": self._run_start,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.first_nonfinite_loss_step = state["first_nonfinite_loss_step"]
+        self.diverged_step = state["diverged_step"]
+        self.reason = state["reason"]
+        self._run_start = state["run_start"]
 
     def look(self, records: Sequence[StepRecord], models: Sequence[nn.Module]) -> bool:
         """Take in a block of steps and the weights after it; return whether the run has diverged by now."""

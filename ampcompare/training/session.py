@@ -1,9 +1,10 @@
-"""A whole run: epochs of the loop with an evaluation after each, stopped early when it has diverged."""
+"""A whole run: epochs of the loop with an evaluation after each, until it is over, has diverged, or is told to end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,29 +12,79 @@ import torch
 from ampcompare.config import RunConfig
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
-from ampcompare.record import EpochResult, StepRecord
+from ampcompare.record import EpochResult, Resumption, StepRecord
 from ampcompare.training.assemble import Assembly
+from ampcompare.training.checkpoint import Stateful
 from ampcompare.training.divergence import DivergenceWatch
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.loop import Loop
 from ampcompare.training.measure import make_clock
+from ampcompare.training.saving import Saver
+from ampcompare.training.stopping import StopRequest
 
-__all__ = ["Session"]
+__all__ = ["Position", "Session"]
+
+
+@dataclass
+class Position:
+    """Where a run stands at a drain point.
+
+    Attributes:
+        step: updates made.
+        epoch: epochs that are over, their evaluation with them.
+        batch: updates made in the present epoch.
+        train_seconds: spent on them.
+        skipped: updates that were skipped, over all optimizers.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    train_seconds: float = 0.0
+    skipped: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
+        self.train_seconds, self.skipped = float(state["train_seconds"]), int(state["skipped"])
 
 
 class Session:
     """Trains an assembly as a configuration says. Iterating `events` is all there is to do.
 
+    Args:
+        saver: writes checkpoints where they are due.
+        stop: asks for the end of the run.
+
     Attributes:
         watch: what has been seen of divergence.
+        parts: all that has a state of its own and is saved under its name; whoever consumes the events may add to it.
+        position: how far the run is.
+        best: value and step of the best evaluation.
+        resumed: checkpoints that the run went on from.
+        interrupted: whether the run was told to end before it was over.
     """
 
-    def __init__(self, config: RunConfig, assembly: Assembly) -> None:
+    def __init__(
+        self, config: RunConfig, assembly: Assembly, *, saver: Saver | None = None, stop: StopRequest | None = None
+    ) -> None:
         self.config = config
         self.assembly = assembly
         ranks = assembly.ranks
         self.watch = DivergenceWatch(config.nan_patience, ranks.any)
-        self._skipped = 0
+        self.parts: dict[str, Stateful] = {"watch": self.watch}
+        if assembly.average is not None:
+            self.parts["average"] = assembly.average
+        self.position = Position()
+        self.best: dict[str, Any] = {"value": None, "step": None}
+        self.resumed: list[Resumption] = []
+        self.interrupted = False
+        self._saver = saver
+        self._stop = stop
         recipe = config.recipe
         self.loop = Loop(
             models=assembly.models,
@@ -58,26 +109,35 @@ class Session:
         return self.assembly.precision
 
     def events(self) -> Iterator[list[StepRecord] | EpochResult]:
-        """Train; yield each drained block of steps, and the result of each epoch."""
-        assembly, recipe, ranks = self.assembly, self.config.recipe, self.assembly.ranks
+        """Train from where the run stands; yield each drained block of steps, and the result of each epoch.
+
+        Saving is done once the consumer asks for the next event: it has then seen all that a checkpoint holds.
+        """
+        assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
         share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
-        for epoch in range(recipe.epochs):
-            left = assembly.total_steps - self.loop.step
-            if left <= 0:
-                return
-            begin = self._now()
-            batches = assembly.task.data.train_batches(epoch, recipe.batch_size, device=assembly.device, **share)
+        for epoch in range(position.epoch, recipe.epochs):
+            left = assembly.total_steps - position.step
+            if left <= 0 and position.batch == 0:
+                break
+            begin = self._now() - position.train_seconds
+            batches = assembly.task.data.train_batches(
+                epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
+            )
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 diverged = self.watch.look(records, assembly.replicas)
-                self._skipped += sum(not all(record.applied) for record in records)
+                position.skipped += sum(not all(record.applied) for record in records)
+                position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
                 if diverged and self.config.on_nan == "stop":
+                    return
+                if self._stops_after(len(records), begin):
                     return
             trained = self._now()
             if ranks.size > 1:
                 self._see_that_ranks_agree(epoch)
             result = self._evaluate(share)
             averaged = self._evaluate_average(share)
+            position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
             yield EpochResult(
                 epoch=epoch,
                 samples=result.samples,
@@ -90,6 +150,34 @@ class Session:
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
+            if self._saver is not None:
+                self._save_epoch(self._saver, result)
+        if self._saver is not None and self._saver.is_on:
+            self._saver.save(self, last=True)
+
+    def _stops_after(self, count: int, begin: float) -> bool:
+        """Save after a block of `count` steps where it is due; tell whether the run ends here because it was told to.
+
+        Ranks stop together, whichever of them was told.
+        """
+        ranks, position, stop = self.assembly.ranks, self.position, self._stop
+        before = position.step - count
+        if stop is not None:
+            asked = stop.holds(before, position.step)
+            self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
+        if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
+            position.train_seconds = self._now() - begin
+            self._saver.save(self, last=self.interrupted)
+        return self.interrupted
+
+    def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
+        """Save after an evaluation where it is due, and where it is the best so far."""
+        value = result.top1_correct / result.samples
+        improved = self.best["value"] is None or value > self.best["value"]
+        if improved:
+            self.best = {"value": value, "step": self.position.step}
+        if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
+            saver.save(self, best=improved)
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks
@@ -121,7 +209,7 @@ class Session:
             return
         state = {
             "loss scales": self.precision.loss_scales(),
-            "number of skipped steps": self._skipped,
+            "number of skipped steps": self.position.skipped,
             "hash of weights": weights_digest(self.assembly.replicas),
         }
         remedy = f"seen at the end of epoch {epoch}; every rank must apply the same gradients"

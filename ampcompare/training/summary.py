@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from ampcompare.record import EpochResult, RunSummary, StepRecord
 from ampcompare.training.divergence import DivergenceWatch
@@ -21,7 +24,7 @@ LAST_EPOCHS = 3
 
 @dataclass
 class Tally:
-    """What is kept of the steps while they pass: two floats each.
+    """What is kept of the steps while they pass: three floats each.
 
     Args:
         warmup_steps: first steps left out of the times.
@@ -36,14 +39,14 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
     data_seconds: list[float] = field(default_factory=list)
     epochs: list[EpochResult] = field(default_factory=list)
-    losses: Any = field(default_factory=hashlib.sha256)
+    losses: array[float] = field(default_factory=lambda: array("d"))
     tracer: Tracer = field(default_factory=Tracer)
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
         """Take in a block of steps."""
         for record in records:
             self.num_steps += 1
-            self.losses.update(struct.pack("<d", record.loss))
+            self.losses.append(record.loss)
             self.skipped_steps += not all(record.applied)
             self.tracer.add(record, self.skipped_steps)
             if record.loss_scales:
@@ -51,6 +54,30 @@ class Tally:
             if record.step >= self.warmup_steps:
                 self.seconds.append(record.seconds)
                 self.data_seconds.append(record.data_seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was kept: plain values and float64 tensors, which keep every bit of a NaN."""
+        return {
+            "num_steps": self.num_steps,
+            "skipped_steps": self.skipped_steps,
+            "final_loss_scale": self.final_loss_scale,
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+            "data_seconds": torch.tensor(self.data_seconds, dtype=torch.float64),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "epochs": [epoch.model_dump() for epoch in self.epochs],
+            "tracer": self.tracer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.num_steps = int(state["num_steps"])
+        self.skipped_steps = int(state["skipped_steps"])
+        self.final_loss_scale = state["final_loss_scale"]
+        self.seconds = state["seconds"].tolist()
+        self.data_seconds = state["data_seconds"].tolist()
+        self.losses = array("d", state["losses"].tolist())
+        self.epochs = [EpochResult.model_validate(epoch) for epoch in state["epochs"]]
+        self.tracer.load_state_dict(state["tracer"])
 
     def summary(self, watch: DivergenceWatch, memory: PeakMemory, wall_seconds: float) -> RunSummary:
         """Return the numbers of the run; accuracy after divergence is left out."""
@@ -73,7 +100,7 @@ class Tally:
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,
             num_steps=self.num_steps,
-            losses_sha256=self.losses.hexdigest(),
+            losses_sha256=_sha256(self.losses),
             skipped_steps=self.skipped_steps,
             warmup_steps=self.warmup_steps,
             step_seconds_median=median,
@@ -89,3 +116,11 @@ class Tally:
             diverged_step=watch.diverged_step,
             divergence=watch.reason,
         )
+
+
+def _sha256(values: array[float]) -> str:
+    """Return the hash of the values as little-endian float64."""
+    if sys.byteorder == "big":
+        values = array("d", values)
+        values.byteswap()
+    return hashlib.sha256(values.tobytes()).hexdigest()

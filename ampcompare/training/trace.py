@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ampcompare.record import StepRecord, Trace
 
@@ -33,6 +34,16 @@ class Tracer:
             if len(self.points) >= LONGEST:
                 self.points = self.points[::2]
                 self.stride *= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was kept: plain values."""
+        return {"stride": self.stride, "points": list(self.points), "last": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.stride = int(state["stride"])
+        self.points = [tuple(point) for point in state["points"]]
+        self.last = None if state["last"] is None else tuple(state["last"])
 
     def trace(self, seconds: Sequence[float]) -> Trace | None:
         """Return the points with the last step, and quantiles of step times; None before the first step."""

@@ -63,8 +63,8 @@ def test_the_page_of_settings_has_every_setting(hooks: ModuleType) -> None:
     table = hooks.settings_reference()
     config: Any = RunConfig().model_dump(mode="json")
     places = [f"recipe.{name}" for name, value in config["recipe"].items() if not isinstance(value, dict)]
-    places += [name for name in config if name not in ("recipe", "parallel")]
-    places += [f"parallel.{name}" for name in config["parallel"]]
+    places += [name for name in config if name not in ("recipe", "parallel", "saving")]
+    places += [f"{group}.{name}" for group in ("parallel", "saving") for name in config[group]]
     for group in ("data", "model", "optimizer", "schedule"):
         places += [f"recipe.{group}.{name}" for name in config["recipe"][group]]
     assert sorted(re.findall(r"^\| `([\w.]+)`", table, flags=re.MULTILINE)) == sorted(places)
@@ -95,7 +95,7 @@ def test_exit_codes_are_those_of_the_program() -> None:
     page = (DOCS / "files.md").read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| (\d+) \| (.*) \|$", page, flags=re.MULTILINE))
     assert list(table) == re.findall(r"\b(\d+) [a-z]", EPILOG.partition("Every option")[0])
-    classes = {name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d) \|", page, flags=re.MULTILINE)}
+    classes = {name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, flags=re.MULTILINE)}
     assert classes == {name: getattr(errors, name).exit_code for name in errors.__all__}
 
 

@@ -1,0 +1,134 @@
+"""When a run is saved, and into which files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.config import SavingConfig
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.training.checkpoint import capture
+
+if TYPE_CHECKING:
+    from ampcompare.checkpoint.background import BackgroundFolder
+    from ampcompare.checkpoint.folder import CheckpointFolder
+    from ampcompare.training.session import Session
+
+__all__ = ["Saver"]
+
+APEX_FILE = "apex-layout.pt"
+WEIGHTS_FILE = "weights.safetensors"
+BEST_WEIGHTS_FILE = "best-weights.safetensors"
+
+
+class Saver:
+    """Saves a session where it is due. Use it as a context manager, which waits for what is still being written.
+
+    A save that fails is noted and tried again when the next one is due; the last one of a run must succeed.
+
+    Args:
+        folder: of the checkpoints.
+        note: is told what went wrong, in one line.
+    """
+
+    def __init__(self, folder: Path, config: SavingConfig, note: Callable[[str], None] = lambda text: None) -> None:
+        self.folder = folder
+        self.config = config
+        self.note = note
+        self._saved: tuple[int, int, int] | None = None
+        self._failure: EnvironmentUnfit | None = None
+        self._files: CheckpointFolder | BackgroundFolder | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether saving was asked for; a run that is told to end is saved in any case."""
+        return self.config.every_steps is not None or self.config.every_epochs is not None
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Tell whether to save after the updates from `before` up to `after`."""
+        every = self.config.every_steps
+        return every is not None and after // every > before // every
+
+    def is_due_after(self, epochs: int) -> bool:
+        """Tell whether to save after so many epochs."""
+        every = self.config.every_epochs
+        return every is not None and epochs % every == 0
+
+    def save(self, session: Session, *, best: bool = False, last: bool = False) -> None:
+        """Save a session at a drain point, unless that was done at this very one; every rank calls it.
+
+        Args:
+            best: this is the best evaluation so far.
+            last: the run ends here.
+
+        Raises:
+            CheckpointError: a part of the run has a state that no checkpoint can hold.
+            EnvironmentUnfit: the last checkpoint could not be written.
+        """
+        position = session.position
+        place = position.step, position.epoch, position.batch
+        if place != self._saved or best:
+            state = capture(session)
+            if state is not None:
+                self._write(state, position.step, best=best)
+            self._saved = place
+        if last:
+            if self._failure is not None:
+                raise self._failure
+            self.close()
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written in the background.
+
+        Raises:
+            EnvironmentUnfit: it could not be written.
+        """
+        files, self._files = self._files, None
+        if files is not None and self.config.in_background:
+            files.close()  # type: ignore[union-attr]
+
+    def _write(self, state: dict[str, Any], step: int, *, best: bool) -> None:
+        self._failure = None
+        try:
+            self._opened().save(state, step=step, best=best)
+            if self.config.apex_layout and "amp" in state:
+                self._write_apex_layout(state)
+            if self.config.weights_format == "safetensors":
+                self._write_weights(state, best=best)
+        except EnvironmentUnfit as error:
+            self._failure = error
+            self.note(f"step {step} is not saved: {error}; the next checkpoint is tried again")
+
+    def _opened(self) -> CheckpointFolder | BackgroundFolder:
+        if self._files is None:
+            from ampcompare.checkpoint.background import BackgroundFolder
+            from ampcompare.checkpoint.folder import CheckpointFolder
+
+            files = CheckpointFolder(self.folder, self.config.keep_last, self.note)
+            self._files = BackgroundFolder(files) if self.config.in_background else files
+        return self._files
+
+    def _write_apex_layout(self, state: dict[str, Any]) -> None:
+        import torch
+
+        from ampcompare.checkpoint.file import write_safely
+        from ampcompare.checkpoint.layout import apex_layout
+
+        legacy = apex_layout(state)
+        write_safely(self.folder / APEX_FILE, lambda file: torch.save(legacy, file))
+
+    def _write_weights(self, state: dict[str, Any], *, best: bool) -> None:
+        from ampcompare.checkpoint.file import write_weights
+        from ampcompare.checkpoint.layout import weights_only
+
+        notes = {"arm": state["arm"], "step": str(state["progress"]["step"])}
+        for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
+            write_weights(self.folder / name, weights_only(state), notes)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()

@@ -1,0 +1,154 @@
+"""Runs that stop at a random step and go on from a checkpoint: the rest is that of the unbroken run to the last bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.apex.amp import _amp_state
+from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.config import RunConfig
+from ampcompare.errors import CheckpointError
+from ampcompare.parallel.single import Single
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import EpochResult, StepRecord
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.checkpoint import capture, require_fit, restore_session
+from ampcompare.training.resume import Found, fitted
+from ampcompare.training.saving import Saver
+from ampcompare.training.session import Session
+from ampcompare.training.stopping import StopRequest
+from ampcompare.training.summary import Tally
+
+CPU = torch.device("cpu")
+ARMS = [
+    "fp32",
+    "apex:O0,engine=compat",
+    "apex:O1,engine=compat",
+    "apex:O2,engine=compat",
+    "apex:O3,engine=compat",
+    "apex:O1,engine=compat,loss_scale=128",
+    "apex:O2,engine=compat,loss_scale=128",
+    "native:fp16,init_scale=16777216,growth_interval=3",
+    "native:bf16",
+    "half:loss_scale=128",
+    "half:bn_fp32",
+    "half:dtype=bfloat16",
+]
+
+
+def config(arm: str = "fp32", **options: Any) -> RunConfig:
+    """A run of 12 steps with everything that has a state: accumulation, clipping, EMA, momentum, a schedule."""
+    recipe: dict[str, Any] = {"data": {"train_size": 96, "val_size": 32, "image_size": 8}}
+    recipe |= {"model": {"arch": "convnet", "args": {"width": 4}}, "epochs": 2, "batch_size": 16}
+    recipe |= {"grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9, **options.pop("recipe", {})}
+    return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 1, **options})
+
+
+class Played:
+    """A session played to its end, or to where it was told to stop, in files of its own."""
+
+    def __init__(self, settings: RunConfig, folder: Path, *, stop: int | None = None, resume: bool = False) -> None:
+        state = None
+        if resume:
+            found = CheckpointFolder(folder).newest()
+            assert found is not None
+            state = found[1]
+        precision = make_precision(settings.arm)
+        task = make_task(settings.recipe)
+        assembly = assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+        if precision.key == "amp":  # a scale that changes while the run goes on
+            for scaler in precision._scalers:  # type: ignore[attr-defined]
+                scaler._scale_seq_len = 3
+                if state is None and scaler.dynamic:
+                    scaler._loss_scale = 2.0**24
+        with Saver(folder, settings.saving) as saver:
+            self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
+            self.tally = Tally(settings.warmup_steps, settings.recipe.batch_size)
+            self.session.parts["tally"] = self.tally
+            if state is not None:
+                restore_session(self.session, state, fitted(Found(folder, state, []), settings, 1))
+            self.steps: list[StepRecord] = []
+            _, context = cpu_half(settings.cpu_half, precision.half_dtype, CPU)
+            with context:
+                for event in self.session.events():
+                    if isinstance(event, EpochResult):
+                        self.tally.epochs.append(event)
+                    else:
+                        self.tally.add_steps(event)
+                        self.steps += event
+        self.end = capture(self.session)
+        _amp_state.close()
+
+
+def untimed(steps: list[StepRecord]) -> list[StepRecord]:
+    return [step._replace(seconds=0.0, data_seconds=0.0) for step in steps]
+
+
+def difference(one: Any, other: Any, place: str = "") -> str:
+    """The first place at which two states differ in a bit; "" where there is none."""
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.dtype is other.dtype and one.shape == other.shape
+        bits = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)) if same else ()
+        return "" if same and torch.equal(*bits) else place
+    if type(one) is not type(other):
+        return place
+    if isinstance(one, dict):
+        if list(one) != list(other):
+            return f"{place} keys"
+        return next(filter(None, (difference(one[key], other[key], f"{place}.{key}") for key in one)), "")
+    if isinstance(one, list | tuple):
+        if len(one) != len(other):
+            return f"{place} length"
+        pairs = enumerate(zip(one, other, strict=True))
+        return next(filter(None, (difference(a, b, f"{place}.{index}") for index, (a, b) in pairs)), "")
+    return "" if one == other or one != one else place
+
+
+APART = ("seconds", "data_seconds", "train_seconds", "eval_seconds", "resumed")
+
+
+def unmeasured(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: unmeasured(item) for key, item in value.items() if key not in APART}
+    return [unmeasured(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str, tmp_path: Path) -> None:
+    """Losses, scales, norms, weights, optimizers, averages, generators and results agree after a stop at any step."""
+    unbroken = Played(config(arm), tmp_path / "a")
+    step = random.Random(arm).randrange(1, 12)
+    first = Played(config(arm), tmp_path / "b", stop=step)
+    assert first.session.interrupted
+    assert len(first.steps) == step
+    second = Played(config(arm), tmp_path / "b", resume=True)
+    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+    assert [resumption.step for resumption in second.session.resumed] == [step]
+    assert difference(unmeasured(unbroken.end), unmeasured(second.end)) == ""
+    if arm.startswith("apex:O1,engine=compat") and "loss_scale" not in arm:
+        assert len({step.loss_scales for step in unbroken.steps}) > 1
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
+    """Missing, unexpected and mis-shaped tensors are named, at most ten of them, with their number."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    weights = dict(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).state_dict())
+    require_fit(model, weights)
+    weights["1.weight"] = torch.zeros(5, 3)
+    weights["head"] = weights.pop("0.bias")
+    with pytest.raises(CheckpointError) as caught:
+        require_fit(model, weights)
+    assert str(caught.value) == (
+        "the checkpoint is of another model: 3 of its tensors do not fit: 0.bias is missing; head is unexpected; "
+        "1.weight is [5, 3] there and [2, 3] here; take one of this model"
+    )
+    many = {f"layer{index}": torch.zeros(1) for index in range(20)}
+    with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
+        require_fit(model, many)
