@@ -128,6 +128,10 @@ class Recipe(_Frozen):
         None, description="share that a moving average of the weights keeps at each step; it is evaluated beside them"
     )
     channels_last: bool = False
+    early_stop: PositiveInt | None = Field(None, description="end after so many epochs without a better top-1")
+    target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="end when top-1 reaches so many percent"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
     @model_validator(mode="after")
@@ -205,7 +209,17 @@ class RunConfig(_Frozen):
         "auto",
         description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels",
     )
-    on_nan: Literal["stop", "continue"] = Field("stop", description="what to do when training has diverged")
+    on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
+        "stop",
+        description="when training has diverged: stop, continue, or rollback to the last good state; "
+        "skip drops each update with a non-finite loss before that",
+    )
+    rollback_every: PositiveInt = Field(100, description="of on_nan rollback: steps between two states that are kept")
+    max_rollbacks: PositiveInt = Field(3, description="of on_nan rollback: how often a run may go back")
+    stop_loss_scale: Positive | None = Field(None, description="end as diverged when a loss scale lies below it")
+    max_skipped: PositiveInt | None = Field(
+        None, description="end as diverged when more steps than this are skipped in a row"
+    )
     nan_patience: PositiveInt = Field(
         10, description="applied steps in a row with a non-finite loss that count as divergence"
     )

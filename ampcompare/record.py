@@ -148,8 +148,10 @@ class RunSummary(_Record):
     first_nonfinite_loss_step: int | None = None
     diverged_step: int | None = Field(None, description="first bad step of a run that diverged")
     divergence: str | None = Field(
-        None, description="what was seen: non-finite weights, or k non-finite losses in a row"
+        None, description="what was seen: non-finite weights, k non-finite losses in a row, or a limit that was passed"
     )
+    ended: str | None = Field(None, description="why training ended before its last epoch, in a good state")
+    rollbacks: list[int] = Field([], description="updates made at each return to the last good state")
 
 
 class Trace(_Record):

@@ -99,7 +99,12 @@ def _span(seconds: float) -> str:
 def _outcome(record: RunRecord) -> str:
     summary = record.summary
     if record.status == "completed" and summary.top1_final is not None:
-        return f"top-1 {100 * summary.top1_final:.2f} %"
+        reached = [f"top-1 {100 * summary.top1_final:.2f} %"]
+        if summary.ema_top1_final is not None:
+            reached.append(f"{100 * summary.ema_top1_final:.2f} % with averaged weights")
+        if summary.rollbacks:
+            reached.append(f"went back at step {' and '.join(map(str, summary.rollbacks))}")
+        return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])
     if record.status == "diverged":
         return f"diverged at step {summary.diverged_step} ({summary.divergence})"
     return printable(f"{record.status}: {record.error}", 300) if record.error else record.status

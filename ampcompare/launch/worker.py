@@ -177,7 +177,9 @@ def train_cell(
             steps.flush()
             if on_progress is not None:
                 on_progress(Progress(tally.num_steps, assembly.total_steps, event[-1].epoch))
-    summary = tally.summary(session.watch, meter.peak(), time.perf_counter() - begin)
+    rollbacks = [] if session.rollback is None else session.rollback.steps
+    seconds = time.perf_counter() - begin
+    summary = tally.summary(session.watch, meter.peak(), seconds, ended=session.ended, rollbacks=rollbacks)
     processes = None if world is None else _process_facts(config, assembly, ranks, world, summary, met)
     return RunRecord(
         cell=config.digest(),

@@ -49,6 +49,14 @@ class DivergenceWatch:
         self.reason: str | None = None
         self._run_start: int | None = None
 
+    def end(self, step: int, reason: str) -> None:
+        """Take in that the run is over for another reason that counts as divergence."""
+        self.diverged_step, self.reason = step, reason
+
+    def recover(self) -> None:
+        """Take in that the run is back in a good state; what was first seen stays noted."""
+        self.diverged_step = self.reason = self._run_start = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return what has been seen: plain values."""
         return {

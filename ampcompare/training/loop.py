@@ -122,6 +122,10 @@ class Loop:
         if pending:
             yield self._drain(pending, epoch)
 
+    def reload_scales(self) -> None:
+        """Take in that loss scales were set from outside, between two blocks."""
+        self._scales = self.precision.loss_scales()
+
     def _microbatches(self, batch: Batch) -> Sequence[Batch]:
         if self.channels_last:
             batch = (batch[0].contiguous(memory_format=torch.channels_last), *batch[1:])

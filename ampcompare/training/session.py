@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +18,11 @@ from ampcompare.training.assemble import Assembly
 from ampcompare.training.checkpoint import Stateful
 from ampcompare.training.divergence import DivergenceWatch
 from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.limits import EarlyStop, ScaleLimits
 from ampcompare.training.loop import Loop
 from ampcompare.training.measure import make_clock
+from ampcompare.training.nonfinite import SkipNonFinite
+from ampcompare.training.rollback import Rollback
 from ampcompare.training.saving import Saver
 from ampcompare.training.stopping import StopRequest
 
@@ -66,6 +70,7 @@ class Session:
         position: how far the run is.
         best: value and step of the best evaluation.
         resumed: checkpoints that the run went on from.
+        early_stop, rollback: where the configuration asks for them.
         interrupted: whether the run was told to end before it was over.
     """
 
@@ -85,11 +90,26 @@ class Session:
         self.interrupted = False
         self._saver = saver
         self._stop = stop
+        parts = (assembly.replicas, assembly.optimizers, assembly.precision)
+        self.early_stop: EarlyStop | None = None
+        if config.recipe.early_stop is not None or config.recipe.target_top1 is not None:
+            self.early_stop = EarlyStop(config.recipe.early_stop, config.recipe.target_top1)
+            self.parts["early_stop"] = self.early_stop
+        self._limits: ScaleLimits | None = None
+        if config.stop_loss_scale is not None or config.max_skipped is not None:
+            self._limits = ScaleLimits(config.stop_loss_scale, config.max_skipped)
+            self.parts["limits"] = self._limits
+        self.rollback: Rollback | None = None
+        if config.on_nan == "rollback":
+            every, most = config.rollback_every, config.max_rollbacks
+            self.rollback = Rollback(*parts, assembly.average, every=every, most=most)
+            self.parts["rollback"] = self.rollback
+        skips = config.on_nan == "skip"
         recipe = config.recipe
         self.loop = Loop(
             models=assembly.models,
             optimizers=assembly.optimizers,
-            precision=assembly.precision,
+            precision=SkipNonFinite(assembly.precision, assembly.replicas, ranks.any) if skips else assembly.precision,
             parallel=assembly.parallel,
             loss_of=assembly.task.loss,  # type: ignore[arg-type]
             clock=make_clock(assembly.device),
@@ -115,9 +135,11 @@ class Session:
         """
         assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
         share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
+        if self.rollback is not None:
+            self.rollback.keep(position.step)
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
-            if left <= 0 and position.batch == 0:
+            if (left <= 0 and position.batch == 0) or self.ended:
                 break
             begin = self._now() - position.train_seconds
             batches = assembly.task.data.train_batches(
@@ -128,7 +150,7 @@ class Session:
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
-                if diverged and self.config.on_nan == "stop":
+                if self._is_lost(records, diverged):
                     return
                 if self._stops_after(len(records), begin):
                     return
@@ -138,7 +160,7 @@ class Session:
             result = self._evaluate(share)
             averaged = self._evaluate_average(share)
             position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
-            yield EpochResult(
+            event = EpochResult(
                 epoch=epoch,
                 samples=result.samples,
                 top1_correct=result.top1_correct,
@@ -150,10 +172,37 @@ class Session:
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
+            yield event
+            if self.early_stop is not None:
+                self.early_stop.look(event)
             if self._saver is not None:
                 self._save_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
             self._saver.save(self, last=True)
+
+    @property
+    def ended(self) -> str | None:
+        """Why training ended before its last epoch, in a good state; None where it did not."""
+        return None if self.early_stop is None else self.early_stop.reason
+
+    def _is_lost(self, records: Sequence[StepRecord], diverged: bool) -> bool:
+        """Do after a block of steps what the run's policies say; return whether it ends here as diverged.
+
+        All that is asked for here is equal on all ranks, which go back or end together.
+        """
+        limit = None if self._limits is None else self._limits.look(records)
+        if limit is not None:
+            self.watch.end(*limit)
+            return True
+        if not diverged:
+            if self.rollback is not None and math.isfinite(records[-1].loss):
+                self.rollback.keep(self.position.step)
+            return False
+        if self.rollback is not None and self.rollback.go_back(self.position.step):
+            self.watch.recover()
+            self.loop.reload_scales()
+            return False
+        return self.config.on_nan != "continue"
 
     def _stops_after(self, count: int, begin: float) -> bool:
         """Save after a block of `count` steps where it is due; tell whether the run ends here because it was told to.

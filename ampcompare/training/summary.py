@@ -79,8 +79,8 @@ class Tally:
         self.epochs = [EpochResult.model_validate(epoch) for epoch in state["epochs"]]
         self.tracer.load_state_dict(state["tracer"])
 
-    def summary(self, watch: DivergenceWatch, memory: PeakMemory, wall_seconds: float) -> RunSummary:
-        """Return the numbers of the run; accuracy after divergence is left out."""
+    def summary(self, watch: DivergenceWatch, memory: PeakMemory, wall_seconds: float, **facts: Any) -> RunSummary:
+        """Return the numbers of the run, with further `facts` by their names; accuracy after divergence is left out."""
         epochs = self.epochs
         last = epochs[-LAST_EPOCHS:]
         ended_well = bool(epochs) and watch.diverged_step is None
@@ -115,6 +115,7 @@ class Tally:
             first_nonfinite_loss_step=watch.first_nonfinite_loss_step,
             diverged_step=watch.diverged_step,
             divergence=watch.reason,
+            **facts,
         )
 
 

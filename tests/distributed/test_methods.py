@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ampcompare.config import RunConfig
@@ -68,3 +69,34 @@ def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
     torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
     assert both[0].ema_top1_correct == epochs[0].ema_top1_correct
+
+
+def broken_on_one(on_nan: str) -> tuple[Any, ...]:
+    """Give rank 1 alone a bad batch, or bad weights; return what each rank saw and where it ended."""
+    session = make_session(
+        configuration("fp32", processes=2, on_nan=on_nan, rollback_every=2, parallel={"kind": "ddp"}), Group(CPU)
+    )
+    data = session.assembly.task.data
+    whole = data.train_batches
+
+    def spoiled(*args: Any, **options: Any) -> Any:
+        for number, (images, labels) in enumerate(whole(*args, **options)):
+            bad = number == 5 and dist.get_rank() == 1
+            yield images * float("nan") if bad else images, labels
+
+    object.__setattr__(data, "train_batches", spoiled)
+    events = list(session.events())
+    steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
+    weights = torch.cat([param.detach().flatten() for param in session.assembly.replicas[0].parameters()])
+    returns = [] if session.rollback is None else session.rollback.steps
+    skipped = [step.step for step in steps if not all(step.applied)]
+    return len(steps), skipped, returns, session.watch.diverged_step, weights
+
+
+@pytest.mark.parametrize(("on_nan", "skipped", "returns"), [("skip", [5], []), ("rollback", [], [6])])
+def test_a_bad_batch_on_one_rank(ranks: Run, on_nan: str, skipped: list[int], returns: list[int]) -> None:
+    """Both ranks drop the update, or go back, at the same step, and end with equal finite weights."""
+    one, other = ranks(2, broken_on_one, on_nan=on_nan)
+    assert one[:4] == other[:4] == (10, skipped, returns, None)
+    assert torch.equal(one[4], other[4])
+    assert one[4].isfinite().all()
