@@ -13,6 +13,9 @@ EXTRAS = {
     "gpu": ["nvidia-ml-py"],
     "tensorboard": ["tensorboard"],
     "slurm": ["submitit"],
+    "accelerate": ["accelerate>=1.0"],
+    "fabric": ["lightning-fabric>=2.4"],
+    "mmengine": ["mmengine>=0.10"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     "dev": [

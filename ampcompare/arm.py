@@ -87,6 +87,27 @@ def _count(text: str) -> int:
     return number
 
 
+def _bits(text: str) -> int:
+    if text not in ("2", "4", "8"):
+        raise ValueError("expected 2, 4 or 8")
+    return int(text)
+
+
+def _group(text: str) -> int:
+    number = int(text)
+    if number < 8 or number % 4:
+        raise ValueError("expected a multiple of 4 of at least 8")
+    return number
+
+
+def _inner_arm(text: str) -> str:
+    """Read an arm inside an arm: its options are joined by `+`, since a comma would end it."""
+    inner = Arm.parse(text.replace("+", ","))
+    if inner.backend in BACKENDS and "over" in BACKENDS[inner.backend].parsers:
+        raise ValueError("expected an arm that is not over another one")
+    return str(inner).replace(",", "+")
+
+
 def _loss_scale(text: str) -> float | str:
     if text == "dynamic":
         return text
@@ -105,12 +126,16 @@ class BackendOptions:
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
         default: the value of the positional option where none is written.
         summary: one line for `ampcompare list`.
+        written: options that stand in the canonical text even with these, their defaults.
+        implied: defaults that are left out of it.
     """
 
     parsers: Mapping[str, Callable[[str], Any]]
     positional: str | None = None
     default: str | None = None
     summary: str = ""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
 
 
 BACKENDS: dict[str, BackendOptions] = {
@@ -145,6 +170,35 @@ BACKENDS: dict[str, BackendOptions] = {
     "half": BackendOptions(
         {"dtype": _dtype, "bn_fp32": _flag, "loss_scale": _positive},
         summary="manual .half(): 16-bit weights, no master weights, no dynamic loss scale",
+    ),
+    "accelerate": BackendOptions(
+        {"mixed_precision": _choice("no", "fp16", "bf16")},
+        positional="mixed_precision",
+        default="no",
+        summary="Hugging Face Accelerate: no, fp16 or bf16",
+    ),
+    "fabric": BackendOptions(
+        {"precision": _choice("32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")},
+        positional="precision",
+        default="32-true",
+        summary="Lightning Fabric: 32-true, 16-mixed, bf16-mixed, 16-true or bf16-true",
+    ),
+    "mmengine": BackendOptions(
+        {"dtype": _output_dtype},
+        positional="dtype",
+        default="float32",
+        summary="mmengine's OptimWrapper (fp32) and AmpOptimWrapper (fp16, bf16), as mmcls uses them",
+    ),
+    "horovod": BackendOptions(
+        {"compression": _choice("none", "fp16"), "passes": _count},
+        summary="Horovod's DistributedOptimizer: fp32, gradients exchanged in fp32 or fp16",
+        implied={"compression": "none", "passes": 1},
+    ),
+    "actnn": BackendOptions(
+        {"bits": _bits, "group": _group, "over": _inner_arm},
+        summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
+        written={"bits": 2},
+        implied={"group": 256, "over": "fp32"},
     ),
 }
 
@@ -211,7 +265,7 @@ class Arm:
                 known = ", ".join([*BACKENDS, *third_party_backends()])
                 raise ConfigError(f"unknown backend {backend!r}: {hint}known backends are {known}")
             return cls(backend, {k: _guess(v) if isinstance(v, str) else v for k, v in sorted(given.items())})
-        parsed: dict[str, Any] = {}
+        parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.default
         for name, value in given.items():
@@ -228,6 +282,7 @@ class Arm:
             del parsed["engine"]
         if backend == "half":
             parsed = {k: v for k, v in parsed.items() if (k, v) not in (("dtype", "float16"), ("bn_fp32", False))}
+        parsed = {k: v for k, v in parsed.items() if k not in spec.implied or v != spec.implied[k]}
         order = {name: place for place, name in enumerate(spec.parsers)}
         return cls(backend, dict(sorted(parsed.items(), key=lambda item: order[item[0]])))
 

@@ -21,6 +21,7 @@ __all__ = [
     "SCHEMA",
     "ArmSummary",
     "Comparison",
+    "Effective",
     "EngineInfo",
     "EpochResult",
     "ProcessFacts",
@@ -30,6 +31,7 @@ __all__ = [
     "RunSummary",
     "StepRecord",
     "Trace",
+    "Twin",
     "dump_json",
     "iter_steps",
     "read_comparison",
@@ -114,6 +116,16 @@ class EngineInfo(_Record):
     name: Literal["nvidia", "compat"]
     version: str
     reason: str
+
+
+class Effective(_Record):
+    """What really ran where another library decides it, in the words of this package's own arms."""
+
+    arm: str = Field(description="our arm of the precision that ran, such as native:bf16")
+    library: str
+    version: str
+    as_asked: bool = Field(True, description="whether that is the precision that was asked for")
+    reason: str = Field("", description="why it is another one")
 
 
 class RunSummary(_Record):
@@ -213,6 +225,7 @@ class RunRecord(_Record):
     status: Literal["completed", "diverged", "failed", "interrupted"]
     config: RunConfig
     engine: EngineInfo | None = None
+    effective: Effective | None = Field(None, description="only of backends that hand training to another library")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()
@@ -260,6 +273,20 @@ class ArmSummary(_Record):
     skipped_steps: int | None = None
     num_steps: int | None = None
     status: str = ""
+    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
+
+
+class Twin(_Record):
+    """An arm that another library runs, beside our arm of the precision that it really ran in."""
+
+    arm: str
+    twin: str
+    library: str = Field(description="name and version")
+    pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
+    top1_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
+    accuracy_verdict: str = ""
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
+    same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
 
 
 class Comparison(_Record):
@@ -277,6 +304,7 @@ class Comparison(_Record):
     prefer: str = "time"
     arms: list[ArmSummary]
     reading: list[str]
+    twins: list[Twin] = []
     records: list[RunRecord]
 
 

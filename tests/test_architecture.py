@@ -31,6 +31,7 @@ FLOORS = {
     "migrate": 2,
     "config": 1,
     "record": 1,
+    "adapters": 1,
     "environment": 1,
     "registry": 1,
     "arm": 1,

@@ -35,6 +35,15 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "growth_interval": st.integers(min_value=1),
     },
     "half": {"dtype": DTYPE, "bn_fp32": FLAG, "loss_scale": POSITIVE},
+    "accelerate": {"mixed_precision": st.sampled_from(["no", "fp16", "bf16"])},
+    "fabric": {"precision": st.sampled_from(["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"])},
+    "mmengine": {"dtype": DTYPE | st.sampled_from(["float32", "fp32"])},
+    "horovod": {"compression": st.sampled_from(["none", "fp16"]), "passes": st.integers(min_value=1)},
+    "actnn": {
+        "bits": st.sampled_from([2, 4, 8]),
+        "group": st.integers(min_value=2).map(lambda number: 4 * number),
+        "over": st.sampled_from(["fp32", "native:bf16", "apex:O2+loss_scale=128", "half:bn_fp32"]),
+    },
 }
 
 
@@ -87,6 +96,14 @@ def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
         ("half:bn_fp32", "half:bn_fp32"),
         ("half:bn_fp32=no,dtype=float16", "half"),
         ("half:dtype=bf16", "half:dtype=bf16"),
+        ("accelerate", "accelerate:no"),
+        ("fabric:precision=16-mixed", "fabric:16-mixed"),
+        ("mmengine", "mmengine:fp32"),
+        ("mmengine:float16", "mmengine:fp16"),
+        ("horovod:compression=none,passes=1", "horovod"),
+        ("actnn", "actnn:bits=2"),
+        ("actnn:group=256,over=fp32,bits=4", "actnn:bits=4"),
+        ("actnn:over=apex:loss_scale=128+opt_level=O2", "actnn:bits=2,over=apex:O2+loss_scale=128"),
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -123,6 +140,12 @@ def test_level_written_with_a_zero(level: str) -> None:
         ("half:loss_scale=dynamic", "loss_scale=dynamic cannot be used"),
         ("apex:O2,loss_scale=1,loss_scale=2", "gives loss_scale twice"),
         ("apex:O2,opt_level=O3", "gives opt_level twice"),
+        ("accelerate:fp8", "mixed_precision=fp8 cannot be used: expected one of no, fp16, bf16"),
+        ("fabric:16", "expected one of 32-true, 16-mixed"),
+        ("actnn:bits=3", "bits=3 cannot be used: expected 2, 4 or 8"),
+        ("actnn:group=10", "expected a multiple of 4 of at least 8"),
+        ("actnn:over=actnn", "expected an arm that is not over another one"),
+        ("actnn:over=natve", "unknown backend 'natve'"),
     ],
 )
 def test_refused(text: str, message: str) -> None:
@@ -156,5 +179,5 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match="known backends are fp32, apex, native, half, theirs"):
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, theirs"):
         Arm.parse("ours")

@@ -25,13 +25,26 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     from ampcompare.environment import probe_apex
     from ampcompare.tasks.catalog import list_data, list_models
 
-    arms = [(name, True, spec.summary) for name, spec in BACKENDS.items()]
+    arms = [_arm(name, spec.summary) for name, spec in BACKENDS.items()]
     apex = probe_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
     return [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
+
+
+def _arm(backend: str, summary: str) -> tuple[str, bool, str]:
+    """Return the row of a backend; the library that it may need is looked for, and not imported."""
+    from ampcompare.adapters import ADAPTERS
+
+    adapter = ADAPTERS.get(backend)
+    if adapter is None:
+        return backend, True, summary
+    found = adapter.found()
+    if found is None:
+        return backend, False, adapter.missing()
+    return backend, True, f"{summary} ({found[1]} {found[2]})"
 
 
 def _launchers() -> list[tuple[str, bool, str]]:

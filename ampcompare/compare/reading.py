@@ -10,7 +10,7 @@ from ampcompare.compare.terms import Terms
 from ampcompare.compare.verdict import MIN_PAIRS
 from ampcompare.record import ArmSummary, RunRecord
 
-__all__ = ["read", "recommend"]
+__all__ = ["bitwise_equal", "read", "recommend"]
 
 KEEPS_ACCURACY = ("equivalent", "not inferior", "better")
 LEAST_SAVING = 0.05  # of memory: less than that is the noise of an allocator
@@ -45,7 +45,7 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
     averaged = [text for row in completed if (text := _averaged(row.arm, records))]
     if averaged:
         yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    same = [row.arm for row in rows if row.arm != reference and _bitwise_equal(row.arm, reference, records)]
+    same = [row.arm for row in rows if row.arm != reference and bitwise_equal(row.arm, reference, records)]
     if same:
         yield f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(same)}."
     hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
@@ -130,7 +130,7 @@ def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
     return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""
 
 
-def _bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:
+def bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:
     """Tell whether all seeds of two arms have the same losses to the last bit, and the same counts."""
     seen: dict[str, dict[int, Any]] = {arm: {}, reference: {}}
     for record in records:

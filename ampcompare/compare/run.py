@@ -15,7 +15,7 @@ from ampcompare.compare.plan import Plan
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.config import RunConfig
-from ampcompare.environment import fingerprint
+from ampcompare.environment import fingerprint, installed_version
 from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.launch.base import Launcher, Progress, write_record
 from ampcompare.record import Comparison, RunRecord, dump_json, read_record, write_atomically
@@ -81,6 +81,9 @@ def reusable(folder: Path, config: RunConfig) -> _Reuse:
         return _Reuse(None, f"it {was}{record.status} before")
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    ran = record.effective
+    if ran is not None and installed_version(ran.library) not in (ran.version, None):
+        changed.append(ran.library)
     if changed:
         return _Reuse(None, f"{', '.join(changed)} changed since")
     return _Reuse(record, "")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.compare.comparable import why_not_accuracy, why_not_time
 from ampcompare.compare.reading import read
 from ampcompare.compare.terms import Terms
+from ampcompare.compare.twins import find_twins, twin_sentence
 from ampcompare.compare.validity import why_invalid
 from ampcompare.compare.verdict import (
     MIN_PAIRS,
@@ -52,24 +53,11 @@ def summarize(
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
-    pairs = {arm: _pairs(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
-    others = [arm for arm in arms if arm != reference]
-    accuracy = _accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
-    times = {arm: _time(pairs[arm]) for arm in arms}
-    time = _time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
-    sure = together([_accuracy(pairs[arm]) for arm in others])
-    sure_of_time = together([times[arm].effect for arm in others])
-    peak = _peak(by_arm.get(reference, []))
-    rows = [
-        _row(arm, by_arm[arm], pairs[arm], times[arm], sure, sure_of_time).model_copy(
-            update={
-                "accuracy_verdict": accuracy.get(arm) or _diverged(by_arm[arm]),
-                "time_verdict": time.get(arm, ""),
-                "memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None,
-            }
-        )
-        for arm in arms
-    ]
+    rows = _rows(by_arm, arms, reference, terms)
+    twins = find_twins(
+        {arm: by_arm[arm] for arm in arms},
+        lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms),
+    )
     return Comparison(
         command=command,
         reference=reference,
@@ -81,9 +69,32 @@ def summarize(
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=list(read(rows, records, reference, terms)),
+        reading=[*read(rows, records, reference, terms), *map(twin_sentence, twins)],
+        twins=twins,
         records=list(records),
     )
+
+
+def _rows(by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Terms) -> list[ArmSummary]:
+    """Return the row of each arm, with its verdicts against `reference`."""
+    pairs = {arm: _pairs(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
+    others = [arm for arm in arms if arm != reference]
+    accuracy = _accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
+    times = {arm: _time(pairs[arm]) for arm in arms}
+    time = _time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
+    sure = together([_accuracy(pairs[arm]) for arm in others])
+    sure_of_time = together([times[arm].effect for arm in others])
+    peak = _peak(by_arm.get(reference, []))
+    return [
+        _row(arm, by_arm[arm], pairs[arm], times[arm], sure, sure_of_time).model_copy(
+            update={
+                "accuracy_verdict": accuracy.get(arm) or _diverged(by_arm[arm]),
+                "time_verdict": time.get(arm, ""),
+                "memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None,
+            }
+        )
+        for arm in arms
+    ]
 
 
 def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:
@@ -208,6 +219,8 @@ def _row(
     accuracy_bounds = interval(accuracy, sure) if accuracy else None
     time_bounds = interval(time.effect, sure_of_time) if time.effect else None
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
+    others = [record.effective for record in ran if record.effective]
+    engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
     diverged = sum(record.status == "diverged" for record in records)
     rate = wilson(diverged, len(ran)) if diverged else (None, None)
     return ArmSummary(
@@ -241,6 +254,7 @@ def _row(
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),
+        ran=next((other.arm for other in others if not other.as_asked), None),
     )
 
 

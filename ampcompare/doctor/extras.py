@@ -13,6 +13,9 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes beside times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
+    "accelerate": (("accelerate",), "the arms accelerate:..."),
+    "fabric": (("lightning-fabric",), "the arms fabric:..."),
+    "mmengine": (("mmengine",), "the arms mmengine:..."),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ampcompare.adapters import adapter_of, expected
 from ampcompare.arm import BACKENDS, Arm, third_party_backends
 from ampcompare.doctor.child import ask
 from ampcompare.doctor.finding import Finding
@@ -62,15 +63,26 @@ def examine_arm(arm: Arm, facts: Facts) -> ArmNeeds:
     elif facts.torch.verdict == "problem":
         missing.append(f"torch is {facts.torch.value}")
         remedy.extend(facts.torch.remedy)
+    runs = expected(arm, device)
+    adapter = adapter_of(arm)
+    if adapter is not None and adapter.missing():
+        missing.append(f"{arm.backend} is {adapter.missing()}")
+        remedy.append(adapter.install)
+    elif runs is not None and runs.arm is None:
+        missing.append(runs.reason)
+    elif runs is not None and runs.reason:
+        notes.append(runs.reason)
     if arm.backend == "apex":
         _apex(arm, facts, missing, notes, remedy)
     elif arm.backend not in BACKENDS:
         answer = ask("entry_point", options={"value": third_party_backends()[arm.backend]})
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")
-    bf16 = arm.options.get("dtype") == "bfloat16"
+    computes = arm if runs is None or runs.arm is None else Arm.parse(runs.arm)
+    bf16 = computes.options.get("dtype") == "bfloat16"
     if device == "cpu":
-        if not bf16 and arm.backend != "fp32" and arm.options.get("opt_level") != "O0" and facts.fast_fp16 is False:
+        fp32 = computes.backend == "fp32" or computes.options.get("opt_level") == "O0"
+        if not bf16 and not fp32 and facts.fast_fp16 is False:
             notes.append("fp16 is emulated on this CPU")
     elif bf16 and all(tuple(device["capability"]) < (8, 0) for device in facts.devices):
         notes.append("no GPU here has bf16 in hardware (capability 8.0): it is emulated and slow")

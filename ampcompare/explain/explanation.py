@@ -6,15 +6,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ampcompare.adapters import ADAPTERS
 from ampcompare.arm import BACKENDS, Arm
 from ampcompare.explain.apex import explain_apex
+from ampcompare.explain.libraries import explain_actnn, explain_library
 from ampcompare.explain.memory import OPTIMIZER_TENSORS, PerParameter, bytes_per_parameter
 from ampcompare.explain.others import explain_fp32, explain_half, explain_native, explain_other
 from ampcompare.explain.parts import Parts
 
 __all__ = ["Explanation", "explain_arm"]
 
-EXPLAINERS = {"apex": explain_apex, "fp32": explain_fp32, "native": explain_native, "half": explain_half}
+EXPLAINERS = {
+    "apex": explain_apex,
+    "fp32": explain_fp32,
+    "native": explain_native,
+    "half": explain_half,
+    "actnn": explain_actnn,
+    **dict.fromkeys(ADAPTERS, explain_library),
+}
 
 
 @dataclass(frozen=True)

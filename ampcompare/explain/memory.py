@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampcompare.adapters import expected
 from ampcompare.arm import Arm
 from ampcompare.explain.levels import apex_level
 
@@ -37,6 +38,9 @@ class PerParameter:
 
 def bytes_per_parameter(arm: Arm) -> PerParameter | None:
     """Return what `arm` holds per parameter; None for a backend of another package."""
+    twin = expected(arm, "cuda")
+    if twin is not None and twin.arm is not None:
+        return bytes_per_parameter(Arm.parse(twin.arm))
     if arm.backend == "fp32":
         return PerParameter(4, 4, 0, 0, 0, 4)
     if arm.backend == "native":

@@ -187,6 +187,7 @@ def train_cell(
         status=_status(session),
         config=config,
         engine=precision.engine,
+        effective=precision.effective,
         half=how,
         environment={**fingerprint(), **_device_facts(place, config)},
         summary=summary,

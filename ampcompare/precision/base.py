@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.errors import PreparationError
-from ampcompare.record import EngineInfo
+from ampcompare.record import Effective, EngineInfo
 
 __all__ = ["FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
 
@@ -75,6 +75,9 @@ class Precision(abc.ABC):
 
     engine: EngineInfo | None = None
     """Which implementation of `apex.amp` runs; None for the other backends."""
+
+    effective: Effective | None = None
+    """What really runs where another library decides it; None for the backends that run what they are asked."""
 
     @abc.abstractmethod
     def prepare(

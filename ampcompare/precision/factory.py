@@ -18,6 +18,11 @@ PRECISIONS = Registry[Precision](
         "apex": "ampcompare.precision.apex:make_apex",
         "native": "ampcompare.precision.native:Native",
         "half": "ampcompare.precision.half:Half",
+        "accelerate": "ampcompare.precision.accelerate:Accelerate",
+        "fabric": "ampcompare.precision.fabric:Fabric",
+        "mmengine": "ampcompare.precision.mmengine:MMEngine",
+        "horovod": "ampcompare.precision.horovod:Horovod",
+        "actnn": "ampcompare.precision.actnn:ActNN",
     },
 )
 

@@ -77,6 +77,10 @@ def _scale(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
+def _arm(row: ArmSummary) -> str:
+    return printable(row.arm, 60) + (f" (ran {row.ran})" if row.ran else "")
+
+
 def _engine(row: ArmSummary) -> str:
     engine = row.engine and row.engine.removesuffix("+compat")  # its name says so already
     words = [word for word in (engine, row.half if row.half == "fp16 emulated" else None) if word]
@@ -84,7 +88,7 @@ def _engine(row: ArmSummary) -> str:
 
 
 COLUMNS: dict[str, Callable[[ArmSummary], str]] = {
-    "arm": lambda row: printable(row.arm, 60),
+    "arm": _arm,
     "lr": lambda row: f"{row.lr:g}",
     "top-1 %": lambda row: _percent(row.top1_mean, row.top1_sd),
     "best %": lambda row: _percent(row.top1_best),
@@ -100,7 +104,7 @@ COLUMNS: dict[str, Callable[[ArmSummary], str]] = {
 
 
 VERDICTS: dict[str, Callable[[ArmSummary], str]] = {
-    "arm": lambda row: printable(row.arm, 60),
+    "arm": _arm,
     "top-1 points": _difference_interval,
     "accuracy": lambda row: printable(row.accuracy_verdict, 60) or "-",
     "step time": _ratio_interval,

@@ -1,0 +1,62 @@
+"""Lightning Fabric as it is installed: what it says it runs, and that it runs what our own arm runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from ampcompare.adapters import ADAPTERS
+from ampcompare.precision.factory import make_precision
+
+pytestmark = pytest.mark.skipif(bool(ADAPTERS["fabric"].missing()), reason=ADAPTERS["fabric"].missing())
+
+
+def trained(arm: str) -> list[Tensor]:
+    """Weights of a small network after three steps."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    precision = make_precision(arm)
+    (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])
+    for step in range(3):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
+        with precision.autocast():
+            loss = model(x).float().square().mean()
+        precision.backward(loss, [optimizer])
+        torch.nn.utils.clip_grad_norm_(precision.unscale(optimizer), 1.0)
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("arm", "ours"),
+    [
+        ("fabric:32-true", "fp32"),
+        ("fabric:bf16-mixed", "native:bf16"),
+        ("fabric:16-true", "half"),
+        ("fabric:bf16-true", "half:dtype=bf16"),
+    ],
+)
+def test_it_trains_as_our_own_arm_does(arm: str, ours: str) -> None:
+    """Three clipped steps end in the same weights to the last bit."""
+    assert all(torch.equal(here, there) for here, there in zip(trained(arm), trained(ours), strict=True))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="16-mixed is 16-mixed on a GPU")
+def test_16_mixed_on_a_cpu_is_told_as_what_it_is() -> None:
+    """Asked for fp16 it trains in bf16, without a scaler, and says so with the version."""
+    precision = make_precision("fabric:16-mixed")
+    assert precision.effective is not None
+    assert (precision.effective.arm, precision.effective.as_asked) == ("native:bf16", False)
+    assert "took native:bf16 for 16-mixed" in precision.effective.reason
+    assert (precision.half_dtype, precision.loss_scales()) == (torch.bfloat16, ())
+
+
+def test_a_model_keeps_the_names_of_its_weights() -> None:
+    """A checkpoint of a model that Fabric has set up fits the bare model."""
+    bare = nn.Linear(4, 2)
+    (model,), _ = make_precision("fabric:bf16-mixed").prepare([bare], [SGD(bare.parameters(), lr=0.1)])
+    assert list(model.state_dict()) == ["weight", "bias"]
+    nn.Linear(4, 2).load_state_dict(model.state_dict())
