@@ -46,9 +46,9 @@ class DataConfig(_Frozen):
 
     name: str = Field(
         "digits",
-        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder:PATH or module:factory",
+        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH] or module:factory",
     )
-    dir: str | None = Field(None, description="folder that holds the downloaded sets")
+    dir: str | None = Field(None, description="folder of the downloaded sets, or of imagefolder without a path")
     download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
     image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
     train_size: PositiveInt | None = Field(None, description="use only so many training samples")

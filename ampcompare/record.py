@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, RecordError
+from ampcompare.published import Published
 
 __all__ = [
     "SCHEMA",
@@ -306,6 +307,7 @@ class Comparison(_Record):
     reading: list[str]
     twins: list[Twin] = []
     records: list[RunRecord]
+    published: Published | None = Field(None, description="what others published for these rows")
 
 
 def _strict(value: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
-from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
+from ampcompare.cli.options import output_options, recipe_options
+from ampcompare.cli.settings import gather, plan_for, rows_for, seeds_text
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.auto import run_auto
     from ampcompare.compare.events import EventFiles
     from ampcompare.compare.gates import check_gates, parse_gate
-    from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds, parse_vary
+    from ampcompare.compare.plan import parse_seeds
     from ampcompare.compare.reload import reload_comparison
     from ampcompare.compare.run import run_plan
     from ampcompare.compare.terms import Terms
@@ -100,23 +101,20 @@ def command(**parameters: Any) -> int:
     from ampcompare.report.files import FORMATS, write_reports
     from ampcompare.report.junit import JUnit
 
-    from_file = read_config_file(parameters["config_file"])
-    file_arms, file_seeds = from_file.pop("arms", None), from_file.pop("seeds", None)
-    arms = list(parameters["arms"]) or _texts(file_arms) or list(DEFAULT_ARMS)
     terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"], parameters["tag"])
     gates = [parse_gate(text) for text in parameters["gates"]]
     baseline = reload_comparison(Path(parameters["baseline"])) if parameters["baseline"] else None
-    varied = [parse_vary(text) for text in parameters["varied"]]
     parameters["processes"] = count_processes(parameters)
-    base = build_config(parameters, from_file)
+    gathered = gather(parameters)
+    base, rows = gathered.config, rows_for(gathered, parameters)
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
-    words = _first(parameters["seeds"], _seeds(file_seeds), str(base.recipe.seed))
+    words = _first(parameters["seeds"], seeds_text(gathered.matrix), str(base.recipe.seed))
     auto = words.strip() == "auto"
     budget = _seconds("--budget", parameters["budget"])
 
     def make(seeds: Sequence[int]) -> Plan:
-        return make_plan(base, arms, seeds, varied)
+        return plan_for(gathered, rows, seeds)
 
     plan = make(range(MIN_PAIRS) if auto else parse_seeds(words))
     label = "-".join(["compare", *(["auto"] if auto else []), *_safe(parameters["tag"]), plan.digest()])
@@ -234,18 +232,3 @@ def _safe(tag: str) -> list[str]:
 
 def _first(*texts: str | None) -> str:
     return next(text for text in texts if text is not None)
-
-
-def _seeds(seeds: Any) -> str | None:
-    """Return the seeds of a config file as one text; a list counts as its parts."""
-    if seeds is None:
-        return None
-    return ",".join(str(seed) for seed in seeds) if isinstance(seeds, list) else str(seeds)
-
-
-def _texts(arms: Any) -> list[str]:
-    if arms is None:
-        return []
-    if not isinstance(arms, list) or not all(isinstance(arm, str) for arm in arms):
-        raise ConfigError(f"arms in the config file is {arms!r}; write a list of texts such as [fp32, 'apex:O2']")
-    return arms

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from ampcompare.arm import Arm
-from ampcompare.cli.options import build_config, read_config_file, recipe_options
+from ampcompare.cli.options import recipe_options
+from ampcompare.cli.settings import gather
 
 __all__ = ["command"]
 
@@ -34,11 +35,10 @@ def command(**parameters: Any) -> int:
     arm = _arm(parameters["arm_text"])
     explanation = explain_arm(arm)
     observation = None
-    if parameters["recipe__model__arch"] is not None or parameters["config_file"] is not None:
+    if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
         from ampcompare.explain.observation import observe_in_child
 
-        config = build_config({**parameters, "arm_text": str(arm)}, _settings(parameters["config_file"]))
-        observation = observe_in_child(config)
+        observation = observe_in_child(gather({**parameters, "arm_text": str(arm)}, one_run=True).config)
     if parameters["as_json"]:
         click.echo(dump_json({**explanation.data(), "observed": observation}))
         return 0
@@ -56,11 +56,3 @@ def command(**parameters: Any) -> int:
 def _arm(text: str) -> Arm:
     """Read an arm, or an opt level with its options, mistyped ones too, whose error says so."""
     return Arm.parse(f"apex:{text}" if re.match(r"[Oo0]\d", text) else text)
-
-
-def _settings(name: str | None) -> dict[str, Any]:
-    """Return the settings of a file, which may be that of a comparison."""
-    settings = read_config_file(name)
-    for other in ("arm", "arms", "seeds"):
-        settings.pop(other, None)
-    return settings

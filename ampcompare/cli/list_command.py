@@ -8,9 +8,9 @@ __all__ = ["command"]
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["arms", "models", "data", "launchers", "all"]), default="all")
+@click.argument("what", type=click.Choice(["arms", "models", "data", "launchers", "recipes", "all"]), default="all")
 def command(what: str) -> int:
-    """Show arms, models, data sets and launchers, available or why not."""
+    """Show arms, models, data sets, launchers and recipes, available or why not."""
     from tabulate import tabulate
 
     for name, rows in _sections():
@@ -23,6 +23,7 @@ def command(what: str) -> int:
 def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     from ampcompare.arm import BACKENDS, third_party_backends
     from ampcompare.environment import probe_apex
+    from ampcompare.recipes.catalog import list_recipes
     from ampcompare.tasks.catalog import list_data, list_models
 
     arms = [_arm(name, spec.summary) for name, spec in BACKENDS.items()]
@@ -31,7 +32,8 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
-    return [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
+    tables = [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
+    return [*tables, ("recipes", list_recipes())]
 
 
 def _arm(backend: str, summary: str) -> tuple[str, bool, str]:

@@ -1,17 +1,15 @@
-"""Options that several commands share, and how flags, environment, YAML and defaults come together."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ampcompare.config import RunConfig, validated
-from ampcompare.errors import ConfigError
+from ampcompare.config import RunConfig
 
-__all__ = ["build_config", "output_options", "recipe_options"]
+__all__ = ["RECIPE_OPTIONS", "output_options", "parameter_of", "recipe_options"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -92,7 +90,8 @@ def _field(place: str) -> Any:
     return model.model_fields[name]
 
 
-def _parameter(place: str) -> str:
+def parameter_of(place: str) -> str:
+    """Return the name of the parameter that holds the option of a setting."""
     return place.replace(".", "__")
 
 
@@ -103,11 +102,19 @@ def _option(entry: tuple[tuple[str, ...], str, dict[str, Any]]) -> Callable[[Fun
     default = "none" if field.default is None else field.default
     shown = str(default).lower() if isinstance(default, bool) else default
     text = settings.get("help") or field.description or ""
-    return click.option(*flags, _parameter(place), default=None, **{**settings, "help": f"{text}  [default: {shown}]"})
+    return click.option(
+        *flags, parameter_of(place), default=None, **{**settings, "help": f"{text}  [default: {shown}]"}
+    )
 
 
 def recipe_options(function: Function) -> Function:
-    """Add every option of a recipe, `--model-arg`, `--config` and `--set`."""
+    """Add `--recipe` and `--scale`, every option of a recipe, `--model-arg`, `--config` and `--set`."""
+    first = [
+        click.option(
+            "--recipe", "recipe_name", metavar="NAME", help="a complete, named configuration; see list recipes"
+        ),
+        click.option("--scale", metavar="NAME", help="a smaller shape of the recipe, such as small"),
+    ]
     last = [
         click.option("--model-arg", "model_args", multiple=True, metavar="NAME=VALUE", help="argument of the network"),
         click.option("--config", "-c", "config_file", metavar="FILE", help="YAML file of settings"),
@@ -119,7 +126,7 @@ def recipe_options(function: Function) -> Function:
             help="a setting by its place: recipe.optimizer.eps=1e-4",
         ),
     ]
-    for option in reversed([*map(_option, RECIPE_OPTIONS), *last]):
+    for option in reversed([*first, *map(_option, RECIPE_OPTIONS), *last]):
         function = option(function)
     return function
 
@@ -137,76 +144,3 @@ def output_options(function: Function) -> Function:
     for option in reversed(options):
         function = option(function)
     return function
-
-
-def _place(values: dict[str, Any], place: str, value: Any) -> None:
-    *parents, name = place.split(".")
-    node = values
-    for parent in parents:
-        node = node.setdefault(parent, {})
-        if not isinstance(node, dict):
-            raise ConfigError(f"{place} cannot be set: {parent} is {node!r}, not a group of settings")
-    node[name] = value
-
-
-def _yaml(text: str, what: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
-
-
-def read_config_file(name: str | None) -> dict[str, Any]:
-    """Return the settings of a YAML file; none where no file is named.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a mapping.
-    """
-    if name is None:
-        return {}
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config file {name}: {getattr(error, 'strerror', None) or error}") from None
-    values = _yaml(text, name)
-    if values is None:  # nothing but comments
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{name} holds {type(values).__name__}, not a mapping of settings such as 'recipe:' and 'device:'"
-        )
-    return values
-
-
-def _assignment(text: str, flag: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
-    return name, _yaml(value, f"{flag} {text!r}")
-
-
-def build_config(parameters: dict[str, Any], from_file: dict[str, Any]) -> RunConfig:
-    """Join flags and environment (in `parameters`), `--set`, and the YAML file, in this order of precedence.
-
-    Raises:
-        ConfigError: naming each setting that cannot be used.
-    """
-    values: dict[str, Any] = dict(from_file)
-    for text in parameters["overrides"]:
-        _place(values, *_assignment(text, "--set"))
-    for _, place, _ in RECIPE_OPTIONS:
-        if (value := parameters[_parameter(place)]) is not None:
-            _place(values, place, value)
-    for text in parameters["model_args"]:
-        name, value = _assignment(text, "--model-arg")
-        _place(values, f"recipe.model.args.{name}", value)
-    if parameters.get("processes") is not None:
-        _place(values, "processes", parameters["processes"])
-    if parameters.get("seed") is not None:
-        _place(values, "recipe.seed", parameters["seed"])
-    if parameters.get("arm_text") is not None:
-        values["arm"] = parameters["arm_text"]
-    config: RunConfig = validated(RunConfig, values)
-    return config

@@ -9,10 +9,11 @@ import click
 
 from ampcompare.arm import Arm
 from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
-from ampcompare.cli.options import build_config, output_options, read_config_file, recipe_options
+from ampcompare.cli.options import output_options, recipe_options
+from ampcompare.cli.settings import gather, published_for_run
 from ampcompare.errors import ConfigError, Ended
 
-__all__ = ["command"]
+__all__ = ["arm_text", "command"]
 
 ARM_OPTIONS = (
     "opt_level",
@@ -69,9 +70,10 @@ def command(**parameters: Any) -> int:
     from ampcompare.report.base import printable
     from ampcompare.report.terminal import Terminal
 
-    parameters["arm_text"] = _arm_text(parameters)
+    parameters["arm_text"] = arm_text(parameters)
     parameters["processes"] = count_processes(parameters)
-    config = build_config(parameters, read_config_file(parameters["config_file"]))
+    gathered = gather(parameters, one_run=True)
+    config = gathered.config
     folder = Path(parameters["output_dir"] or Path("runs") / f"run-{config.digest()}")
     if parameters["dry_run"]:
         click.echo(dump_json(config))
@@ -103,13 +105,15 @@ def command(**parameters: Any) -> int:
     if record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto goes on from its newest checkpoint")
     if not parameters["as_json"]:
-        click.echo(Terminal().render(summarize([record], arms=[record.arm], reference=record.arm)), nl=False)
+        row = summarize([record], arms=[record.arm], reference=record.arm)
+        published = published_for_run(gathered)
+        click.echo(Terminal().render(row.model_copy(update={"published": published})), nl=False)
         if not parameters["quiet"]:
             click.echo(f"record: {folder / 'cells' / record.cell / 'record.json'}", err=True)
     return 0
 
 
-def _arm_text(parameters: dict[str, Any]) -> str | None:
+def arm_text(parameters: dict[str, Any]) -> str | None:
     """Return the arm that the flags name; None where they name none and a file may."""
     given = {name: parameters[name] for name in ARM_OPTIONS if parameters[name] is not None}
     text, backend = parameters["arm_text"], parameters["backend"]

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.arm import Arm
-from ampcompare.compare.comparable import settings
+from ampcompare.compare.rows import DEFAULT_ARMS, Row, crossed, find_setting
 from ampcompare.config import RunConfig, validated
 from ampcompare.errors import ConfigError
+from ampcompare.published import Published
 
-__all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary"]
+__all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
 
-DEFAULT_ARMS = (
-    "fp32",
-    "apex:O0",
-    "apex:O1",
-    "apex:O2",
-    "apex:O3",
-    "native:fp16",
-    "native:bf16",
-    "half:bn_fp32",
-    "half",
-)
 MOST_SEEDS = 10_000
 
 
@@ -42,6 +29,7 @@ class Plan:
         cells: in the order in which they run: blocks by seed, arms at random inside a block, so that a drift of the
             machine meets all arms alike.
         labels: the row of each cell.
+        published: figures to stand beside those of the rows.
     """
 
     arms: tuple[str, ...]
@@ -49,6 +37,7 @@ class Plan:
     seeds: tuple[int, ...]
     cells: tuple[RunConfig, ...]
     labels: tuple[str, ...]
+    published: Published | None = None
 
     @property
     def order(self) -> list[str]:
@@ -98,26 +87,30 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
     Raises:
         ConfigError: an arm or setting that cannot be used, or a row that is there twice.
     """
-    texts = [str(Arm.parse(arm)) for arm in arms]
-    if not texts or not seeds:
+    return plan_rows(base, crossed(arms, vary), seeds)
+
+
+def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+    """Train each row with each seed; the first row of fp32, or else the first of all, is the reference.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or a row that is there twice.
+    """
+    if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
-    rows: dict[str, tuple[str, dict[str, Any]]] = {}
-    for text in texts:
-        for values in itertools.product(*(values for _, values in vary)):
-            varied = dict(zip((place for place, _ in vary), values, strict=True))
-            named = [f"{place.rpartition('.')[2]}={value}" for place, value in varied.items()]
-            label = " ".join([text, *named])
-            if label in rows:
-                raise ConfigError(f"arm {label!r} is named twice; an arm is one row")
-            rows[label] = (text, varied)
+    named: dict[str, Row] = {}
+    for row in rows:
+        if row.label in named:
+            raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
+        named[row.label] = row
     labels, cells = [], []
     for seed in seeds:
-        block = list(rows)
+        block = list(named)
         random.Random(f"order of seed {seed}").shuffle(block)
         labels += block
-        cells += [_cell(base, *rows[label], seed) for label in block]
-    reference = next((label for label, (text, _) in rows.items() if text == "fp32"), next(iter(rows)))
-    return Plan(tuple(rows), reference, tuple(seeds), tuple(cells), tuple(labels))
+        cells += [_cell(base, named[label].arm, named[label].varied, seed) for label in block]
+    reference = next((label for label, row in named.items() if row.arm == "fp32"), next(iter(named)))
+    return Plan(tuple(named), reference, tuple(seeds), tuple(cells), tuple(labels))
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
@@ -129,18 +122,11 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--vary {text!r} is not SETTING=VALUE,VALUE")
-    known = [place for place, _ in settings(RunConfig().model_dump(exclude={"saving"}))]
-    name = name.strip().replace("-", "_")
-    fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
-    if len(fit) != 1:
-        meant = fit or difflib.get_close_matches(name, known) or known
-        raise ConfigError(f"--vary {text!r}: {name!r} is not one setting; choose one of {', '.join(meant)}")
-    if fit[0] in ("arm", "recipe.seed"):
-        raise ConfigError(f"--vary {text!r}: arms and seeds have options of their own, --arm and --seeds")
+    place = find_setting(name, f"--vary {text!r}")
     import yaml
 
     try:
-        return fit[0], [yaml.safe_load(value) for value in values.split(",")]
+        return place, [yaml.safe_load(value) for value in values.split(",")]
     except yaml.YAMLError:
         raise ConfigError(f"--vary {text!r}: a value cannot be read") from None
 

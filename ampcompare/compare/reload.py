@@ -11,6 +11,7 @@ from ampcompare.compare.run import labeled, load_records
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.errors import ConfigError, RecordError
+from ampcompare.published import Published
 from ampcompare.record import Comparison, RunRecord, read_comparison, read_record
 
 __all__ = ["reload_comparison"]
@@ -46,13 +47,16 @@ def _from_folder(folder: Path) -> Comparison:
         command, order = str(plan["command"]), list(plan["order"])
         labels = {cell: label.rpartition("@")[0] for label, cell in plan["cells"].items()}  # as they ran
         terms = Terms(**plan.get("terms", {}))
+        published = Published.model_validate(plan["published"]) if plan.get("published") else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
         return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
     by_cell = {record.cell: record for record in records}
     mine = [labeled(by_cell[cell], label) for cell, label in labels.items() if cell in by_cell]
-    return summarize(mine, arms=arms, reference=reference, command=command, order=order, terms=terms)
+    return summarize(
+        mine, arms=arms, reference=reference, command=command, order=order, terms=terms, published=published
+    )
 
 
 def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:

@@ -143,6 +143,7 @@ def run_plan(
         "command": command,
         "terms": asdict(terms),
         "cells": {label: cell.digest() for label, cell in zip(order, plan.cells, strict=True)},
+        "published": plan.published and plan.published.model_dump(),
     }
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
@@ -155,8 +156,9 @@ def run_plan(
 
     def saved() -> Comparison:
         comparison = summarize(
-            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms
-        )
+            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms,
+            published=plan.published,
+        )  # fmt: skip
         if save is not None and comparison.records:
             save(comparison, folder)
         return comparison

@@ -22,6 +22,7 @@ from ampcompare.compare.verdict import (
     together,
     wilson,
 )
+from ampcompare.published import Published
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 
 __all__ = ["accuracy_effects", "summarize"]
@@ -38,6 +39,7 @@ def summarize(
     command: str = "",
     order: Sequence[str] = (),
     terms: Terms | None = None,
+    published: Published | None = None,
 ) -> Comparison:
     """Sum up records into one row per arm and a reading.
 
@@ -48,6 +50,7 @@ def summarize(
         command: what was run, for the report.
         order: cells as they ran.
         terms: margins and preference.
+        published: figures to stand beside those of the rows.
     """
     terms = terms or Terms()
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
@@ -72,6 +75,7 @@ def summarize(
         reading=[*read(rows, records, reference, terms), *map(twin_sentence, twins)],
         twins=twins,
         records=list(records),
+        published=published,
     )
 
 

@@ -28,6 +28,8 @@ SUMMARY_FIELDS = (
     "first_nonfinite_loss_step",
     "diverged_step",
 )
+HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr")
+PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
 VERDICTS = ("accuracy_verdict", "time_verdict")
 FORMULA = ("=", "+", "-", "@")
 
@@ -40,20 +42,23 @@ def _safe(text: str) -> str:
 class Csv(Reporter):
     """Plain numbers in full precision, each cell with the verdicts of its arm.
 
-    Shares are 0 to 1, times in seconds, sizes in bytes.
+    Shares are 0 to 1, times in seconds, sizes in bytes. Where the recipe has published figures, those of the row stand
+    in further columns.
     """
 
     def render(self, comparison: Comparison) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(
-            ["arm", "seed", "status", "engine", "engine_version", "half", "lr", *SUMMARY_FIELDS, *VERDICTS, "error"]
-        )
+        published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
+        beside = [f"published_{name}" for name in PUBLISHED] if published else []
+        writer.writerow([*HEAD, *SUMMARY_FIELDS, *VERDICTS, "error", *beside])
         arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
             row = arms.get(record.arm)
             verdicts = [_safe(getattr(row, name)) if row else "" for name in VERDICTS]
-            writer.writerow([*self._row(record), *verdicts, _safe(record.error or "")])
+            line = published.get(record.arm)
+            theirs = ["" if (value := getattr(line, name, None)) is None else value for name in PUBLISHED]
+            writer.writerow([*self._row(record), *verdicts, _safe(record.error or ""), *(theirs if beside else [])])
         return out.getvalue()
 
     @staticmethod

@@ -15,6 +15,7 @@ from typing import Any
 from ampcompare.errors import BackendUnavailable
 from ampcompare.record import ArmSummary, Comparison, RunRecord
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.drawing import Figure
 from ampcompare.report.figures import make_figures
 from ampcompare.report.resolved import arm_facts, shared_environment, shared_settings
@@ -76,6 +77,8 @@ class Html(Reporter):
             verdict_headers=list(VERDICTS),
             verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
             verdict_legend=verdict_legend(comparison),
+            published=published_table(comparison),
+            published_legend=published_legend(comparison),
             summary=_summary(comparison),
             arms=[_look(place, row) for place, row in enumerate(comparison.arms)],
             shown_at_first=SHOWN_AT_FIRST,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ampcompare.record import Comparison
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Latex"]
@@ -56,4 +57,7 @@ class Latex(Reporter):
         verdicts = verdict_rows(comparison)
         if verdicts:
             parts.append(_table(verdicts, VERDICTS, verdict_legend(comparison)))
+        published = published_table(comparison)
+        if published is not None:
+            parts.append(_table(published[1], published[0], published_legend(comparison)))
         return "\n\n".join(parts) + "\n"

@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from ampcompare.record import Comparison
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Markdown"]
@@ -34,6 +35,10 @@ class Markdown(Reporter):
         verdicts = verdict_rows(comparison)
         if verdicts:
             parts += ["## Verdicts", _table(verdicts, VERDICTS), _escaped(verdict_legend(comparison))]
+        published = published_table(comparison)
+        if published is not None:
+            parts += ["## Published and measured", _table(published[1], published[0])]
+            parts += [_escaped(published_legend(comparison))]
         parts += ["## Reading", "\n".join(f"- {_escaped(line)}" for line in comparison.reading)]
         facts = [f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in comparison.environment.items()]
         parts += ["## Environment", "\n".join(facts)]

@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from ampcompare.record import Comparison
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.beside import published_legend, published_table
 
 __all__ = ["Terminal", "legend", "verdict_legend"]
 
@@ -44,6 +45,10 @@ class Terminal(Reporter):
         if verdicts:
             parts.append(_table(verdicts, VERDICTS))
             lines.append(verdict_legend(comparison))
+        published = published_table(comparison)
+        if published is not None:
+            parts.append(_table(published[1], published[0]))
+            lines.append(published_legend(comparison))
         lines += comparison.reading
         filled = (textwrap.fill(printable(line, LONGEST_LINE), WIDTH, subsequent_indent="  ") for line in lines)
         return "\n\n".join([*parts, "\n".join(filled)]) + "\n"

@@ -71,7 +71,8 @@ def _check_layout(root: str) -> None:
     folder = Path(root)
     if not root or not folder.is_dir():
         raise ConfigError(
-            f"imagefolder:{root}: there is no folder {root!r}; write imagefolder:PATH, a folder that has train and val"
+            f"imagefolder: there is no folder {root!r} that has train and val; write imagefolder:PATH, or imagefolder "
+            "and --data-dir PATH"
         )
     missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
     if missing:

@@ -30,7 +30,7 @@ def load_data(
     Args:
         name: one of `list_data`, `imagefolder:PATH`, or `package.module:factory`.
         seed: orders and augmentation follow from it; the choice of samples does not.
-        data_dir: where torchvision's sets lie; None is the folder `data`.
+        data_dir: where torchvision's sets lie; None is the folder `data`. For `imagefolder` without a path, the images.
         download: fetch such a set if it is not there.
         image_size: height and width in pixels; None takes the set's own, 224 for folders of images.
         channels: what the model needs; None takes the set's own.
@@ -75,7 +75,7 @@ def load_data(
     if kind == "imagefolder":
         return imagefolder(
             name,
-            path,
+            path or data_dir or "",
             seed=seed,
             image_size=image_size,
             channels=channels,

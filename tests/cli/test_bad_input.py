@@ -88,7 +88,7 @@ def test_usage(call: Call, words: list[str], part: str) -> None:
         ("recipe: 3\n", ["recipe: it is a group of settings", "seen: 3"]),
         ("arm: apex:02\n", ["write O2"]),
         (b"\xff\xfe\xfa", ["cannot read the config file"]),
-        ("1: 2\n", ["1: Keys should be strings"]),
+        ("1: 2\n", ["there is no setting 1"]),
     ],
 )
 def test_bad_config_files(call: Call, tmp_path: Path, content: str | bytes, parts: list[str]) -> None:

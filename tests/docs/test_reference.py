@@ -81,7 +81,9 @@ def test_options_that_pages_name_exist(page: Path) -> None:
         if name not in COMMANDS:
             continue
         command = command_of(name)
-        known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+        commands = [command, *map(command_of, ("run", "compare"))] if name == "config" else [command]  # whose it takes
+        options = [option for each in commands for option in each.params]
+        known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
         for word in rest.split():
             if name == "exec" and word.endswith((".py", "SCRIPT")):
                 break  # what follows belongs to the script

@@ -1,0 +1,99 @@
+"""`ampcompare config`: what a command is told to do, and by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ampcompare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ampcompare.cli.settings import Gathered
+
+__all__ = ["command"]
+
+
+@click.command("config", context_settings={"ignore_unknown_options": True})
+@click.argument("what", type=click.Choice(["show", "schema"]))
+@click.option("--origin", is_flag=True, help="where each value came from")
+@click.option(
+    "--for", "name", type=click.Choice(["run", "compare"]), default="compare", show_default=True,
+    help="the command whose options follow and whose environment variables count",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of YAML")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
+    """Say where each setting came from, or print the JSON Schema of settings.
+
+    `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints what they come to as
+    YAML that --config takes again. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
+    line of a file of settings.
+    """
+    from ampcompare.record import dump_json
+
+    if what == "schema":
+        from ampcompare.recipes.form import schema
+
+        if options or origin:
+            raise ConfigError(f"config schema takes no options, and {' '.join(options) or '--origin'} was given")
+        click.echo(dump_json(schema()))
+        return 0
+    settled, matrix = _settled(context, name, list(options))
+    if as_json:
+        document: dict[str, Any] = {**matrix, "settings": settled.config.model_dump(mode="json")}
+        click.echo(dump_json({**document, "origin": settled.settled.origins} if origin else document))
+    else:
+        click.echo(_yaml(settled, matrix, origin=origin), nl=False)
+    return 0
+
+
+def _settled(context: click.Context, name: str, options: list[str]) -> tuple[Gathered, dict[str, Any]]:
+    """Return what the options of a command come to, and what it would cross them with."""
+    from ampcompare.cli.launching import count_processes
+    from ampcompare.cli.settings import gather, rows_for, seeds_text
+
+    assert context.parent is not None
+    group = context.parent.command
+    assert isinstance(group, click.Group)
+    other = group.get_command(context.parent, name)
+    assert other is not None
+    with other.make_context(name, options, parent=context.parent) as inner:
+        parameters = inner.params
+        parameters["processes"] = count_processes(parameters)
+        if name == "run":
+            from ampcompare.cli.run_command import arm_text
+
+            parameters["arm_text"] = arm_text(parameters)
+            return gather(parameters, one_run=True), {}
+        gathered = gather(parameters)
+        rows = rows_for(gathered, parameters)
+        words = parameters["seeds"] or seeds_text(gathered.matrix) or str(gathered.config.recipe.seed)
+        return gathered, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": words}
+
+
+def _yaml(gathered: Gathered, matrix: Mapping[str, Any], *, origin: bool) -> str:
+    """Return YAML with a remark behind each value that says where it came from."""
+    import yaml
+
+    values = gathered.config.model_dump(mode="json", exclude={"arm"} if matrix else None)
+    lines = [*_lines(values, "", gathered.settled.origins if origin else {}, 0)]
+    if matrix:
+        lines += yaml.safe_dump(dict(matrix), sort_keys=False, allow_unicode=True, width=1000).splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def _lines(values: Mapping[str, Any], above: str, origins: Mapping[str, str], depth: int) -> list[str]:
+    import json
+
+    lines = []
+    for name, value in values.items():
+        place, indent = f"{above}{name}", "  " * depth
+        if isinstance(value, dict) and value:
+            lines += [f"{indent}{name}:", *_lines(value, f"{place}.", origins, depth + 1)]
+            continue
+        text = f"{indent}{name}: {json.dumps(value)}"  # JSON is YAML
+        lines.append(f"{text}  # {origins[place]}" if place in origins else text)
+    return lines

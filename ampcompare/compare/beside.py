@@ -1,0 +1,110 @@
+"""Which published figure belongs to which row: the same row of the recipe, at whatever scale it was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampcompare.arm import Arm
+from ampcompare.compare.comparable import differing, settings
+from ampcompare.compare.duration import parse_duration
+from ampcompare.compare.rows import Row, find_setting
+from ampcompare.config import RunConfig
+from ampcompare.errors import ConfigError
+from ampcompare.published import Published, PublishedRow
+from ampcompare.recipes.form import Figure, Reference
+
+__all__ = ["Shape", "published_beside"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A recipe as published, and at the scale that is run.
+
+    Attributes:
+        full_rows: as published.
+        rows: the same rows in the same order, with the values of the scale.
+    """
+
+    recipe: str
+    scale: str | None
+    config: RunConfig
+    full_rows: Sequence[Row]
+    rows: Sequence[Row]
+
+
+def published_beside(reference: Reference, shape: Shape, measured: Sequence[Row], config: RunConfig) -> Published:
+    """Return a published table, each line with the measured row that stands for it.
+
+    Args:
+        measured: rows of the comparison.
+        config: settings of the comparison, but for arm, seed and what varies.
+
+    Raises:
+        ConfigError: a published figure names a setting that does not exist, or a time that is none.
+    """
+    twins = dict(zip(map(_key, shape.rows), shape.full_rows, strict=False))
+    here = [(row.label, twins.get(_key(row), row)) for row in measured]
+    varied = {place for row in measured for place in row.varied}
+    return Published(
+        source=reference.source,
+        machine=reference.machine,
+        recipe=shape.recipe,
+        scale=shape.scale,
+        differs=[] if shape.scale is not None else _departures(shape.config, config, varied),
+        rows=[_row(figure, here) for figure in reference.figures],
+    )
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row.arm, repr(sorted(row.varied.items()))
+
+
+def _row(figure: Figure, here: Sequence[tuple[str, Row]]) -> PublishedRow:
+    arm = str(Arm.parse(figure.arm))
+    at = {find_setting(name, f"at: {name}"): value for name, value in figure.at.items()}
+    own = Row(arm, at)
+    fit = [(label, row) for label, row in here if row.arm == arm and _covers(row.varied, at)]
+    found = min(fit, key=lambda pair: len(pair[1].varied))[0] if fit else None
+    return PublishedRow(
+        name=figure.name or own.label,
+        row=found,
+        top1=None if figure.top1 is None else figure.top1 / 100,
+        top1_best=None if figure.top1_best is None else figure.top1_best / 100,
+        seconds=_seconds(figure.time),
+        epoch_seconds=_seconds(figure.epoch_time),
+        peak_bytes=None if figure.memory_mib is None else round(figure.memory_mib * MIB),
+        diverged=figure.diverged,
+        remark=figure.remark,
+    )
+
+
+def _covers(varied: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
+    """Tell whether a row is what a figure was published for; a row may vary more than the publication did."""
+    return all(place in varied and varied[place] == value for place, value in at.items())
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    seconds = parse_duration(text)
+    if not seconds:
+        raise ConfigError(f"the published time {text!r} is not a time such as 8h42m32s")
+    return seconds
+
+
+def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
+    """Return in which settings a comparison departs from what was published, but for where its data lie."""
+    there, here = dict(settings(published.model_dump())), dict(settings(measured.model_dump()))
+    places = [place for place in differing(published, measured) if place.startswith("recipe.") or place == "processes"]
+    hidden = {"recipe.data.dir", "recipe.data.download", *varied}
+    if varied & {"recipe.batch_size", "recipe.global_batch_size"}:
+        hidden |= {"recipe.batch_size", "recipe.global_batch_size", "recipe.optimizer.lr"}
+    return [
+        f"{place.removeprefix('recipe.')} {here.get(place)}, not {there.get(place)}"
+        for place in places
+        if place not in hidden
+    ]

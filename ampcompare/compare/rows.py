@@ -1,0 +1,122 @@
+"""The rows of a comparison: arms, each with the settings in which it departs from the others."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.arm import Arm
+from ampcompare.compare.comparable import settings
+from ampcompare.config import RunConfig
+from ampcompare.errors import ConfigError
+from ampcompare.recipes.form import Matrix
+from ampcompare.recipes.layers import RIVALS
+
+__all__ = ["DEFAULT_ARMS", "Row", "crossed", "find_setting", "first_row", "matrix_rows"]
+
+DEFAULT_ARMS = (
+    "fp32",
+    "apex:O0",
+    "apex:O1",
+    "apex:O2",
+    "apex:O3",
+    "native:fp16",
+    "native:bf16",
+    "half:bn_fp32",
+    "half",
+)
+Vary = Sequence[tuple[str, Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        arm: its canonical text.
+        varied: values of settings by their places.
+    """
+
+    arm: str
+    varied: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the row is called: the arm, and what is varied."""
+        named = [f"{place.rpartition('.')[2]}={value}" for place, value in self.varied.items()]
+        return " ".join([self.arm, *named])
+
+
+def crossed(arms: Sequence[str], vary: Vary) -> list[Row]:
+    """Return every arm with every combination of the values of settings.
+
+    Raises:
+        ConfigError: an arm that cannot be used.
+    """
+    texts = [str(Arm.parse(arm)) for arm in arms]
+    places = [place for place, _ in vary]
+    combinations = list(itertools.product(*(values for _, values in vary)))
+    return [Row(text, dict(zip(places, values, strict=True))) for text in texts for values in combinations]
+
+
+def find_setting(name: str, said: str) -> str:
+    """Return the place of a setting that is named by its place or its last part.
+
+    Args:
+        said: what the user wrote, for the message.
+
+    Raises:
+        ConfigError: no such setting, or several, or one that is not varied this way.
+    """
+    known = [place for place, _ in settings(RunConfig().model_dump(exclude={"saving"}))]
+    name = name.strip().replace("-", "_")
+    fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
+    if len(fit) != 1:
+        meant = fit or difflib.get_close_matches(name, known) or known
+        raise ConfigError(f"{said}: {name!r} is not one setting; choose one of {', '.join(meant)}")
+    if fit[0] in ("arm", "recipe.seed"):
+        raise ConfigError(f"{said}: arms and seeds have options of their own, --arm and --seeds")
+    return fit[0]
+
+
+def matrix_rows(
+    matrix: Matrix, *, arms: Sequence[str] = (), vary: Vary = (), by_hand: Collection[str] = ()
+) -> list[Row]:
+    """Return the rows that a file describes, and what was asked for beside it.
+
+    Args:
+        arms: in place of those of the file; its rows give way too.
+        vary: in place of what the file varies of the same settings, else crossed with it; rows give way too.
+        by_hand: places of settings that were given one value, which are then not varied by the file.
+
+    Raises:
+        ConfigError: an arm or setting that cannot be used.
+    """
+
+    def kept(place: str) -> bool:
+        return place not in by_hand and not any(rival in by_hand for rival in RIVALS.get(place, ()))
+
+    if matrix.rows is not None and not arms and not vary:
+        rows = []
+        for given in matrix.rows:
+            places = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
+            row = Row(str(Arm.parse(given["arm"])), {place: value for place, value in places.items() if kept(place)})
+            if row not in rows:
+                rows.append(row)
+        return rows
+    axes: dict[str, Sequence[Any]] = {
+        find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
+    }
+    axes = {place: values for place, values in axes.items() if kept(place)} | dict(vary)
+    return crossed(list(arms) or matrix.arms or list(DEFAULT_ARMS), list(axes.items()))
+
+
+def first_row(matrix: Matrix, arm: str | None) -> Row | None:
+    """Return the first row of a file, of an arm where one is asked for; None where the file has no such row."""
+    if matrix.rows is None and matrix.arms is None and matrix.vary is None:
+        return None
+    wanted = None if arm is None else str(Arm.parse(arm))
+    return next((row for row in matrix_rows(matrix) if wanted in (None, row.arm)), None)

@@ -1,0 +1,189 @@
+"""`--recipe`, `--scale`, `config` and `list recipes` on the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ampcompare.config import RunConfig
+
+Call = Callable[..., Any]
+APEX = ("--recipe", "seeds/r50-imagenet-apex", "--scale", "small")
+LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
+
+
+def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
+    """A comparison by a recipe shows what was published for its arms, in every format and when it is rendered again."""
+    out = str(tmp_path / "out")
+    done = call("compare", *APEX, *LITTLE, "-o", out)
+    assert done.code == 0
+    header = next(line for line in done.out.splitlines() if line.startswith("as published"))
+    assert [part.strip() for part in header.split("  ") if part.strip()] == [
+        *("as published", "top-1 %, published", "top-1 %, measured", "time, published", "time, measured")
+    ]
+    table = done.out.partition("as published")[2].splitlines()[2:5]
+    assert [line.split()[:2] for line in table] == [["apex:O1", "75.79"], ["apex:O2", "75.59"], ["apex:O3", "NaN"]]
+    assert "numbers cannot" in " ".join(done.out.split())
+    assert call("report", out).out == done.out
+    assert "## Published and measured" in call("report", out, "--format", "md").out
+    lines = list(csv.DictReader(io.StringIO(call("report", out, "--format", "csv").out)))
+    assert {line["arm"]: line["published_top1"] for line in lines}["apex:O1"] == "0.7579"
+    assert [line["row"] for line in call("report", out, "--format", "json").json()["published"]["rows"]] == [
+        *("apex:O1", "apex:O2", "apex:O3")
+    ]
+    page = pytest.importorskip("plotly") and (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Published figures beside measured ones" in page
+
+
+def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
+    """`run` takes the first row of a recipe, or that of its arm, and shows what was published for it alone."""
+    done = call("run", *APEX, *LITTLE, "--arm", "apex:O2", "-o", str(tmp_path))
+    assert done.code == 0
+    assert "75.59" in done.out
+    assert "75.79" not in done.out
+    first = call("run", "--recipe", "seeds/r18-leaves", "--dry-run").json()
+    assert (first["arm"], first["recipe"]["optimizer"]["lr"]) == ("fp32", 0.1)
+    third = call("run", "--recipe", "seeds/r18-leaves", "--arm", "native:fp16", "--lr", "0.3", "--dry-run").json()
+    assert (third["arm"], third["recipe"]["optimizer"]["lr"]) == ("native:fp16", 0.3)
+
+
+def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
+    """Flags win over a recipe: a value given by hand takes the place of those that it varies, arms of its arms."""
+
+    def labels(*words: str) -> list[str]:
+        recipe = ("compare", "--recipe", "seeds/r50-imagenet-fp16bn", "--scale", "small", "--dry-run", "--json")
+        return sorted(cell["arm"] for cell in call(*recipe, *words).json()["cells"])
+
+    assert len(labels()) == 5
+    assert labels("--batch-size", "32") == ["half:bn_fp32"]
+    assert labels("--vary", "global_batch_size=8,16", "--arm", "half") == [
+        *("half global_batch_size=16", "half global_batch_size=8")
+    ]
+    assert len(labels("--seeds", "0-1")) == 10
+
+
+def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
+    """A recipe at its full scale with other settings names them under the table."""
+    words = (
+        "compare",
+        "--recipe",
+        "seeds/r50-imagenet-amp",
+        "--data",
+        "digits",
+        "--nproc-per-node",
+        "1",
+        "--workers",
+        "0",
+    )
+    done = call(*words, *LITTLE, "--image-size", "8", "--parallel", "none", "--batch-size", "16", "-o", str(tmp_path))
+    assert done.code == 0
+    text = " ".join(done.out.split())
+    assert "with other settings than published: data.name digits, not imagefolder" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--recipe", "seeds/r50-imagenet-apx"), ["no recipe 'seeds/r50-imagenet-apx'", "seeds/r50-imagenet-apex"]),
+        (("--recipe", "digits", "--scale", "small"), ["recipe digits has no scale 'small'"]),
+        (("--recipe", "cifar10-r18", "--scale", "smal"), ["did you mean 'small'?"]),
+        (("--scale", "small"), ["--scale small is for a recipe", "--recipe"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_mistyped_recipe_is_one_line(call: Call, command: str, words: tuple[str, ...], parts: list[str]) -> None:
+    """What does not exist is told in one line with what was meant, and ends with 2."""
+    done = call(command, *words, "--dry-run")
+    assert done.code == 2
+    assert len(done.lines) == 1
+    assert all(part in done.err for part in parts)
+
+
+def test_a_file_may_name_rows_and_what_is_varied(call: Call, tmp_path: Path) -> None:
+    """A file of the user's holds arms, seeds and values to cross, and its mistakes name it."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("arms: [fp32, half]\nvary: {lr: [0.1, 0.2]}\nseeds: [3, 5]\nrecipe: {epochs: 2}\n")
+    cells = call("compare", "-c", str(path), "--dry-run", "--json").json()["cells"]
+    assert len(cells) == 8
+    assert {cell["arm"] for cell in cells} == {"fp32 lr=0.1", "fp32 lr=0.2", "half lr=0.1", "half lr=0.2"}
+    path.write_text("vari: {lr: [1]}\n")
+    done = call("compare", "-c", str(path), "--dry-run")
+    assert (done.code, len(done.lines)) == (2, 1)
+    assert f"{path}: there is no setting 'vari' (did you mean 'vary'?)" in done.err
+
+
+def test_origins_of_settings(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value says which flag, variable, --set, file or recipe it came from, the strongest of them."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("recipe: {epochs: 7, label_smoothing: 0.1, clip_grad: 2.0, optimizer: {momentum: 0.1}}\n")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_LABEL_SMOOTHING", "0.2")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_LR", "0.4")
+    words = ("--recipe", "cifar10-r18", "-c", str(path), "--set", "recipe.clip_grad=3", "--lr", "0.5", "--workers", "1")
+    found = call("config", "show", "--origin", "--json", *words, "--model_arg", "zero_init_residual=true").json()
+    origin = {place: found["origin"][f"recipe.{place}"] for place in ("epochs", "label_smoothing", "clip_grad")}
+    assert origin == {
+        "epochs": f"file {path}",
+        "label_smoothing": "environment AMPCOMPARE_COMPARE_LABEL_SMOOTHING",
+        "clip_grad": "--set recipe.clip_grad=3",
+    }
+    assert found["origin"]["recipe.optimizer.lr"] == "flag --lr"
+    assert found["origin"]["recipe.data.name"] == "recipe cifar10-r18"
+    assert found["origin"]["recipe.model.args.zero_init_residual"] == "flag --model-arg"
+    assert found["origin"]["recipe.seed"] == "default"
+    assert found["settings"]["recipe"]["clip_grad"] == 3
+    assert found["seeds"] == "0-2"
+
+
+def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:
+    """What `config show` prints is YAML that gives the same settings, rows and seeds as a file."""
+    words = ("--recipe", "seeds/r18-leaves", "--scale", "small", "--label-smoothing", "0.1")
+    shown = call("config", "show", "--origin", *words)
+    assert shown.code == 0
+    assert 'name: "digits"  # recipe seeds/r18-leaves, scale small' in shown.out
+    path = tmp_path / "again.yaml"
+    path.write_text(shown.out)
+    assert yaml.safe_load(shown.out)["recipe"]["label_smoothing"] == 0.1
+    cells = call("compare", *words, "--dry-run", "--json").json()["cells"]
+    assert call("compare", "-c", str(path), "--dry-run", "--json").json()["cells"] == cells
+
+
+def test_settings_of_a_run(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--for run` takes the options and variables of `run`, its arm included."""
+    monkeypatch.setenv("AMPCOMPARE_RUN_SEED", "4")
+    monkeypatch.setenv("AMPCOMPARE_COMPARE_EPOCHS", "9")
+    found = call(
+        "config", "show", "--for", "run", "--origin", "--json", "--backend", "apex", "--opt-level", "O2"
+    ).json()
+    assert found["settings"]["arm"] == "apex:O2"
+    assert found["origin"]["arm"] == "flags of the arm"
+    assert found["origin"]["recipe.seed"] == "environment AMPCOMPARE_RUN_SEED"
+    assert found["origin"]["recipe.epochs"] == "default"
+
+
+def test_the_schema_is_printed(call: Call) -> None:
+    """`config schema` prints the JSON Schema of a file of settings, and takes no options."""
+    assert set(RunConfig.model_fields) < set(json.loads(call("config", "schema").out)["properties"])
+    done = call("config", "schema", "--lr", "1")
+    assert (done.code, len(done.lines)) == (2, 1)
+
+
+def test_options_that_do_not_exist_are_refused(call: Call) -> None:
+    """`config show` knows the options of the command it stands for, and no others."""
+    done = call("config", "show", "--recpe", "digits")
+    assert done.code == 2
+    assert "No such option" in done.err
+
+
+def test_recipes_are_listed(call: Call) -> None:
+    """`list recipes` names each with its title."""
+    done = call("list", "recipes")
+    assert done.code == 0
+    assert "seeds/r50-imagenet-apex" in done.out
+    assert "arms" not in done.out.split()
