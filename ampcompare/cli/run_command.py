@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,11 @@ from ampcompare.cli.launching import check_slurm, count_processes, launch_option
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.settings import gather, published_for_run
 from ampcompare.errors import ConfigError, Ended
+
+if TYPE_CHECKING:
+    from ampcompare.cli.show import Display
+    from ampcompare.config import RunConfig
+    from ampcompare.launch.base import Launcher
 
 __all__ = ["arm_text", "command"]
 
@@ -55,6 +61,11 @@ ARM_OPTIONS = (
 @click.option("--backoff-factor", metavar="NUMBER", help="of native")
 @click.option("--growth-interval", metavar="STEPS", help="of native")
 @click.option("--seed", type=int, help="of weights, order and augmentation  [default: 0]")
+@click.option(
+    "--verify-resume",
+    is_flag=True,
+    help="train without and with a stop and a checkpoint, compare to the last bit; exit with 1 if they differ",
+)
 @recipe_options
 @launch_options
 @output_options
@@ -83,6 +94,8 @@ def command(**parameters: Any) -> int:
     check_slurm(parameters, {config.launcher})
     with launcher_for(config, parameters, several_cells=False) as launcher, sigterm_saves(launcher):
         display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
+        if parameters["verify_resume"]:
+            return _verify(config, folder / "verify-resume", launcher, display, as_json=parameters["as_json"])
         try:
             record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
         except KeyboardInterrupt:
@@ -111,6 +124,24 @@ def command(**parameters: Any) -> int:
         if not parameters["quiet"]:
             click.echo(f"record: {folder / 'cells' / record.cell / 'record.json'}", err=True)
     return 0
+
+
+def _verify(config: RunConfig, folder: Path, launcher: Launcher, display: Display, *, as_json: bool) -> int:
+    """Say whether a run that was stopped and resumed equals one that was not."""
+    from ampcompare.compare.verify_resume import verify_resume
+    from ampcompare.record import dump_json
+
+    found = verify_resume(config, folder, launcher, observer=display)
+    if as_json:
+        click.echo(dump_json(asdict(found)))
+    elif found.difference:
+        click.echo(f"stopped after step {found.step} of {found.steps}; the first difference: {found.difference}")
+    else:
+        click.echo(
+            f"stopped after step {found.step} of {found.steps} and resumed: losses, loss scales, weights, optimizer, "
+            "random generators and results are those of the unbroken run to the last bit"
+        )
+    return 1 if found.difference else 0
 
 
 def arm_text(parameters: dict[str, Any]) -> str | None:

@@ -30,7 +30,7 @@ def generator(purpose: str, *key: int) -> torch.Generator:
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the global generators of torch (CPU), numpy and `random`; use it inside `isolated_globals`."""
+    """Seed the global generators of torch (CPU), numpy and `random`; for data, use it inside `isolated_globals`."""
     # torch.manual_seed would seed the devices as well, or queue that for later where CUDA has not been initialized.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)

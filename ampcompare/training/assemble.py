@@ -21,6 +21,7 @@ from ampcompare.parallel.ranks import Alone, Ranks, model_facts, require_equal
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
+from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
 from ampcompare.training.average import WeightAverage
 from ampcompare.training.checkpoint import Names, parameter_names, restore_training
@@ -102,6 +103,7 @@ def assemble(
     """
     ranks = ranks or Alone()
     torch.manual_seed(recipe.seed)
+    seed_globals(recipe.seed)  # numpy's generator and Python's too, which a user's model may draw from
     model = build_model(
         recipe.model.arch,
         num_classes=task.data.num_classes,

@@ -82,6 +82,16 @@ def kills_rank_1(num_classes, sample_shape, tries):
     return make(num_classes, sample_shape, lambda x: dies and os.kill(os.getpid(), signal.SIGKILL))
 
 
+def rank_1_dies_at(num_classes, sample_shape, forward):
+    calls = []
+
+    def act(x):
+        calls.append(x)
+        if rank() == 1 and first_try() and len(calls) == forward:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return make(num_classes, sample_shape, act)
+
+
 def rank_1_raises(num_classes, sample_shape):
     def act(x):
         if rank() == 1:

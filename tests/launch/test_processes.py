@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,48 @@ def test_restarts(make_config: MakeConfig, tmp_path: Path, launcher: str) -> Non
     config = make_config("launched:kills_rank_1", args={"tries": 1}, processes=2)
     record = launched(config, tmp_path, launcher, max_restarts=1)
     assert (record.status, record.error) == ("completed", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_restart_goes_on_from_the_last_checkpoint(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """A rank that is killed inside an epoch costs the steps since the last save, and no step is there twice."""
+    # a fresh network counts one forward pass while it is built, and evaluation comes after step 3
+    config = make_config(
+        "launched:rank_1_dies_at",
+        args={"forward": 4},
+        processes=2,
+        recipe={"batch_size": 8, "epochs": 2},
+        drain_every=1,
+        saving={"every_steps": 2},
+    )
+    record = launched(config, tmp_path, launcher, max_restarts=1)
+    assert (record.status, record.error) == ("completed", None)
+    assert [resumption.step for resumption in record.resumed] == [2]
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(8))
+    assert record.summary.num_steps == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_ranks_that_are_told_to_end_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+    """SIGTERM to whoever started them ends both ranks after the same step, from which the same cell goes on."""
+    recipe = {"batch_size": 8, "epochs": 5000}
+    config = make_config(processes=2, recipe=recipe, drain_every=1)
+    with ProcessesLauncher(launcher) as started:  # type: ignore[arg-type]
+        told = threading.Event()
+
+        def progress(progress: Progress) -> None:
+            if not told.is_set():
+                told.set()
+                assert started.terminate()
+
+        record = started.launch(config, tmp_path, progress)
+    assert record.status == "interrupted"
+    assert record.summary.num_steps >= 1
+    steps = record.summary.num_steps
+    assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
+    assert sum(1 for _ in iter_steps(tmp_path / "steps.jsonl")) == steps
 
 
 @pytest.mark.parametrize(

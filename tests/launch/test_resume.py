@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig
+from ampcompare.config import RunConfig, SavingConfig
+from ampcompare.launch.base import Progress
 from ampcompare.launch.continued import continue_steps
+from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.worker import run_cell
 from ampcompare.record import RunRecord, iter_steps, read_record
 
@@ -118,6 +120,30 @@ def test_a_damaged_newest_checkpoint_is_passed_over(cell: Cell, tmp_path: Path) 
     record = cell(resume="auto")
     assert (record.status, record.resumed[0].step, record.summary.num_steps) == ("completed", 4, 8)
     assert "step-00000005.pt" in record.resumed[0].notes[0]
+
+
+def test_sigterm_ends_a_cell_with_a_checkpoint(
+    make_config: MakeConfig, launcher: ForkedLauncher, tmp_path: Path
+) -> None:
+    """A forked cell that is told to end saves, and the same cell goes on from there."""
+    config = make_config(recipe={"epochs": 5000}, drain_every=1)
+    told = []
+
+    def progress(progress: Progress) -> None:
+        if not told:
+            told.append(launcher.terminate())
+
+    record = launcher.launch(config, tmp_path, progress)
+    assert told == [True]
+    assert not launcher.terminate()
+    assert (record.status, record.error) == (
+        "interrupted",
+        f"told to end after {record.summary.num_steps} updates, and saved",
+    )
+    again = config.model_copy(update={"saving": SavingConfig(resume="auto", stop_at_step=record.summary.num_steps + 2)})
+    record = launcher.launch(again, tmp_path)
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(record.summary.num_steps))
+    assert record.resumed[0].step + 2 == record.summary.num_steps
 
 
 def test_steps_are_kept_up_to_the_checkpoint(tmp_path: Path) -> None:

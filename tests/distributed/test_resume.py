@@ -1,0 +1,139 @@
+"""Runs of two ranks that stop at a random step and go on, on as many ranks and on another number of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.apex.amp import _amp_state
+from ampcompare.checkpoint.difference import first_difference
+from ampcompare.config import RunConfig
+from ampcompare.errors import CheckpointError
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Alone, Group, Ranks
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import EpochResult
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.checkpoint import capture, restore_session
+from ampcompare.training.resume import find_checkpoint, fitted
+from ampcompare.training.saving import Saver
+from ampcompare.training.session import Session
+from ampcompare.training.stopping import StopRequest
+
+CPU = torch.device("cpu")
+APART = ("train_seconds", "eval_seconds", "resumed")
+STEPS = 8
+Run = Callable[..., list[Any]]
+
+
+def configuration(arm: str, kind: str, processes: int) -> RunConfig:
+    """Eight updates with accumulation, clipping, an average, and dropout that each rank draws for itself."""
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 64, "val_size": 17, "image_size": 8},
+        "model": {"arch": "convnet", "args": {"width": 4}},
+        "global_batch_size": 16,
+        "grad_accum_steps": 2,
+        "clip_grad": 0.5,
+        "ema_decay": 0.9,
+        "epochs": 2,
+    }
+    parallel = {"kind": kind}
+    return RunConfig(recipe=recipe, arm=arm, processes=processes, parallel=parallel, drain_every=1)  # type: ignore[arg-type]
+
+
+def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
+    """Go on from what the folder holds, train to the end or to where it is told to stop.
+
+    Returns what was trained, the state at the end, and what a record says of it.
+    """
+    try:
+        found = find_checkpoint("auto", Path(folder))
+        state = None if found is None else found.state
+        precision = make_precision(config.arm, device="cpu")
+        parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
+        assembly = assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks, state=state)
+        if precision.key == "amp":  # a scale that changes while the run goes on
+            for scaler in precision._scalers:  # type: ignore[attr-defined]
+                scaler._scale_seq_len = 2
+                if state is None and scaler.dynamic:
+                    scaler._loss_scale = 2.0**24
+        saver = Saver(Path(folder), config.saving)
+        session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
+        if found is not None:
+            restore_session(session, found.state, fitted(found, config, ranks.size))
+        if found is None:
+            torch.manual_seed(ranks.rank)  # ranks whose generators are not alike
+        events = []
+        _, context = cpu_half(config.cpu_half, precision.half_dtype, CPU)
+        with context:
+            for event in session.events():
+                if isinstance(event, EpochResult):
+                    events.append(event.model_dump(exclude={"train_seconds", "eval_seconds"}))
+                else:
+                    events += [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
+        notes = [note for resumption in session.resumed for note in resumption.notes]
+        return events, capture(session), notes
+    finally:
+        _amp_state.close()
+
+
+def on_ranks(arm: str, kind: str, processes: int, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
+    return trained(configuration(arm, kind, processes), Group(CPU), folder, stop)
+
+
+@pytest.mark.parametrize(
+    ("arm", "kind"),
+    [
+        ("fp32", "ddp"),
+        ("apex:O0,engine=compat", "ddp"),
+        ("apex:O1,engine=compat", "apex-ddp"),
+        ("apex:O2,engine=compat", "apex-ddp"),
+        ("apex:O2,engine=compat", "ddp"),
+        ("apex:O3,engine=compat", "ddp"),
+        ("native:fp16,init_scale=16777216,growth_interval=2", "ddp"),
+        ("native:bf16", "apex-ddp"),
+        ("half:loss_scale=128", "ddp"),
+        ("half:bn_fp32", "apex-ddp"),
+    ],
+)
+def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_path: Path) -> None:
+    """What both ranks do after a stop at any step is what they would have done without it."""
+    whole = ranks(2, on_ranks, arm=arm, kind=kind, processes=2, folder=str(tmp_path / "a"), stop=None)
+    stop = random.Random(arm + kind).randrange(1, STEPS)
+    first = ranks(2, on_ranks, arm=arm, kind=kind, processes=2, folder=str(tmp_path / "b"), stop=stop)
+    second = ranks(2, on_ranks, arm=arm, kind=kind, processes=2, folder=str(tmp_path / "b"), stop=None)
+    for rank in range(2):
+        assert repr(first[rank][0] + second[rank][0]) == repr(whole[rank][0])
+    assert first_difference(whole[0][1], second[0][1], apart=APART) == ""
+    assert second[0][2] == []
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_path: Path) -> None:
+    """A checkpoint of two ranks is gone on from by one process with the whole batch, and the record says so."""
+    arm, folder = "fp32", str(tmp_path / "b")
+    whole, _, _ = ranks(2, on_ranks, arm=arm, kind="ddp", processes=2, folder=str(tmp_path / "a"), stop=None)[0]
+    first, _, _ = ranks(2, on_ranks, arm=arm, kind="ddp", processes=2, folder=folder, stop=3)[0]
+    second, _, notes = trained(configuration(arm, "none", 1), Alone(), folder, None)
+    assert notes == ["2 processes then, 1 now: random generators of all ranks are derived anew"]
+    assert len(first + second) == len(whole)
+    losses, others = ([event.loss for event in events if not isinstance(event, dict)] for events in (second, whole[3:]))
+    assert losses == pytest.approx(others, rel=0.2)  # batch norm sees halves there and wholes here
+
+
+def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
+    """Positions in an epoch are counted in batches, which must be of the same samples."""
+    ranks(2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(tmp_path), stop=3)
+    config = configuration("fp32", "none", 1)
+    other = RunConfig.model_validate(
+        {**config.model_dump(), "recipe": {**config.recipe.model_dump(), "batch_size": 8, "global_batch_size": 8}}
+    )
+    with pytest.raises(
+        CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"
+    ):
+        trained(other, Alone(), str(tmp_path), None)
