@@ -148,6 +148,10 @@ class RunSummary(_Record):
     step_seconds_median: float | None = None
     step_seconds_iqr: float | None = None
     data_seconds_median: float | None = None
+    start_seconds: float | None = Field(
+        None, description="from the start of the process, or of what starts several, until it trains its cell"
+    )
+    loader_start_seconds: float | None = Field(None, description="wait for the first batch of the run")
     samples_per_second: float | None = None
     epoch_seconds: float | None = Field(
         None, description="median wall time of an epoch of training, without evaluation"
@@ -186,7 +190,12 @@ class ProcessFacts(_Record):
     backend: str
     wrapper: str = Field(description="module and class around the model")
     launcher: str = Field(description="what started the processes: torchrun, spawn, slurm or the environment")
-    start_seconds: float | None = Field(None, description="from the start of the processes to their meeting, slowest")
+    start_seconds: float | None = Field(
+        None, description="from the start of what starts the processes to their meeting, slowest"
+    )
+    allreduce_share: float | None = Field(
+        None, description="share of a step for reducing gradients that nothing hides, by steps without it; 0 to 1"
+    )
     step_seconds_by_rank: list[float] = Field([], description="median step time of each rank")
     step_seconds_slowest: float | None = None
     step_seconds_median: float | None = None
@@ -256,6 +265,9 @@ class ArmSummary(_Record):
     epoch_seconds_sd: float | None = None
     step_seconds_median: float | None = None
     samples_per_second: float | None = None
+    start_seconds: float | None = None
+    loader_start_seconds: float | None = None
+    allreduce_share: float | None = None
     peak_bytes: int | None = None
     time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
     time_ratio_low: float | None = None

@@ -28,6 +28,7 @@ DEFAULT_ARMS = (
     "half:bn_fp32",
     "half",
 )
+OTHER_NAMES = {"omp_threads": "threads"}
 Vary = Sequence[tuple[str, Sequence[Any]]]
 
 
@@ -73,6 +74,7 @@ def find_setting(name: str, said: str) -> str:
     """
     known = [place for place, _ in settings(RunConfig().model_dump(exclude={"saving"}))]
     name = name.strip().replace("-", "_")
+    name = OTHER_NAMES.get(name, name)
     fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
     if len(fit) != 1:
         meant = fit or difflib.get_close_matches(name, known) or known

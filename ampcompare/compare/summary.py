@@ -243,6 +243,9 @@ def _row(
         epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
         step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
         samples_per_second=_mean(record.summary.samples_per_second for record in ran),
+        start_seconds=_mean(_start_seconds(record) for record in ran),
+        loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
+        allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
         peak_bytes=_peak(ran),
         time_ratio=time.ratio,
         time_ratio_low=math.exp(-time_bounds[1]) if time_bounds else None,
@@ -260,6 +263,11 @@ def _row(
         status=_status(records),
         ran=next((other.arm for other in others if not other.as_asked), None),
     )
+
+
+def _start_seconds(record: RunRecord) -> float | None:
+    """Return when the slowest of several processes was there, or the only one."""
+    return record.processes.start_seconds if record.processes else record.summary.start_seconds
 
 
 def _correlation(pairs: Sequence[Pair]) -> float | None:

@@ -45,6 +45,7 @@ def run_rank(
     on_progress: Callable[[Progress], None] | None = None,
     *,
     log: Path | None = None,
+    since: float | None = None,
 ) -> tuple[RunRecord, bool]:
     """Train a cell together with the other ranks.
 
@@ -53,6 +54,7 @@ def run_rank(
 
     Args:
         log: file for the traceback of a failure; None means standard error.
+        since: when what started the ranks was started itself, in seconds since the epoch; None: this process alone.
 
     Returns:
         The record, and whether this rank is the one that speaks for all.
@@ -64,7 +66,7 @@ def run_rank(
             backend = choose_backend(config.parallel.backend, device)
             store = stack.enter_context(process_group(world, backend, device))
             ranks = Group(torch.device(device))
-            met = time.time() - psutil.Process().create_time()
+            met = time.time() - (psutil.Process().create_time() if since is None else since)
             facts = {**fingerprint(), "settings": config.digest()}
             facts = {name: value for name, value in facts.items() if name not in ("machine", "processor")}
             require_equal(ranks, "environment", facts, "install the same packages and give the same settings")
@@ -127,7 +129,8 @@ def main(arguments: list[str]) -> int:
     os.dup2(log, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed rank leaves its last lines
     config = validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    record, _ = run_rank(config, folder, world, report_to(folder) if world.rank == 0 else None)
+    report = report_to(folder) if world.rank == 0 else None
+    record, _ = run_rank(config, folder, world, report, since=psutil.Process(os.getppid()).create_time())
     return 1 if record.status == "failed" else 0
 
 

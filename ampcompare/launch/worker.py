@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -32,8 +33,9 @@ from ampcompare.parallel.ranks import Alone, Ranks, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.record import EpochResult, ProcessFacts, Resumption, RunRecord, RunSummary, dump_json
-from ampcompare.training.assemble import Assembly, assemble, make_task
+from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.checkpoint import restore_session
+from ampcompare.training.exchange import allreduce_share
 from ampcompare.training.measure import make_memory_meter
 from ampcompare.training.resume import AUTO, find_checkpoint, fitted
 from ampcompare.training.saving import Saver
@@ -131,9 +133,10 @@ def train_cell(
     Args:
         device: of this process, where it is not the configuration's.
         world: how the processes were started, where there are several.
-        met: seconds from the start of this process until it had met the others.
+        met: seconds from the start of what starts the processes until they had met; None where this one is alone.
     """
     begin = time.perf_counter()
+    started = time.time() - psutil.Process().create_time() if met is None else met
     ranks = ranks or Alone()
     place = resolve_device(device or config.device)
     if place.type == "cuda":
@@ -180,7 +183,8 @@ def train_cell(
     rollbacks = [] if session.rollback is None else session.rollback.steps
     seconds = time.perf_counter() - begin
     summary = tally.summary(session.watch, meter.peak(), seconds, ended=session.ended, rollbacks=rollbacks)
-    processes = None if world is None else _process_facts(config, assembly, ranks, world, summary, met)
+    summary = summary.model_copy(update={"start_seconds": max(0.0, started)})
+    processes = None if world is None else _process_facts(config, session, world, summary)
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
@@ -235,13 +239,18 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _process_facts(
-    config: RunConfig, assembly: Assembly, ranks: Ranks, world: World, summary: RunSummary, met: float | None
-) -> ProcessFacts:
-    """Gather what differs between ranks; called by all of them."""
-    everybody = ranks.gather((summary.step_seconds_median, summary.peak_bytes, met))
+def _process_facts(config: RunConfig, session: Session, world: World, summary: RunSummary) -> ProcessFacts:
+    """Gather what differs between ranks; called by all of them, as the last that is done with their models."""
+    assembly, ranks = session.assembly, session.assembly.ranks
+    everybody = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
     seconds = [took for took, _, _ in everybody if took is not None]
     wrapper = type(assembly.models[0])
+    weights = weights_digest(assembly.replicas)
+    share = None
+    if ranks.size > 1 and seconds and summary.diverged_step is None and not session.interrupted:
+        place: dict[str, Any] = {"device": assembly.device, "rank": ranks.rank, "world_size": ranks.size}
+        batch = next(iter(assembly.task.data.train_batches(0, config.recipe.batch_size, **place)))
+        share = allreduce_share(session.loop, batch, ranks, max(seconds))
     return ProcessFacts(
         world_size=ranks.size,
         nodes=world.nodes,
@@ -249,12 +258,13 @@ def _process_facts(
         backend=dist.get_backend(),
         wrapper=f"{wrapper.__module__}.{wrapper.__qualname__}",
         launcher=world.launcher,
-        start_seconds=max((meeting for *_, meeting in everybody if meeting is not None), default=None),
+        start_seconds=max((started for *_, started in everybody if started is not None), default=None),
+        allreduce_share=share,
         step_seconds_by_rank=seconds,
         step_seconds_slowest=max(seconds, default=None),
         step_seconds_median=statistics.median(seconds) if seconds else None,
         peak_bytes_by_rank=[peak for _, peak, _ in everybody if peak is not None],
-        weights=weights_digest(assembly.replicas),
+        weights=weights,
     )
 
 

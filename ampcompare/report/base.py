@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ampcompare.record import ArmSummary, Comparison
 
-__all__ = ["COLUMNS", "LONGEST_LINE", "VERDICTS", "Reporter", "printable", "table_rows", "verdict_rows"]
+__all__ = ["COLUMNS", "LONGEST_LINE", "VERDICTS", "Reporter", "columns", "printable", "table_rows", "verdict_rows"]
 
 LONGEST_LINE = 100_000  # a reading names every arm, and there may be hundreds
 
@@ -103,6 +103,13 @@ COLUMNS: dict[str, Callable[[ArmSummary], str]] = {
 }
 
 
+LAUNCHED: dict[str, Callable[[ArmSummary], str]] = {
+    "start s": lambda row: _seconds(row.start_seconds),
+    "first batch s": lambda row: _seconds(row.loader_start_seconds),
+}
+EXCHANGE: dict[str, Callable[[ArmSummary], str]] = {"all-reduce %": lambda row: _percent(row.allreduce_share)}
+
+
 VERDICTS: dict[str, Callable[[ArmSummary], str]] = {
     "arm": _arm,
     "top-1 points": _difference_interval,
@@ -114,9 +121,21 @@ VERDICTS: dict[str, Callable[[ArmSummary], str]] = {
 }
 
 
+def columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], str]]:
+    """Return the columns of the table: those of every table, and those that only some comparisons have values for."""
+    found = dict(COLUMNS)
+    ways = {(cell.launcher, cell.workers, cell.threads) for cell in (record.config for record in comparison.records)}
+    if len(ways) > 1:  # how processes and loaders are started is what is compared
+        found |= LAUNCHED
+    if any(row.allreduce_share is not None for row in comparison.arms):
+        found |= EXCHANGE
+    return found
+
+
 def table_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the cells of the table, a row per arm in the order of `COLUMNS`."""
-    return [[column(row) for column in COLUMNS.values()] for row in comparison.arms]
+    """Return the cells of the table, a row per arm in the order of `columns`."""
+    shown = columns(comparison)
+    return [[column(row) for column in shown.values()] for row in comparison.arms]
 
 
 def verdict_rows(comparison: Comparison) -> list[list[str]]:

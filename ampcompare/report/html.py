@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcompare.errors import BackendUnavailable
 from ampcompare.record import ArmSummary, Comparison, RunRecord
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.drawing import Figure
 from ampcompare.report.figures import make_figures
@@ -202,7 +202,7 @@ def _sense(text: str) -> str:
 
 def _summary(comparison: Comparison) -> dict[str, Any]:
     """Return the wide table: the arm with its engine, and the columns of every other format."""
-    names = list(COLUMNS)
+    names = list(columns(comparison))
     shown = ["status", *(name for name in names if name not in ("arm", "engine", "status"))]
     rows = []
     for summary, row in zip(comparison.arms, table_rows(comparison), strict=True):

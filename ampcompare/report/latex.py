@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
@@ -53,7 +53,10 @@ class Latex(Reporter):
     """Measurements and verdicts; the reading is left to the author."""
 
     def render(self, comparison: Comparison) -> str:
-        parts = ["% needs \\usepackage{booktabs}", _table(table_rows(comparison), COLUMNS, legend(comparison))]
+        parts = [
+            "% needs \\usepackage{booktabs}",
+            _table(table_rows(comparison), columns(comparison), legend(comparison)),
+        ]
         verdicts = verdict_rows(comparison)
         if verdicts:
             parts.append(_table(verdicts, VERDICTS, verdict_legend(comparison)))

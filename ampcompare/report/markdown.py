@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
@@ -31,7 +31,7 @@ class Markdown(Reporter):
 
     def render(self, comparison: Comparison) -> str:
         title = f"# Comparison{f': {_escaped(comparison.tag)}' if comparison.tag else ''}"
-        parts = [title, _table(table_rows(comparison), COLUMNS), _escaped(legend(comparison))]
+        parts = [title, _table(table_rows(comparison), columns(comparison)), _escaped(legend(comparison))]
         verdicts = verdict_rows(comparison)
         if verdicts:
             parts += ["## Verdicts", _table(verdicts, VERDICTS), _escaped(verdict_legend(comparison))]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from tabulate import tabulate
 
 from ampcompare.record import Comparison
-from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable, table_rows, verdict_rows
+from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 
 __all__ = ["Terminal", "legend", "verdict_legend"]
@@ -39,7 +39,7 @@ class Terminal(Reporter):
     """Plain text, in lines of any width for the tables and 100 characters for the reading."""
 
     def render(self, comparison: Comparison) -> str:
-        parts = [_table(table_rows(comparison), COLUMNS)]
+        parts = [_table(table_rows(comparison), columns(comparison))]
         verdicts = verdict_rows(comparison)
         lines = [legend(comparison)]
         if verdicts:

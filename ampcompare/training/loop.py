@@ -110,7 +110,7 @@ class Loop:
             if self.schedule is not None:
                 self._set_lr(self.schedule(self.step + len(pending)))
             start = mark()
-            microbatches = self._microbatches(batch) if cuts else (batch,)
+            microbatches = self.microbatches(batch) if cuts else (batch,)
             losses, norm, outcome = update(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
             for call in after_step:
                 call()
@@ -126,7 +126,8 @@ class Loop:
         """Take in that loss scales were set from outside, between two blocks."""
         self._scales = self.precision.loss_scales()
 
-    def _microbatches(self, batch: Batch) -> Sequence[Batch]:
+    def microbatches(self, batch: Batch) -> Sequence[Batch]:
+        """Return the parts of a batch that one update is made of, in the memory format of the run."""
         if self.channels_last:
             batch = (batch[0].contiguous(memory_format=torch.channels_last), *batch[1:])
         if self.accumulation == 1:

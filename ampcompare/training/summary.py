@@ -38,12 +38,15 @@ class Tally:
     final_loss_scale: float | None = None
     seconds: list[float] = field(default_factory=list)
     data_seconds: list[float] = field(default_factory=list)
+    loader_start_seconds: float | None = None
     epochs: list[EpochResult] = field(default_factory=list)
     losses: array[float] = field(default_factory=lambda: array("d"))
     tracer: Tracer = field(default_factory=Tracer)
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
         """Take in a block of steps."""
+        if self.loader_start_seconds is None and records:
+            self.loader_start_seconds = records[0].data_seconds
         for record in records:
             self.num_steps += 1
             self.losses.append(record.loss)
@@ -106,6 +109,7 @@ class Tally:
             step_seconds_median=median,
             step_seconds_iqr=iqr,
             data_seconds_median=statistics.median(self.data_seconds) if self.data_seconds else None,
+            loader_start_seconds=self.loader_start_seconds,
             samples_per_second=self.batch_size / median if median else None,
             epoch_seconds=statistics.median(epoch.train_seconds for epoch in epochs) if epochs else None,
             wall_seconds=wall_seconds,

@@ -105,6 +105,8 @@ def test_varied_settings_are_rows() -> None:
     ("text", "place", "values"),
     [
         ("workers=0,2", "workers", [0, 2]),
+        ("omp_threads=1,2", "threads", [1, 2]),
+        ("launcher=torchrun,spawn", "launcher", ["torchrun", "spawn"]),
         ("batch-size=32,64", "recipe.batch_size", [32, 64]),
         ("recipe.optimizer.lr=0.1", "recipe.optimizer.lr", [0.1]),
         ("channels_last=true,false", "recipe.channels_last", [True, False]),

@@ -69,6 +69,9 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
         "ampcompare.apex.parallel.distributed.DistributedDataParallel",
     )
     assert len(facts.step_seconds_by_rank) == 2
+    assert facts.allreduce_share is not None
+    assert 0 <= facts.allreduce_share < 1
+    assert (facts.start_seconds or 0) >= (record.summary.start_seconds or 0) > 0.5  # torch was imported three times
     assert facts.step_seconds_slowest == max(facts.step_seconds_by_rank)
     assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == [0, 1, 2, 3]
     assert record.summary.epochs[0].samples == 32

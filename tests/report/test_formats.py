@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampcompare.record import ArmSummary, Comparison, EngineInfo, RunRecord, read_comparison
-from ampcompare.report.base import COLUMNS, VERDICTS, printable, table_rows
+from ampcompare.report.base import COLUMNS, VERDICTS, columns, printable, table_rows
 from ampcompare.report.files import FORMATS, write_reports
 
 MakeComparison = Callable[..., Comparison]
@@ -53,6 +53,25 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     text = FORMATS["table"]().render(comparison)
     assert all(cell in text for cell in shown.values())
     assert "seeds 0, 1, 2" in text
+
+
+def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
+    """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
+    comparison = make_comparison(["fp32", "half"])
+    assert list(columns(comparison)) == list(COLUMNS)
+    first = comparison.records[0]
+    other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
+    row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
+    started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})
+    assert table_rows(started)[0][-2:] == ["1.25", "0.5"]
+    assert table_rows(started)[1][-2:] == ["-", "-"]
+    row = row.model_copy(update={"allreduce_share": 0.125})
+    together = comparison.model_copy(update={"arms": [row, comparison.arms[1]]})
+    for name in LINES:
+        if name in ("table", "md", "latex"):
+            text = FORMATS[name]().render(together)
+            assert "12.50" in text, name
+            assert "first batch" not in text
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

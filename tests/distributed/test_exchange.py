@@ -1,0 +1,79 @@
+"""The share of a step that reducing gradients takes, on two ranks of which nothing else is written down afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ampcompare.config import RunConfig
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Group
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.exchange import MOST_PAIRS, allreduce_share
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+STEP_SECONDS = 0.01
+KINDS = ("ddp", "apex-ddp")
+Run = Callable[..., list[Any]]
+
+
+def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[float, int]:
+    """Return the share, and how many reductions of gradients Apex's wrapper has asked for.
+
+    Args:
+        wait: seconds that each of these takes longer.
+    """
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+        "model": {"arch": "mlp"},
+        "epochs": 1,
+        "batch_size": 8,
+        "grad_accum_steps": accumulation,
+    }
+    settings = {"recipe": recipe, "arm": arm, "processes": 2, "parallel": {"kind": kind}}
+    config = RunConfig.model_validate(settings)
+    ranks = Group(CPU)
+    precision = make_precision(config.arm, device="cpu")
+    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
+    session = Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
+    for _ in session.events():
+        pass
+    batch = next(iter(session.assembly.task.data.train_batches(0, 8, device=CPU, rank=ranks.rank, world_size=2)))
+    all_reduce, reductions = dist.all_reduce, 0
+
+    def slow(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal reductions
+        if tensor.dtype is not torch.float64:  # in which ranks talk about other things
+            reductions += 1
+            time.sleep(wait)
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = slow
+    try:
+        return allreduce_share(session.loop, batch, ranks, STEP_SECONDS), reductions
+    finally:
+        dist.all_reduce = all_reduce
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_agree_on_the_share(ranks: Run, kind: str, accumulation: int) -> None:
+    """It is a share, the same on all ranks, for both wrappers and with micro-batches."""
+    (one, _), (other, _) = ranks(2, share, kind=kind, arm="apex:O2,loss_scale=128", accumulation=accumulation)
+    assert one == other
+    assert 0 <= one < 1
+
+
+def test_slow_reductions_are_seen(ranks: Run) -> None:
+    """Where each takes fifty milliseconds, most of a step is the exchange; half of the timed steps reduce nothing."""
+    (found, reductions), _ = ranks(2, share, kind="apex-ddp", arm="fp32", accumulation=1, wait=0.05)
+    assert found > 0.5
+    assert reductions == MOST_PAIRS + 1
