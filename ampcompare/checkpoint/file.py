@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 import torch
 import xxhash
 
+from ampcompare.checkpoint.foreign import open_foreign
 from ampcompare.checkpoint.layout import SCHEMA, require_plain
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
@@ -145,12 +146,16 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
             of a newer ampcompare.
     """
     verify_file(path)
+    # weights_only refuses what would run code, and this says first what that is; it also reads no size that lies
+    if calls := open_foreign(path).calls:
+        raise CheckpointError(f"{path} would run code: it calls {', '.join(calls[:5])}; it is not opened")
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except MemoryError:
         raise CheckpointError(f"{path} does not fit into memory") from None
     except Exception as error:
-        raise CheckpointError(f"{path} {_refusal(error)}") from None
+        text = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} cannot be read: {text}") from None
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         raise CheckpointError(f"{path} is not a checkpoint of ampcompare: it has no schema number")
     if state["schema"] > SCHEMA:
@@ -158,14 +163,6 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
             f"{path} has schema {state['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
         )
     return state
-
-
-def _refusal(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    found = re.search(r"GLOBAL ([\w.]+)", text)
-    if found:
-        return f"would run code: it asks for {found[1]}, which is no tensor and no plain value; it is not opened"
-    return f"cannot be read: {text[:200]}"
 
 
 def verify_file(path: Path) -> None:

@@ -57,21 +57,23 @@ def require_plain(state: Any, place: str = "the state") -> None:
     Raises:
         CheckpointError: naming the place of the first other object.
     """
-    if isinstance(state, Tensor) or type(state) in _PLAIN:
-        return
-    if type(state) in (dict, OrderedDict):
-        for key, value in state.items():
-            if type(key) not in (str, int, float, bool, bytes, type(None)):
-                require_plain(key, f"a key of {place}")
-            require_plain(value, f"{place}[{key!r}]")
-    elif type(state) in (list, tuple):
-        for index, value in enumerate(state):
-            require_plain(value, f"{place}[{index}]")
-    else:
-        raise CheckpointError(
-            f"{place} is a {type(state).__module__}.{type(state).__qualname__}, and a checkpoint holds tensors and "
-            "plain values only; save its values instead"
-        )
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [(place, state)]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, Tensor) or type(value) in _PLAIN or id(value) in seen:
+            continue
+        if type(value) in (dict, OrderedDict):
+            todo += [(f"{place}[{key!r}]", item) for key, item in value.items()]
+            todo += [(f"a key of {place}", key) for key in value if type(key) not in _PLAIN]
+        elif type(value) in (list, tuple):
+            todo += [(f"{place}[{index}]", item) for index, item in enumerate(value)]
+        else:
+            raise CheckpointError(
+                f"{place} is a {type(value).__module__}.{type(value).__qualname__}, and a checkpoint holds tensors "
+                "and plain values only; save its values instead"
+            )
+        seen.add(id(value))
 
 
 def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,3 +30,12 @@ def make_state() -> Callable[[float], dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture
+def amp() -> Iterator[Any]:
+    """The engine's `apex.amp`, whose patches are taken back after the test."""
+    from ampcompare.apex import amp
+
+    yield amp
+    amp._amp_state.close()

@@ -111,7 +111,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     path, mark = tmp_path / "a.pt", tmp_path / "ran"
     monkeypatch.setattr(file_module, "require_plain", lambda state: None)
     write_checkpoint(path, {**make_state(), "extra": _Bomb(mark)})
-    with pytest.raises(CheckpointError, match=r"would run code: it asks for (posix|nt)\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"would run code: it calls (posix|nt)\.mkdir"):
         read_checkpoint(path)
     assert not mark.exists()
 

@@ -1,0 +1,121 @@
+"""Loss scalers between Apex and torch.amp, and a line for all that one of them cannot hold.
+
+Source: `amp.state_dict` of Apex 25.05, and `torch.amp.GradScaler.state_dict` of torch 2.4 to 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ampcompare.errors import ConversionError
+
+__all__ = ["APEX_INTERVAL", "FIRST_SCALE", "apex_from_scalers", "scalers_from_apex"]
+
+FIRST_SCALE = 65536.0
+APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
+NEVER = 2**31 - 1
+STATIC_LEVELS = ("O0", "O3")
+
+
+def _checked(scale: Any, where: str) -> float:
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not (0 < scale < math.inf):
+        raise ConversionError(
+            f"{where} is {scale}, with which nothing can be trained; convert a checkpoint from before that"
+        )
+    return float(scale)
+
+
+def _count(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < math.inf):
+        raise ConversionError(f"{where} is {value}, which counts nothing")
+    return int(value)
+
+
+def scalers_from_apex(
+    state: Mapping[str, Any], *, level: str | None, static: float | None, lost: list[str], changed: list[str]
+) -> list[dict[str, Any]]:
+    """Return one `GradScaler` state for each Apex scaler, in order.
+
+    Args:
+        level: opt level that the state was saved at, where it is known.
+        static: its static scale, where it is known to have one.
+        lost, changed: get a line for what could not be carried, and for what is carried otherwise.
+
+    Raises:
+        ConversionError: a scale that is no positive finite number.
+    """
+    made: list[dict[str, Any]] = []
+    for name, entry in state.items():
+        scale = _checked(entry["loss_scale"], f"the scale of {name}")
+        clean = _count(entry["unskipped"], f"unskipped of {name}")
+        is_static = static is not None or clean >= APEX_INTERVAL or (level in STATIC_LEVELS and scale == 1.0)
+        if is_static and scale == 1.0 and level != "O3":
+            made.append({})
+            changed.append(f"{name}: static scale 1 becomes a disabled GradScaler")
+            continue
+        if is_static and scale == 1.0:
+            is_static, scale, clean = False, FIRST_SCALE, 0
+            changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
+        if is_static:
+            changed.append(
+                f"{name}: static scale {scale:g} becomes a GradScaler that never grows; it still halves at an "
+                "overflow, where Apex went on"
+            )
+        elif clean or scale != FIRST_SCALE:
+            changed.append(f"{name}: scale {scale:g} and {clean} clean steps, as scale and _growth_tracker")
+        made.append(
+            {
+                "scale": scale,
+                "growth_factor": APEX_FACTOR,
+                "backoff_factor": APEX_BACKOFF,
+                "growth_interval": NEVER if is_static else APEX_INTERVAL,
+                "_growth_tracker": 0 if is_static else clean,
+            }
+        )
+    if len(made) > 1:
+        lost.append(
+            f"{len(made)} loss scalers moved apart in Apex; each becomes a GradScaler of its own, in a list, and a "
+            "script has to use them so"
+        )
+    return made
+
+
+def apex_from_scalers(
+    scalers: list[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Return an `amp.state_dict()` with one entry for each `GradScaler`.
+
+    Args:
+        level: opt level that will load it.
+        lost, changed: as for `scalers_from_apex`.
+
+    Raises:
+        ConversionError: a scale that is no positive finite number.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for index, state in enumerate(scalers or [{}]):
+        name = f"loss_scaler{index}"
+        if not state:
+            scale = 1.0 if level in STATIC_LEVELS else FIRST_SCALE
+            made[name] = {"loss_scale": scale, "unskipped": 0}
+            changed.append(f"{name}: there was no GradScaler, so it begins at {scale:g}, as {level} does")
+            continue
+        scale = _checked(state["scale"], "the scale of the GradScaler")
+        clean = _count(state["_growth_tracker"], "_growth_tracker")
+        if level in STATIC_LEVELS and scale != 1.0:
+            lost.append(f"{level} is static at 1 unless the script gives loss_scale; scale {scale:g} is carried")
+        changed.append(f"{name}: scale {scale:g} and _growth_tracker {clean}, as loss_scale and unskipped")
+        for key, own in (("growth_factor", APEX_FACTOR), ("backoff_factor", APEX_BACKOFF)):
+            if state[key] != own:
+                lost.append(f"{key} {state[key]:g}: Apex has {own:g}, always")
+        if state["growth_interval"] != APEX_INTERVAL:
+            lost.append(f"growth_interval {state['growth_interval']}: Apex has {APEX_INTERVAL}, always")
+        if clean >= APEX_INTERVAL:
+            lost.append(f"_growth_tracker {clean}: Apex never grows from there, so unskipped is {APEX_INTERVAL - 1}")
+            clean = APEX_INTERVAL - 1
+        if scale > APEX_MAX:
+            lost.append(f"scale {scale:g} is above Apex's ceiling of 2**24: its next growth moves it down there")
+        made[name] = {"loss_scale": scale, "unskipped": clean}
+    return made

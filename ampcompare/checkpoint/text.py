@@ -1,0 +1,73 @@
+"""An inspection of a checkpoint as lines of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+
+from ampcompare.checkpoint.inspection import Inspection
+
+__all__ = ["conversion_lines", "inspection_lines"]
+
+MOST_LINES = 20
+LONGEST = 500
+
+
+def inspection_lines(found: Inspection) -> list[str]:
+    """Return what was found in a checkpoint, for a terminal."""
+    lines = [f"{found.path}: {found.format}, {_size(found.size)}, checksum: {found.checksum}"]
+    lines.append(f"written by: {found.writer} ({found.because})" + (f", arm {found.arm}" if found.arm else ""))
+    if found.level_because:
+        lines.append(f"opt level: {found.level or 'unknown'} ({found.level_because})")
+    if found.rows:
+        rows = [
+            [row["place"], row["kind"], row["entries"], _size(row["bytes"]), _dtypes(row["dtypes"])]
+            for row in found.rows[:MOST_LINES]
+        ]
+        lines += tabulate(rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple").splitlines()
+    for scale in found.scales[:MOST_LINES]:
+        interval = f", grows after {scale['growth_interval']}" if "growth_interval" in scale else ""
+        lines.append(f"{scale['place']}: loss scale {scale['scale']}, {scale['clean_steps']} clean steps{interval}")
+    if found.keys:
+        lines.append(f"also: {', '.join(found.keys)}")
+    lines += found.notes
+    lines += [f"trap: {trap}" for trap in found.traps]
+    if found.objects:
+        lines.append("objects, which only unpickling with their code would make:")
+        lines += [f"  {place}" for place in found.objects[:MOST_LINES]]
+        if len(found.objects) > MOST_LINES:
+            lines.append(f"  and {len(found.objects) - MOST_LINES} more")
+    hidden = [name for name in found.calls if not any(place.endswith(f": {name}") for place in found.objects)]
+    if hidden:
+        lines.append(f"unpickling would also call: {', '.join(hidden[:MOST_LINES])}")
+    return [_harmless(line) for line in lines]
+
+
+def conversion_lines(document: dict[str, Any]) -> list[str]:
+    """Return what a conversion did, for a terminal; `document` is what `--json` prints."""
+    level = f" {document['opt_level']}" if document["opt_level"] else ""
+    was, becomes = ("Apex" + level, "torch.amp") if document["from"] == "apex" else ("torch.amp", "Apex" + level)
+    lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
+    lines += [f"  carried: {line}" for line in document["changed"]]
+    lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
+    return [_harmless(line) for line in lines]
+
+
+def _harmless(line: str) -> str:
+    """Keep names out of a file from steering a terminal, and a line from filling it."""
+    line = "".join(char if char.isprintable() else "?" for char in line)
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _dtypes(dtypes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in dtypes.items())

@@ -1,0 +1,89 @@
+"""`ampcompare convert`: checkpoints between Apex and torch.amp, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("convert")
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["native", "apex"]), help="what the result is for: torch.amp or apex.amp")
+@click.option(
+    "--opt-level",
+    type=click.Choice(["O0", "O1", "O2", "O3"]),
+    help="level of the Apex side; told from the numbers of IN, or O1 for OUT",
+)
+@click.option(
+    "--apex-layout", is_flag=True, help="write precisely what an Apex script saves: model, optimizer, amp, epoch"
+)
+@click.option("--inspect", is_flag=True, help="show what IN holds, and write nothing")
+@click.option("--trust-checkpoint", is_flag=True, help="unpickle objects that IN holds, which runs code of its author")
+@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
+def command(
+    source: Path,
+    target: Path | None,
+    to: str | None,
+    opt_level: str | None,
+    apex_layout: bool,
+    inspect: bool,
+    trust_checkpoint: bool,
+    as_json: bool,
+) -> int:
+    """Carry a checkpoint from Apex to torch.amp or back, and say what could not be carried.
+
+    IN is a checkpoint of ampcompare, of a script with apex.amp or torch.amp, of timm, mmengine or Lightning. OUT has
+    the layout of IN, with the other kind of loss scaler. Nothing in IN is run.
+    """
+    if inspect:
+        if target is not None or to is not None:
+            raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
+        return _inspect(source, as_json)
+    if target is None or to is None:
+        raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
+    from ampcompare.checkpoint.convert import convert_file, objects_of
+    from ampcompare.checkpoint.text import conversion_lines
+
+    if trust_checkpoint:
+        for place in objects_of(source):
+            click.echo(f"note: {source} holds {place}", err=True)
+    result = convert_file(
+        source,
+        target,
+        to,  # type: ignore[arg-type]
+        opt_level=opt_level,
+        legacy_layout=apex_layout,
+        trust=trust_checkpoint,
+    )
+    document = {
+        "in": str(source),
+        "out": str(target),
+        "from": result.source,
+        "to": to,
+        "opt_level": result.level,
+        "arm": result.arm,
+        "changed": result.changed,
+        "lost": result.lost,
+    }
+    _show(document, conversion_lines(document), as_json)
+    return 0
+
+
+def _inspect(source: Path, as_json: bool) -> int:
+    from ampcompare.checkpoint.inspection import inspect_file
+    from ampcompare.checkpoint.text import inspection_lines
+
+    found = inspect_file(source)
+    _show(found.data(), inspection_lines(found), as_json)
+    return 0
+
+
+def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
+    from ampcompare.record import dump_json
+
+    click.echo(dump_json(document) if as_json else "\n".join(lines))
