@@ -95,7 +95,7 @@ def find_parts(root: Any) -> Parts:
     parts = Parts("", "")
     for place, value in _walk(root, (), set()):
         kind: dict[Place, dict[str, Any]] | None = None
-        if ours and place[0] in ("masters", "rng", "progress"):
+        if ours and place[0] not in ("model", "optimizer", "amp", "scaler", "parts"):
             continue
         if is_apex_state(value):
             kind = parts.apex
@@ -104,7 +104,7 @@ def find_parts(root: Any) -> Parts:
         elif _is_optimizer(value):
             kind = parts.optimizers
         elif is_weights(value) and "state" not in place[:-1]:
-            averaged = any("ema" in key.lower() or "averag" in key.lower() for key in place)
+            averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
             kind = parts.averages if averaged else parts.models
         if kind is not None:
             kind[place] = dict(value)

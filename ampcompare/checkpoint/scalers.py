@@ -6,12 +6,12 @@ Source: `amp.state_dict` of Apex 25.05, and `torch.amp.GradScaler.state_dict` of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampcompare.errors import ConversionError
 
-__all__ = ["APEX_INTERVAL", "FIRST_SCALE", "apex_from_scalers", "scalers_from_apex"]
+__all__ = ["APEX_INTERVAL", "FIRST_SCALE", "NEVER", "STATIC_LEVELS", "apex_from_scalers", "scalers_from_apex"]
 
 FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
@@ -83,7 +83,7 @@ def scalers_from_apex(
 
 
 def apex_from_scalers(
-    scalers: list[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
+    scalers: Sequence[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` with one entry for each `GradScaler`.
 
@@ -104,8 +104,10 @@ def apex_from_scalers(
             continue
         scale = _checked(state["scale"], "the scale of the GradScaler")
         clean = _count(state["_growth_tracker"], "_growth_tracker")
-        if level in STATIC_LEVELS and scale != 1.0:
-            lost.append(f"{level} is static at 1 unless the script gives loss_scale; scale {scale:g} is carried")
+        if level in STATIC_LEVELS:
+            made[name] = {"loss_scale": 1.0, "unskipped": 0}
+            lost.append(f"scale {scale:g}: {level} has a static scale of 1, and with another no overflow is noticed")
+            continue
         changed.append(f"{name}: scale {scale:g} and _growth_tracker {clean}, as loss_scale and unskipped")
         for key, own in (("growth_factor", APEX_FACTOR), ("backoff_factor", APEX_BACKOFF)):
             if state[key] != own:

@@ -19,7 +19,7 @@ COMMANDS = {
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Give verdicts on figures that someone else measured (a CSV).",
     "report": "Render the records of a run directory again.",
-    "convert": "Carry a checkpoint from Apex to torch.amp or back, or show what it holds.",
+    "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "doctor": "Say what this machine offers, what is wrong, and what to do.",
     "explain": "Say what an arm does to numbers, and what its native twin is.",

@@ -35,10 +35,10 @@ def command(
     trust_checkpoint: bool,
     as_json: bool,
 ) -> int:
-    """Carry a checkpoint from Apex to torch.amp or back, and say what could not be carried.
+    """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
     IN is a checkpoint of ampcompare, of a script with apex.amp or torch.amp, of timm, mmengine or Lightning. OUT has
-    the layout of IN, with the other kind of loss scaler. Nothing in IN is run.
+    the layout of IN, with the other kind of loss scaler, and what could not be carried is said. Nothing in IN is run.
     """
     if inspect:
         if target is not None or to is not None:
@@ -46,7 +46,8 @@ def command(
         return _inspect(source, as_json)
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
-    from ampcompare.checkpoint.convert import convert_file, objects_of
+    from ampcompare.checkpoint.convert import convert_file
+    from ampcompare.checkpoint.loading import objects_of
     from ampcompare.checkpoint.text import conversion_lines
 
     if trust_checkpoint:

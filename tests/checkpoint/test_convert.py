@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.checkpoint.convert import convert_file, convert_state, load_any
+from ampcompare.checkpoint.convert import convert_file, convert_state
 from ampcompare.checkpoint.file import read_checkpoint, write_checkpoint
+from ampcompare.checkpoint.loading import load_any
 from ampcompare.checkpoint.scalers import apex_from_scalers, scalers_from_apex
 from ampcompare.cli import main
 from ampcompare.errors import CheckpointError, ConversionError

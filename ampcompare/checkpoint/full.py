@@ -1,0 +1,148 @@
+"""Put the tensors of a checkpoint into fp32, whatever they were saved in, and say what that could not bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.checkpoint.parts import Parts
+
+__all__ = ["Conversion", "at_place", "copied", "into_fp32", "replace", "strip_prefix"]
+
+PREFIX = "module."
+
+
+@dataclass
+class Conversion:
+    """A converted checkpoint.
+
+    Attributes:
+        state: in the layout of the program that wrote the source, with the other kind of precision state.
+        source: "native" or "apex": what it was.
+        level: opt level of the source or of the target, whichever is Apex.
+        arm: of the result, where it is a checkpoint of ours.
+        changed: a line for each entry that is written otherwise, with the same meaning.
+        lost: a line for each thing that could not be carried.
+    """
+
+    state: dict[str, Any]
+    source: str
+    level: str | None
+    arm: str | None = None
+    changed: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def copied(root: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the containers of a checkpoint, and none of its tensors."""
+
+    seen: dict[int, Any] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Mapping | list):
+            return value
+        if id(value) not in seen:
+            if isinstance(value, list):
+                seen[id(value)] = [copy(item) for item in value]
+            else:
+                seen[id(value)] = {key: copy(item) for key, item in value.items()}
+        return seen[id(value)]
+
+    made: dict[str, Any] = copy(root)
+    return made
+
+
+def at_place(state: Any, place: tuple[str, ...]) -> Any:
+    """Return the entry at a place as `Parts` gives it."""
+    for key in place:
+        state = state[int(key)] if isinstance(state, list) else state[key if key in state else int(key)]
+    return state
+
+
+def into_fp32(parts: Parts, result: Conversion, level: str | None) -> None:
+    """Make weights and optimizer state fp32: from masters where there are any, else from the values that fp16 has.
+
+    Args:
+        level: opt level that they were saved at, where it was one of Apex.
+    """
+    _full_weights(parts, result, level)
+    _full_optimizers(parts, result)
+
+
+def _full_weights(parts: Parts, result: Conversion, level: str | None) -> None:
+    """Put masters in place of the half weights they belong to, and make what is left fp32."""
+    carried = halves = 0
+    for index, place in enumerate(parts.models):
+        model = at_place(result.state, place)
+        masters = parts.masters[index] if index < len(parts.masters) else {}
+        for name, value in model.items():
+            if name in masters:
+                model[name] = masters[name]
+                carried += 1
+            elif isinstance(value, Tensor) and value.dtype is torch.float16:
+                model[name] = value.float()
+                halves += 1
+    if carried:
+        result.changed.append(f"{carried} fp32 masters become the weights")
+    if halves:
+        result.changed.append(f"{halves} fp16 weights become fp32, with the values that fp16 has")
+    if not carried and (halves or level in ("O2", "O3")):
+        result.lost.append("the last bits of the weights: they were saved as fp16 values, without masters")
+
+
+def _full_optimizers(parts: Parts, result: Conversion) -> None:
+    for place in parts.optimizers:
+        optimizer = at_place(result.state, place)
+        halves = 0
+        for entry in optimizer["state"].values():
+            for key, value in entry.items() if isinstance(entry, dict) else ():
+                if isinstance(value, Tensor) and value.dtype is torch.float16:
+                    entry[key] = value.float()
+                    halves += 1
+        if halves:
+            result.changed.append(f"{halves} fp16 tensors of {'.'.join(place)} become fp32")
+            result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in fp16")
+        _unfuse(optimizer, ".".join(place), result)
+
+
+def _unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+    """Give the state of `apex.optimizers.FusedAdam` the counts of steps that torch keeps beside each parameter."""
+    for group in optimizer["param_groups"]:
+        if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
+            continue
+        steps = group.pop("step")
+        count = float(steps.reshape(-1)[0]) if isinstance(steps, Tensor) else float(steps)
+        for index in group["params"]:
+            entry = optimizer["state"].get(index)
+            if isinstance(entry, dict) and "exp_avg" in entry and "step" not in entry:
+                entry["step"] = torch.tensor(count)
+        result.changed.append(f"{name}: the step count of FusedAdam, {count:g}, beside each parameter, as AdamW has it")
+        if not group.pop("bias_correction"):
+            result.lost.append(f"{name}: bias_correction=False: torch's Adam always corrects")
+
+
+def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
+    """Put an entry under another key, at the same position."""
+    holder = at_place(state, place[:-1])
+    items = list(holder.items()) if place[-1] in holder else [*holder.items(), (place[-1], None)]
+    holder.clear()
+    for name, old in items:
+        if name == place[-1]:
+            holder[key] = value
+        elif name != key:
+            holder[name] = old
+
+
+def strip_prefix(parts: Parts, result: Conversion) -> None:
+    """Take away what DDP puts before the names of a model, where all have it."""
+    for place in [*parts.models, *parts.averages]:
+        model = at_place(result.state, place)
+        if all(name.startswith(PREFIX) for name in model):
+            entries = [(name.removeprefix(PREFIX), value) for name, value in model.items()]
+            model.clear()
+            model.update(entries)
+            result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{PREFIX}`")

@@ -1,0 +1,98 @@
+"""Bring a checkpoint of any program into memory as tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.checkpoint.file import read_checkpoint
+from ampcompare.checkpoint.foreign import open_foreign
+from ampcompare.errors import CheckpointError
+
+__all__ = ["load_any", "objects_of"]
+
+
+def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Read a checkpoint of any program into tensors and plain values.
+
+    Args:
+        trust: let torch unpickle objects of other programs, which runs their code; whole models become state dicts.
+
+    Returns:
+        What it holds, and the places of objects that are left out.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds objects and is not trusted; the message lists them.
+    """
+    contents = open_foreign(path)
+    if contents.comment.startswith(b"ampcompare checkpoint"):
+        return read_checkpoint(path), []
+    objects = contents.objects()
+    if not objects and not contents.calls:
+        state, left_out = contents.plain()
+    elif not trust:
+        shown = ", ".join(objects[:10]) or ", ".join(contents.calls[:10])
+        more = f" and {len(objects) - 10} more" if len(objects) > 10 else ""
+        raise CheckpointError(
+            f"{path} holds objects, and loading them runs code of whoever made the file: {shown}{more}; "
+            "if you trust it as you would a program, add --trust-checkpoint"
+        )
+    else:
+        state, left_out = _unpickled(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
+    return state, left_out
+
+
+def objects_of(path: Path) -> list[str]:
+    """Return the places of objects of other programs in a file.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return open_foreign(path).objects()
+
+
+def _unpickled(path: Path) -> tuple[Any, list[str]]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # whatever the objects' own code raises
+        text = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} cannot be loaded even when trusted: {type(error).__name__}: {text}") from None
+    left_out: list[str] = []
+    return _without_objects(loaded, "", left_out, {}), left_out
+
+
+def _without_objects(value: Any, place: str, left_out: list[str], seen: dict[int, Any]) -> Any:
+    if id(value) in seen:
+        return seen[id(value)]
+    made: Any
+    if isinstance(value, nn.Module):
+        made = dict(value.state_dict())
+    elif isinstance(value, Tensor):
+        made = value.detach()
+    elif isinstance(value, Mapping):
+        made = {}
+        seen[id(value)] = made
+        for key, item in value.items():
+            plain = key if isinstance(key, str | int | float | bool | bytes | None) else str(key)
+            made[plain] = _without_objects(item, f"{place}.{key}" if place else str(key), left_out, seen)
+        return made
+    elif isinstance(value, list | tuple | set | frozenset):
+        made = [_without_objects(item, f"{place}.{index}", left_out, seen) for index, item in enumerate(value)]
+        made = tuple(made) if isinstance(value, tuple) else made
+    elif type(value) in (str, int, float, bool, bytes, type(None), torch.dtype, torch.Size):
+        made = value
+    elif type(value).__module__ in ("argparse", "types", "optparse") and hasattr(value, "__dict__"):
+        made = _without_objects(vars(value), place, left_out, seen)
+    else:
+        left_out.append(
+            f"{place or 'the whole file'}: an object of {type(value).__module__}.{type(value).__qualname__}"
+        )
+        made = None
+    seen[id(value)] = made
+    return made
