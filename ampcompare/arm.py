@@ -125,6 +125,7 @@ class BackendOptions:
         parsers: option name to the function that reads its text; it raises `ValueError` with what was expected.
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
         default: the value of the positional option where none is written.
+        aliases: words that stand for an option with its value.
         summary: one line for `ampcompare list`.
         written: options that stand in the canonical text even with these, their defaults.
         implied: defaults that are left out of it.
@@ -133,13 +134,18 @@ class BackendOptions:
     parsers: Mapping[str, Callable[[str], Any]]
     positional: str | None = None
     default: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     written: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
 
 
 BACKENDS: dict[str, BackendOptions] = {
-    "fp32": BackendOptions({}, summary="plain single precision: the reference"),
+    "fp32": BackendOptions(
+        {"tf32": _flag},
+        summary="plain single precision: the reference; tf32 on a GPU that has it",
+        implied={"tf32": False},
+    ),
     "apex": BackendOptions(
         {
             "opt_level": _opt_level,
@@ -168,8 +174,17 @@ BACKENDS: dict[str, BackendOptions] = {
         summary="torch.autocast, with torch.amp.GradScaler for fp16",
     ),
     "half": BackendOptions(
-        {"dtype": _dtype, "bn_fp32": _flag, "loss_scale": _positive},
-        summary="manual .half(): 16-bit weights, no master weights, no dynamic loss scale",
+        {
+            "dtype": _dtype,
+            "bn_fp32": _flag,
+            "master_weights": _flag,
+            "loss_scale": _loss_scale,
+            "init_scale": _positive,
+            "growth_interval": _count,
+        },
+        aliases={"dynamic": "loss_scale=dynamic", "fp16": "dtype=fp16", "bf16": "dtype=bf16"},
+        summary="manual .half(): 16-bit weights; master_weights and loss_scale=dynamic as fp16 optimizers add them",
+        implied={"dtype": "float16", "bn_fp32": False, "master_weights": False},
     ),
     "accelerate": BackendOptions(
         {"mixed_precision": _choice("no", "fp16", "bf16")},
@@ -238,6 +253,7 @@ class Arm:
         positional = spec.positional if spec else None
         texts: dict[str, str] = {}
         for number, word in enumerate(words):
+            word = spec.aliases.get(word, word) if spec else word
             name, equals, value = word.partition("=")
             if not equals:
                 if number == 0 and positional is not None and name not in (spec.parsers if spec else ()):
@@ -280,9 +296,11 @@ class Arm:
                 raise ConfigError(f"arm {backend}: {name}={value!s} cannot be used: {error}") from None
         if parsed.get("engine") == "auto":
             del parsed["engine"]
-        if backend == "half":
-            parsed = {k: v for k, v in parsed.items() if (k, v) not in (("dtype", "float16"), ("bn_fp32", False))}
         parsed = {k: v for k, v in parsed.items() if k not in spec.implied or v != spec.implied[k]}
+        if backend == "half" and parsed.get("loss_scale") != "dynamic":
+            for name in ("init_scale", "growth_interval"):
+                if name in parsed:
+                    raise ConfigError(f"arm {backend}: {name} is of a dynamic loss scale; add dynamic, or leave it out")
         order = {name: place for place, name in enumerate(spec.parsers)}
         return cls(backend, dict(sorted(parsed.items(), key=lambda item: order[item[0]])))
 

@@ -229,6 +229,10 @@ class RunConfig(_Frozen):
     warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
     threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
+    tf32: Literal["torch", "on", "off"] = Field(
+        "torch",
+        description="fp32 products and convolutions in TF32 on a GPU; torch: as torch has it, convolutions only",
+    )
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
     saving: SavingConfig = SavingConfig()
 

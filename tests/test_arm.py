@@ -16,7 +16,7 @@ POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infin
 FLAG = st.booleans()
 DTYPE = st.sampled_from(["float16", "fp16", "half", "bfloat16", "bf16"])
 VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "fp32": {},
+    "fp32": {"tf32": FLAG},
     "apex": {
         "opt_level": st.sampled_from(["O0", "O1", "O2", "O3"]),
         "loss_scale": st.just("dynamic") | POSITIVE,
@@ -34,7 +34,14 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "backoff_factor": st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True),
         "growth_interval": st.integers(min_value=1),
     },
-    "half": {"dtype": DTYPE, "bn_fp32": FLAG, "loss_scale": POSITIVE},
+    "half": {
+        "dtype": DTYPE,
+        "bn_fp32": FLAG,
+        "master_weights": FLAG,
+        "loss_scale": st.just("dynamic") | POSITIVE,
+        "init_scale": POSITIVE,
+        "growth_interval": st.integers(min_value=1),
+    },
     "accelerate": {"mixed_precision": st.sampled_from(["no", "fp16", "bf16"])},
     "fabric": {"precision": st.sampled_from(["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"])},
     "mmengine": {"dtype": DTYPE | st.sampled_from(["float32", "fp32"])},
@@ -51,7 +58,10 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 def arms(draw: st.DrawFn) -> Arm:
     """Any arm of this package's own backends."""
     backend = draw(st.sampled_from(sorted(VALUES)))
-    return Arm.make(backend, **draw(st.fixed_dictionaries({}, optional=VALUES[backend])))
+    options = draw(st.fixed_dictionaries({}, optional=VALUES[backend]))
+    if backend == "half" and not options.keys().isdisjoint({"init_scale", "growth_interval"}):
+        options["loss_scale"] = "dynamic"  # of which these are options
+    return Arm.make(backend, **options)
 
 
 def test_every_option_is_drawn() -> None:
@@ -97,6 +107,12 @@ def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
         ("half:bn_fp32=no,dtype=float16", "half"),
         ("half:dtype=bf16", "half:dtype=bf16"),
         ("accelerate", "accelerate:no"),
+        ("half:dtype=bfloat16", "half:dtype=bf16"),
+        ("half:bf16", "half:dtype=bf16"),
+        ("half:master_weights,dynamic", "half:master_weights,loss_scale=dynamic"),
+        ("half:dynamic,growth_interval=5,master_weights=no", "half:loss_scale=dynamic,growth_interval=5"),
+        ("fp32:tf32", "fp32:tf32"),
+        ("fp32:tf32=off", "fp32"),
         ("fabric:precision=16-mixed", "fabric:16-mixed"),
         ("mmengine", "mmengine:fp32"),
         ("mmengine:float16", "mmengine:fp16"),
@@ -125,7 +141,7 @@ def test_level_written_with_a_zero(level: str) -> None:
         ("", "unknown backend ''.*known backends are fp32, apex, native, half"),
         ("O2", "unknown backend 'O2'"),
         ("apex:O2,loss_scael=1", "no option 'loss_scael': did you mean 'loss_scale'?"),
-        ("fp32:loss_scale=1", "'fp32' has no option 'loss_scale'.*: none"),
+        ("fp32:loss_scale=1", "'fp32' has no option 'loss_scale'.*: tf32"),
         ("apex:O4", "expected one of O0, O1, O2, O3"),
         ("apex:O2,O3", "no option 'O3'"),
         ("apex:O1,O2=1", "no option 'O2'"),
@@ -137,7 +153,9 @@ def test_level_written_with_a_zero(level: str) -> None:
         ("native:bf16,growth_interval=0", "whole number of at least 1"),
         ("native:growth_factor=1", "above 1"),
         ("native:backoff_factor=1", "between 0 and 1"),
-        ("half:loss_scale=dynamic", "loss_scale=dynamic cannot be used"),
+        ("half:loss_scale=static", "loss_scale=static cannot be used"),
+        ("half:loss_scale=8,init_scale=4", "init_scale is of a dynamic loss scale"),
+        ("half:dynamic,loss_scale=8", "gives loss_scale twice"),
         ("apex:O2,loss_scale=1,loss_scale=2", "gives loss_scale twice"),
         ("apex:O2,opt_level=O3", "gives opt_level twice"),
         ("accelerate:fp8", "mixed_precision=fp8 cannot be used: expected one of no, fp16, bf16"),

@@ -131,6 +131,7 @@ OTHER_VALUES: dict[str, Any] = {
     "device": "cpu",
     "cpu_half": "native",
     "on_nan": "continue",
+    "tf32": "off",
     "parallel.kind": "ddp",
     "parallel.sync_bn": "apex",
     "parallel.backend": "gloo",

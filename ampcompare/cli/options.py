@@ -70,6 +70,7 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--warmup-steps",), "warmup_steps", {"type": int}),
     (("--workers", "-j"), "workers", {"type": int}),
     (("--threads",), "threads", {"type": int}),
+    (("--tf32",), "tf32", {"metavar": "torch|on|off"}),
     (("--deterministic/--no-deterministic",), "deterministic", {}),
     (("--save-every-steps",), "saving.every_steps", {"type": int}),
     (("--save-every-epochs",), "saving.every_epochs", {"type": int}),

@@ -48,18 +48,18 @@ ARM_OPTIONS = (
 @click.option(
     "--engine", metavar="auto|nvidia|compat", help="of apex: the real Apex, or this package's own  [default: auto]"
 )
-@click.option("--loss-scale", metavar="dynamic|NUMBER", help="of apex and half (a number)")
+@click.option("--loss-scale", metavar="dynamic|NUMBER", help="of apex and half")
 @click.option("--keep-batchnorm-fp32", metavar="true|false", help="of apex at O2 and O3")
-@click.option("--master-weights", metavar="true|false", help="of apex at O2 and O3")
+@click.option("--master-weights", metavar="true|false", help="of apex at O2 and O3, and of half")
 @click.option("--cast-model-outputs", metavar="DTYPE", help="of apex")
 @click.option("--min-loss-scale", metavar="NUMBER", help="of apex: floor of a dynamic scale")
 @click.option("--max-loss-scale", metavar="NUMBER", help="of apex: ceiling of a dynamic scale")
 @click.option("--dtype", metavar="float16|bfloat16", help="of native and half  [default: float16]")
 @click.option("--bn-fp32/--no-bn-fp32", default=None, help="of half: batch norm stays in fp32")
-@click.option("--init-scale", metavar="NUMBER", help="of native")
+@click.option("--init-scale", metavar="NUMBER", help="of native, and of half with a dynamic scale")
 @click.option("--growth-factor", metavar="NUMBER", help="of native")
 @click.option("--backoff-factor", metavar="NUMBER", help="of native")
-@click.option("--growth-interval", metavar="STEPS", help="of native")
+@click.option("--growth-interval", metavar="STEPS", help="of native, and of half with a dynamic scale")
 @click.option("--seed", type=int, help="of weights, order and augmentation  [default: 0]")
 @click.option(
     "--verify-resume",

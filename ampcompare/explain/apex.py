@@ -148,6 +148,7 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
     words = [
         *(["bn_fp32"] if level.keep_batchnorm_fp32 else []),
+        *(["dynamic"] if level.loss_scale == "dynamic" else []),
         *(
             [f"loss_scale={level.loss_scale:g}"]
             if isinstance(level.loss_scale, float) and level.loss_scale != 1
@@ -167,7 +168,13 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
         return (
             "amp.initialize casts inputs and outputs; by hand that is a call of .half() and one of .float()",
             "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
-            *(("half has no dynamic loss scale",) if level.loss_scale == "dynamic" else ()),
+            *(
+                (
+                    "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",
+                )
+                if level.loss_scale == "dynamic"
+                else ()
+            ),
         )
     scaling = (
         "Apex checks and moves the scale at every backward pass, GradScaler at every update()",

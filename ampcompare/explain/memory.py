@@ -45,6 +45,8 @@ def bytes_per_parameter(arm: Arm) -> PerParameter | None:
         return PerParameter(4, 4, 0, 0, 0, 4)
     if arm.backend == "native":
         return PerParameter(4, 4, 0, 0, 2, 4)
+    if arm.backend == "half" and arm.options.get("master_weights"):
+        return PerParameter(2, 2, 4, 4, 0, 4)
     if arm.backend == "half":
         return PerParameter(2, 2, 0, 0, 0, 2)
     if arm.backend != "apex":

@@ -49,7 +49,9 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def half_script(dtype: str, bn_fp32: bool, loss_scale: float | None) -> tuple[str, ...]:
+def half_script(
+    dtype: str, bn_fp32: bool, loss_scale: float | str | None, *, master_weights: bool = False
+) -> tuple[str, ...]:
     """Return what a script without any amp says."""
     cast = "half" if dtype == "float16" else "bfloat16"
     keep = (
@@ -57,15 +59,39 @@ def half_script(dtype: str, bn_fp32: bool, loss_scale: float | None) -> tuple[st
         "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):",
         "        module.float()",
     )
-    scaled = loss_scale is not None
-    unscale = (f"torch._foreach_div_([p.grad for p in model.parameters()], {loss_scale:g})",) if scaled else ()
+    scale = "" if loss_scale is None else "scale" if loss_scale == "dynamic" else f"{loss_scale:g}"
+    over = f" / {scale}" if scale else ""
+    held = "masters" if master_weights else "model.parameters()"
+    unscale: tuple[str, ...] = (f"torch._foreach_div_([p.grad for p in model.parameters()], {scale})",) if scale else ()
+    if master_weights:
+        unscale = (
+            "for p, master in zip(model.parameters(), masters):",
+            f"    master.grad, p.grad = p.grad.float(){over}, None",
+        )
+    masters = (
+        "masters = [p.detach().float().requires_grad_() for p in model.parameters()]",
+        "optimizer = torch.optim.SGD(masters, lr=0.1, momentum=0.9)",
+    )
+    step: tuple[str, ...] = ("optimizer.step()",)
+    if master_weights:
+        step = (*step, "with torch.no_grad():", "    torch._foreach_copy_(list(model.parameters()), masters)")
+    if loss_scale == "dynamic":
+        step = (
+            f"if all(m.grad.isfinite().all() for m in {held}):",
+            *(f"    {line}" for line in step),
+            "else:",
+            "    scale = max(scale / 2, 1.0)  # and doubled after 1000 good steps in a row",
+        )
     return (
         f"model.{cast}()",
         *(keep if bn_fp32 else ()),
+        *(masters if master_weights else ()),
+        *(("scale = 65536.0",) if loss_scale == "dynamic" else ()),
         f"loss = criterion(model(x.{cast}()).float(), y)",
-        f"(loss * {loss_scale:g}).backward()" if scaled else "loss.backward()",
+        f"(loss * {scale}).backward()" if scale else "loss.backward()",
         *unscale,
-        *PLAIN_STEP[2:],
+        f"clip_grad_norm_({held}, 1.0)",
+        *step,
     )
 
 

@@ -32,6 +32,7 @@ from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Alone, Ranks, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
+from ampcompare.precision.tf32 import require_tf32, set_tf32
 from ampcompare.record import EpochResult, ProcessFacts, Resumption, RunRecord, RunSummary, dump_json
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.checkpoint import restore_session
@@ -146,6 +147,10 @@ def train_cell(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+    if config.tf32 == "on":
+        require_tf32(place, "--tf32 on")
+    if config.tf32 != "torch":
+        set_tf32(config.tf32 == "on")
     sys.path.insert(0, os.getcwd())  # a user's `module:factory` lives beside them
     precision = make_precision(config.arm, device=str(place))
     task = make_task(config.recipe)

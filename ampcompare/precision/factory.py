@@ -17,7 +17,7 @@ PRECISIONS = Registry[Precision](
         "fp32": "ampcompare.precision.fp32:FP32",
         "apex": "ampcompare.precision.apex:make_apex",
         "native": "ampcompare.precision.native:Native",
-        "half": "ampcompare.precision.half:Half",
+        "half": "ampcompare.precision.half:make_half",
         "accelerate": "ampcompare.precision.accelerate:Accelerate",
         "fabric": "ampcompare.precision.fabric:Fabric",
         "mmengine": "ampcompare.precision.mmengine:MMEngine",

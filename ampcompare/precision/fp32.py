@@ -6,27 +6,42 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
+from ampcompare.precision.tf32 import require_tf32, set_tf32
 
 __all__ = ["FP32"]
 
 
 class FP32(Precision):
-    """The reference that the other backends are compared with."""
+    """The reference that the other backends are compared with.
+
+    Args:
+        tf32: compute products and convolutions in TF32, from `prepare` on and in the whole process; else torch's
+            switches stay as they are.
+
+    Raises:
+        BackendUnavailable: TF32 on a device without it.
+    """
 
     key = "precision"
     half_dtype = None
 
-    def __init__(self, *, device: str = "cpu") -> None:
+    def __init__(self, *, device: str = "cpu", tf32: bool = False) -> None:
+        if tf32:
+            require_tf32(torch.device(device), "fp32:tf32")
+        self.tf32 = tf32
         self._null: AbstractContextManager[None] = nullcontext()
 
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         refuse_wrapped(models)
+        if self.tf32:
+            set_tf32(True)
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:

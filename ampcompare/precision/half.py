@@ -1,6 +1,6 @@
 """Manual `.half()`: 16-bit weights, gradients and optimizer state, as scripts without any amp do it.
 
-There are no master weights and there is no overflow check: small updates round to nothing, and infinities reach the
+Plain `half` has no master weights and no overflow check: small updates round to nothing, and infinities reach the
 weights. That is what this arm is there to show.
 """
 
@@ -12,28 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
+from ampcompare.precision.half_cast import cast_model
+from ampcompare.precision.half_optimizer import HalfOptimizer
 
-__all__ = ["Half"]
-
-
-def _cast_tensor(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return _cast_tensor(value, dtype)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cast(item, dtype) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value
+__all__ = ["Half", "make_half"]
 
 
 class Half(Precision):
@@ -67,28 +52,11 @@ class Half(Precision):
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         refuse_wrapped(models)
         for model in models:
-            model.to(self.half_dtype)
-            if self.bn_fp32:
-                for module in model.modules():
-                    if isinstance(module, _BatchNorm):
-                        module.float()
-            model.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
-            model.register_forward_hook(self._cast_outputs)
+            cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
             if optimizer.state:
                 optimizer.load_state_dict(optimizer.state_dict())  # casts the state to its parameters' new dtype
         return list(models), list(optimizers)
-
-    def _cast_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if len(args) == 1 and isinstance(args[0], Tensor):  # the usual call, without a walk
-            args = (_cast_tensor(args[0], self.half_dtype),)
-        else:
-            args = _cast(args, self.half_dtype)
-        return args, _cast(kwargs, self.half_dtype) if kwargs else kwargs
-
-    @staticmethod
-    def _cast_outputs(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return output.float() if isinstance(output, Tensor) else _cast(output, torch.float32)
 
     def autocast(self) -> AbstractContextManager[None]:
         return self._null
@@ -128,3 +96,24 @@ class Half(Precision):
         if "loss_scale" in state:
             self.loss_scale = float(state["loss_scale"])
             self._scales = (self.loss_scale,)
+
+
+def make_half(
+    *,
+    device: str = "cpu",
+    dtype: str = "float16",
+    bn_fp32: bool = False,
+    master_weights: bool = False,
+    loss_scale: float | str | None = None,
+    **dynamic: Any,
+) -> Precision:
+    """Build the backend of a `half` arm: plain, or with what fp16 optimizers add.
+
+    Args:
+        dynamic: `init_scale` and `growth_interval`, where `loss_scale` is "dynamic".
+    """
+    if master_weights or isinstance(loss_scale, str):
+        return HalfOptimizer(
+            dtype=dtype, bn_fp32=bn_fp32, master_weights=master_weights, loss_scale=loss_scale, **dynamic
+        )
+    return Half(device=device, dtype=dtype, bn_fp32=bn_fp32, loss_scale=loss_scale)

@@ -19,6 +19,8 @@ ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),
     *("apex:O3,keep_batchnorm_fp32=true,loss_scale=128", "apex:O2,loss_scale=128,min_loss_scale=1", "half:dtype=bf16"),
     *("apex:O3,master_weights=true", "half:loss_scale=64", "native:fp16,init_scale=1024,growth_interval=100"),
+    *("half:master_weights,dynamic", "half:dynamic", "half:master_weights,bn_fp32", "half:bf16,master_weights"),
+    *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
 ]
 
@@ -42,6 +44,11 @@ def _does(arm: str) -> dict[str, str]:
         ("half", "apex:O3"),
         ("half:bn_fp32", "apex:O3,keep_batchnorm_fp32=true"),
         ("half:dtype=bf16", None),
+        ("half:dynamic", "apex:O3,loss_scale=dynamic"),
+        ("apex:O3,loss_scale=dynamic", "half:dynamic"),
+        ("half:master_weights,dynamic", "apex:O2,loss_scale=dynamic,keep_batchnorm_fp32=false"),
+        ("half:master_weights,bn_fp32", "apex:O2,loss_scale=1,keep_batchnorm_fp32=true"),
+        ("fp32:tf32", "apex:O0"),
     ],
 )
 def test_twins(arm: str, twin: str | None) -> None:
@@ -63,11 +70,22 @@ def test_words_follow_the_options() -> None:
     assert "begins at 1024" in _does("native:fp16,init_scale=1024")["loss scale"]
     assert "outputs fp16" in _does("apex:O2,cast_model_outputs=fp16")["inputs, outputs"]
     assert "1e-8" not in _does("half:dtype=bf16")["optimizer"]
+    assert "in its place in the optimizer" in _does("half:master_weights")["master weights"]
+    assert "begins at 8;" in _does("half:dynamic,init_scale=8")["loss scale"]
+    assert "by default" not in _does("fp32:tf32")["TF32"]
 
 
 @pytest.mark.parametrize(
     ("arm", "sgd", "adam"),
-    [("fp32", 12, 16), ("apex:O1", 14, 18), ("apex:O2", 16, 20), ("apex:O3", 6, 8), ("native:fp16", 14, 18)],
+    [
+        ("fp32", 12, 16),
+        ("apex:O1", 14, 18),
+        ("apex:O2", 16, 20),
+        ("apex:O3", 6, 8),
+        ("native:fp16", 14, 18),
+        ("half", 6, 8),
+        ("half:master_weights", 16, 20),
+    ],
 )
 def test_bytes_per_parameter(arm: str, sgd: int, adam: int) -> None:
     """The sums are those of weights, gradients, masters, kept casts and state."""

@@ -29,6 +29,10 @@ ARMS = [
     "half:bn_fp32",
     "half:dtype=bf16",
     "half:loss_scale=128",
+    "half:dynamic",
+    "half:master_weights",
+    "half:master_weights,loss_scale=128",
+    "half:master_weights,dynamic",
 ]
 # Other libraries, where they are installed; in fp16 with a scaler on the CPU too, which `scaled_on_cpu` makes them do.
 OTHERS = [
@@ -38,7 +42,7 @@ OTHERS = [
 SCALED = ["accelerate:fp16", "fabric:16-mixed"]
 PACKED = ["actnn:bits=8", "actnn:bits=2,over=native:fp16", "actnn:bits=4,over=apex:O2+engine=compat"]
 DYNAMIC = [arm for arm in ARMS if arm == "native:fp16" or (arm.startswith("apex:O1,e") or arm.startswith("apex:O2,e"))]
-DYNAMIC.append("apex:O3,loss_scale=dynamic,engine=compat")
+DYNAMIC += ["apex:O3,loss_scale=dynamic,engine=compat", "half:dynamic", "half:master_weights,dynamic"]
 LR = 0.5
 
 

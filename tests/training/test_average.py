@@ -25,6 +25,7 @@ ARMS = [
     "half",
     "half:bn_fp32",
     "half:dtype=bf16",
+    "half:master_weights,dynamic",
 ]
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

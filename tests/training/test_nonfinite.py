@@ -30,6 +30,8 @@ ARMS = [
     "half:bn_fp32",
     "half:dtype=bf16",
     "half:loss_scale=128",
+    "half:master_weights",
+    "half:master_weights,dynamic",
 ]
 GOOD = torch.linspace(-1, 1, 24).reshape(6, 4)
 BAD = torch.cat([GOOD[:5], torch.full((1, 4), float("inf"))])
@@ -65,7 +67,9 @@ def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
         assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, expected, strict=True))
 
 
-@pytest.mark.parametrize("arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16"])
+@pytest.mark.parametrize(
+    "arm", ["apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"]
+)
 def test_a_dynamic_scale_still_moves(arm: str) -> None:
     """The scaler sees the overflow of a dropped update and halves its scale, as it does without the policy."""
     records, _, _ = train(arm, [GOOD, BAD, GOOD])

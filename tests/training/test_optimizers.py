@@ -80,6 +80,7 @@ def test_a_mistyped_key_of_a_group_has_the_nearest_name() -> None:
 
 
 ARMS = ["fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:loss_scale=8"]
+ARMS.append("half:master_weights,dynamic")
 
 
 def trained(arm: str, make: Any, *, infinite: bool = False) -> list[torch.Tensor]:

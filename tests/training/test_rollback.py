@@ -24,6 +24,7 @@ ARMS = [
     "native:bf16",
     "half",
     "half:bn_fp32",
+    "half:master_weights,dynamic,growth_interval=2",
 ]
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
