@@ -7,6 +7,7 @@ AmpCompareError
 │   └── BackendUnavailable      4   a backend, engine or package is not installed, or not usable here
 ├── PreparationError            3   models or optimizers cannot be prepared as they are
 ├── ScalingError                3   loss-scaling calls in an order that has no meaning
+├── GuardError                  3   a mistake in the use of mixed precision, where guards are strict
 ├── LaunchError                 3   a worker process died or could not be started
 ├── RanksDiffer                 3   processes that train together do not hold the same
 ├── CheckpointError             2   a checkpoint that cannot be read or does not fit
@@ -27,6 +28,7 @@ __all__ = [
     "ConversionError",
     "Ended",
     "EnvironmentUnfit",
+    "GuardError",
     "LaunchError",
     "PreparationError",
     "RanksDiffer",
@@ -68,6 +70,10 @@ class PreparationError(AmpCompareError):
 
 class ScalingError(AmpCompareError):
     """Loss-scaling calls came in an order that has no meaning."""
+
+
+class GuardError(AmpCompareError):
+    """A guard has found a mistake in the use of mixed precision, and guards are strict."""
 
 
 class LaunchError(AmpCompareError):

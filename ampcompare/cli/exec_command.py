@@ -25,6 +25,10 @@ __all__ = ["command"]
 @click.option("--record", metavar="FILE", help="write every backward pass and step there, for `ampcompare report FILE`")
 @click.option("--device", type=click.Choice(["cpu"]), help="run what the script does on CUDA on the CPU: a smoke test")
 @click.option("--compat-torch", is_flag=True, help="mend what changed in torch and Python since the script was written")
+@click.option(
+    "--strict-guards", "guards", flag_value="strict", help="a mistake in the use of amp is an error at its line"
+)
+@click.option("--no-guards", "guards", flag_value="off", help="do not look for mistakes in the use of amp")
 @click.option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -34,6 +38,7 @@ def command(
     record: str | None,
     device: str | None,
     compat_torch: bool,
+    guards: str | None,
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -54,6 +59,7 @@ def command(
         record=None if record is None else os.path.abspath(record),  # the script may go to another folder
         device=device,
         compat_torch=compat_torch,
+        guards=guards or "warn",
         name=script,
         arguments=arguments,
     )

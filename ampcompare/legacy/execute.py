@@ -10,7 +10,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
-from ampcompare.errors import AmpCompareError
+from ampcompare.errors import AmpCompareError, GuardError
+from ampcompare.guards.place import is_users
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.target import Target
 
@@ -83,9 +84,22 @@ def _print_traceback(error: BaseException, code: CodeType | None) -> None:
         traceback = traceback.tb_next
     if traceback is None:  # raised before the script ran, by an import of its parent package
         traceback = _outside(error.__traceback__)
+    if isinstance(error, GuardError):
+        _end_at_the_users_line(traceback)
     error.__traceback__ = traceback
     sys.stdout.flush()
     sys.excepthook(type(error), error, traceback)
+
+
+def _end_at_the_users_line(traceback: TracebackType | None) -> None:
+    """Cut off the frames of torch and of the guards, which say nothing about a mistake of the script."""
+    last = traceback
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def _outside(traceback: TracebackType | None) -> TracebackType | None:

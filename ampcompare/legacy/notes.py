@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["note"]
+from ampcompare.guards import Finding
+
+__all__ = ["note", "say_finding"]
 
 _said: set[str] = set()
 
@@ -14,3 +16,8 @@ def note(text: str) -> None:
     if text not in _said:
         _said.add(text)
         print(f"ampcompare: {text}", file=sys.stderr, flush=True)
+
+
+def say_finding(finding: Finding) -> None:
+    """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
+    print(f"ampcompare {finding}", file=sys.stderr, flush=True)

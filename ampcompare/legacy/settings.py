@@ -6,9 +6,11 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
 from ampcompare.environment import probe_apex
 from ampcompare.errors import BackendUnavailable
+from ampcompare.legacy.notes import say_finding
 
 if TYPE_CHECKING:
     from ampcompare.legacy.recorder import Recorder
@@ -26,6 +28,7 @@ class ExecSettings:
         record: file for what every backward pass and step did.
         device: "cpu" sends what the script does on CUDA to the CPU.
         compat_torch: mend what has changed in torch and Python since the script was written.
+        guards: what becomes of mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
         name: the script or module, for the record, like the next.
         arguments: of the script.
     """
@@ -35,6 +38,7 @@ class ExecSettings:
     record: str | None = None
     device: str | None = None
     compat_torch: bool = False
+    guards: str = "warn"
     name: str = ""
     arguments: tuple[str, ...] = ()
 
@@ -67,6 +71,9 @@ class ExecSettings:
             from ampcompare.legacy.compat_torch import mend_torch
 
             mend_torch()
+        if self.guards != "off":
+            # Over what stands in for CUDA, so that they see what the script asks for.
+            guards.install(strict=self.guards == "strict", say=say_finding)
         applied = Applied(finder)
         if self.record is not None or self.opt_level is not None:
             self._hook_amp(applied, child)

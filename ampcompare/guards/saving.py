@@ -1,0 +1,66 @@
+"""Guard of checkpoints: the state of amp belongs into them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ampcompare.guards.detector import Detector
+from ampcompare.guards.place import Place, user_place
+
+__all__ = ["AmpStateUnsaved"]
+
+DEPTH = 3
+
+
+class AmpStateUnsaved(Detector):
+    """A `torch.save` with the state of an optimizer and without that of amp, while a loss scale moves.
+
+    Reported at the next step, unless somebody took the state of amp between the steps around it: it may lie in a file
+    of its own.
+    """
+
+    name = "amp-state-unsaved"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._read_at = -1
+        self._waiting: Place | None = None
+
+    def state_read(self) -> None:
+        self._read_at = self.facts.attempts
+        self._waiting = None
+
+    def save(self, value: Any) -> None:
+        if self._read_at == self.facts.attempts or not self.facts.scales_dynamically():
+            return
+        if _any(value, _is_optimizer, DEPTH) and not _any(value, _is_amp, DEPTH):
+            self._waiting = user_place()
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        place, self._waiting = self._waiting, None
+        if place is not None:
+            self.report("a checkpoint with the optimizer's state, and without that of the loss scale", place)
+
+
+def _any(value: Any, wanted: Any, depth: int) -> bool:
+    if wanted(value):
+        return True
+    if depth == 0:
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return any(_any(entry, wanted, depth - 1) for entry in inner)
+
+
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "param_groups" in value and "state" in value
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def _is_amp(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "loss_scaler0" in value or {"scale", "growth_factor"} <= value.keys()
+    return isinstance(value, torch.amp.GradScaler)

@@ -1,0 +1,138 @@
+"""The guards come and go without a trace, wait for torch, and speak once for each line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+import ampcompare.guards
+from ampcompare.apex import amp
+from ampcompare.guards import GuardWarning
+from ampcompare.guards.place import Place, user_place
+from ampcompare.guards.saving import AmpStateUnsaved
+
+WATCHED = [
+    (torch, "save"),
+    (torch.autograd, "backward"),
+    (torch.optim.SGD, "step"),
+    (torch.optim.Optimizer, "_patch_step_function"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "step"),
+    (torch.nn.utils, "clip_grad_norm_"),
+    (torch.nn.utils.clip_grad, "clip_grad_norm_"),
+    (LRScheduler, "step"),
+    (ReduceLROnPlateau, "step"),
+    (nn.Module, "half"),
+    (nn.DataParallel, "__init__"),
+    (amp, "scale_loss"),
+    (sys.modules["ampcompare.apex.amp.frontend"], "_initialize"),
+]
+
+TWICE = """
+for x, y in batches:
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.step()  # here
+"""
+
+
+def test_everything_is_put_back() -> None:
+    """Functions and methods are the same objects after the guards have gone, those of later optimizers too."""
+    torch.optim.SGD(nn.Linear(1, 1).parameters())
+    before = [vars(owner)[name] for owner, name in WATCHED]
+    finders = list(sys.meta_path)
+    with ampcompare.guards.install():
+        assert all(vars(owner)[name] is not old for (owner, name), old in zip(WATCHED, before, strict=True))
+
+        class Later(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+
+        Later(nn.Linear(1, 1).parameters())
+        assert Later.step.__wrapped__.hooked
+    assert [vars(owner)[name] for owner, name in WATCHED] == before
+    assert sys.meta_path == finders
+    assert Later.step.__module__ == __name__
+
+
+def test_what_was_wrapped_meanwhile_stays_and_is_silent(script, monkeypatch) -> None:
+    """A function that somebody put over ours keeps working when the guards have gone, and reports nothing."""
+    found: list[object] = []
+    guards = ampcompare.guards.install(say=found.append)
+    ours = torch.amp.GradScaler.step
+    monkeypatch.setattr(torch.amp.GradScaler, "step", lambda *args: ours(*args))
+    guards.remove()
+    namespace: dict[str, object] = {}
+    exec(compile(script(TWICE).read_text(), "train.py", "exec"), namespace)
+    assert found == []
+
+
+def test_a_line_is_reported_once(script, guarded, marked) -> None:
+    """Six passes over a mistake give one finding."""
+    path = script(TWICE)
+    assert guarded(path) == [f"step-twice {marked(path)}"]
+
+
+def test_by_default_a_warning_at_the_line(script, marked) -> None:
+    """Without a receiver, Python's own warnings carry the finding, with the script's file and line."""
+    path = script(TWICE)
+    with ampcompare.guards.install(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    (warning,) = caught
+    assert (warning.category, warning.filename, warning.lineno) == (GuardWarning, str(path), marked(path))
+    assert str(warning.message).startswith("step-twice: optimizer.step() again after scaler.step(optimizer)")
+
+
+def test_other_ranks_are_silent(script, guarded, monkeypatch) -> None:
+    """Of several processes that make the same mistake only the first one says so."""
+    monkeypatch.setenv("RANK", "1")
+    assert guarded(script(TWICE)) == []
+
+
+def test_lines_of_installed_packages_name_their_caller(tmp_path: Path, monkeypatch) -> None:
+    """A mistake inside an installed package is shown with the line of the user's code that called it."""
+    library, script = tmp_path / "site" / "trainer.py", tmp_path / "train.py"
+    monkeypatch.setattr("ampcompare.guards.place.INSTALLED", (str(tmp_path / "site") + "/",))
+    namespace = {"user_place": user_place}
+    exec(compile("def fit():\n    return user_place()\n", str(library), "exec"), namespace)
+    exec(compile("\n\nplace = fit()\n", str(script), "exec"), namespace)
+    monkeypatch.chdir(tmp_path)
+    place = namespace["place"]
+    assert place == Place(str(library), 2, Place(str(script), 3))
+    assert str(place) == "trainer.py:2 (from train.py:3)"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_torch_may_come_later(early: bool, script, marked) -> None:
+    """Installing imports no torch; the guards begin when the script imports it, or at once where it is there."""
+    path = script(TWICE)
+    install = "import sys, ampcompare.guards; ampcompare.guards.install(); assert 'torch' not in sys.modules"
+    if not early:
+        install = "import torch, ampcompare.guards; ampcompare.guards.install()"
+    code = f"{install}\nimport runpy; runpy.run_path({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"train.py:{marked(path)}: GuardWarning: step-twice" in done.stderr
+
+
+def test_a_guard_that_fails_is_switched_off(script, monkeypatch) -> None:
+    """An error inside a guard leaves the training alone, is said once, and silences that guard only."""
+    monkeypatch.setattr(AmpStateUnsaved, "attempt", lambda *args: 1 / 0)
+    path = script(TWICE)
+    with ampcompare.guards.install(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == 2
+    assert messages[0] == "the guard amp-state-unsaved failed and is off: ZeroDivisionError('division by zero')"
+    assert messages[1].startswith("step-twice")

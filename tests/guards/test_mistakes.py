@@ -1,0 +1,270 @@
+"""Each guard on one script that has its mistake and on the same script without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.errors import GuardError
+from ampcompare.guards import GUARDS
+
+NATIVE_MISTAKES = {
+    "step-twice": """
+        for x, y in batches:
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.step()  # wrong  # here
+            optimizer.zero_grad()
+        """,
+    "step-twice (the other order)": """
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            optimizer.step()  # wrong
+            scaler.step(optimizer)  # here
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled": """
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)  # right
+            clip_grad_norm_(model.parameters(), 1.0)  # here
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled (by value, through the module)": """
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)  # right
+            nn.utils.clip_grad_value_(model.parameters(), 1.0)  # here
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "scheduler-first": """
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scheduler.step()  # wrong  # here
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()  # right
+            optimizer.zero_grad()
+        """,
+    "scheduler-first (in the loop over epochs)": """
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+        for epoch in range(3):
+            scheduler.step()  # wrong  # here
+            for x, y in batches[:2]:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()  # right
+        """,
+    "backward-in-autocast": """
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()  # wrong  # here
+            loss.backward()  # right
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "amp-state-unsaved": """
+        import io
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state["scaler"] = scaler.state_dict()  # right
+            torch.save(state, io.BytesIO())  # here
+        """,
+    "loss-undivided": """
+        for number, (x, y) in enumerate(batches):
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+            loss = loss / 3  # right
+            scaler.scale(loss).backward()  # here
+            if (number + 1) % 3 == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        """,
+    "loss-undivided (in an inner loop that says so)": """
+        num_micro = 2
+        for x, y in batches:
+            for part in range(num_micro):
+                loss = F.mse_loss(model(x[part::num_micro]).sum(1), y[part::num_micro].float())
+                loss = loss * 0.5  # right
+                loss.backward()  # here
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "gradients-kept": """
+        for number, (x, y) in enumerate(batches):
+            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 1 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)  # here
+            before = scaler.get_scale()
+            scaler.update()
+            if scaler.get_scale() >= before:  # wrong
+                optimizer.zero_grad()  # wrong
+            optimizer.zero_grad()  # right
+        """,
+}
+
+APEX_MISTAKES = {
+    "initialize-after-wrapping": """
+        parallel = nn.DataParallel(model)  # wrong
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)  # here
+        parallel = nn.DataParallel(model)  # right
+        with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        """,
+    "initialize-after-wrapping (a part)": """
+        model = nn.Sequential(nn.DataParallel(model), nn.Linear(3, 3))  # wrong
+        model = nn.Sequential(model, nn.Linear(3, 3))  # right
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)  # here
+        """,
+    "clip-scaled (inside the block)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+                clip_grad_norm_(amp.master_params(optimizer), 1.0)  # wrong  # here
+            clip_grad_norm_(amp.master_params(optimizer), 1.0)  # right
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled (the half copies)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            clip_grad_norm_(model.parameters(), 1.0)  # wrong  # here
+            clip_grad_norm_(amp.master_params(optimizer), 1.0)  # right
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "scheduler-first (Apex)": """
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            scheduler.step()  # wrong  # here
+            optimizer.step()
+            scheduler.step()  # right
+            optimizer.zero_grad()
+        """,
+    "initialize-twice": """
+        other = nn.Linear(4, 3)
+        second = torch.optim.SGD(other.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)  # wrong
+        other, second = amp.initialize(other, second, opt_level="O1", verbosity=0)  # wrong  # here
+        (model, other), (optimizer, second) = amp.initialize(  # right
+            [model, other], [optimizer, second], opt_level="O1", verbosity=0)  # right
+        for x, y in batches:
+            for one, its in ((model, optimizer), (other, second)):
+                with amp.scale_loss(F.cross_entropy(one(x), y), its) as scaled:
+                    scaled.backward()
+                its.step()
+                its.zero_grad()
+        """,
+    "half-after-initialize": """
+        import copy
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        model.half()  # wrong  # here
+        copy.deepcopy(model).half()  # right
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x.half()).float(), y), optimizer) as scaled:  # wrong
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:  # right
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "amp-state-unsaved (Apex)": """
+        import io
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.save([{"optimizer": optimizer.state_dict()}], io.BytesIO())  # here
+            torch.save(amp.state_dict(), io.BytesIO())  # right
+        """,
+    "loss-undivided (Apex)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+
+        def train(number, x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss = loss / 3  # right
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()  # here
+            if (number + 1) % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        for number, (x, y) in enumerate(batches):
+            train(number, x, y)
+        """,
+    "gradients-kept (Apex)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        scaler = amp._amp_state.loss_scalers[0]
+        for number, (x, y) in enumerate(batches):
+            before = scaler.loss_scale()
+            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 1 else 1.0)
+            with amp.scale_loss(loss, optimizer) as scaled:  # here
+                scaled.backward()
+            optimizer.step()
+            if scaler.loss_scale() >= before:  # wrong
+                optimizer.zero_grad()  # wrong
+            optimizer.zero_grad()  # right
+        """,
+}
+
+ALL = [(name, body, False) for name, body in NATIVE_MISTAKES.items()]
+ALL += [(name, body, True) for name, body in APEX_MISTAKES.items()]
+
+
+def _guard(case: str) -> str:
+    return case.partition(" (")[0]
+
+
+@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
+def test_mistake_is_found_at_its_line(case: str, body: str, apex: bool, script, guarded, marked) -> None:
+    """The script with the mistake gives one finding, of its guard, at the line that is at fault."""
+    path = script(body, apex=apex, keep="wrong")
+    assert guarded(path) == [f"{_guard(case)} {marked(path)}"]
+
+
+@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
+def test_corrected_script_is_silent(case: str, body: str, apex: bool, script, guarded) -> None:
+    """The same script without the mistake gives no finding."""
+    assert guarded(script(body, apex=apex, keep="right")) == []
+
+
+@pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
+def test_strict_guards_raise(case: str, body: str, apex: bool, script, guarded, marked) -> None:
+    """Strict guards end the script by an error that names guard, line and remedy."""
+    path = script(body, apex=apex, keep="wrong")
+    with pytest.raises(GuardError) as caught:
+        guarded(path, strict=True)
+    assert str(caught.value).startswith(f"guard {_guard(case)}: train.py:{marked(path)}: ")
+    assert str(caught.value).endswith(GUARDS[_guard(case)].remedy)
+
+
+def test_every_guard_has_a_mistake() -> None:
+    """No guard is left without a script, and each class belongs to an entry of the list."""
+    from ampcompare.guards.watch import DETECTORS
+
+    assert {detector.name for detector in DETECTORS} == set(GUARDS)
+    assert {_guard(name) for name, *_ in ALL} == set(GUARDS) - {"initialize-before-cuda"}

@@ -1,0 +1,395 @@
+"""Scripts without a mistake that look a little like one: documented recipes of torch.amp and Apex, and harder ones."""
+
+from __future__ import annotations
+
+import pytest
+
+RECIPES = {
+    "typical": """
+        for x, y in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+    "clipping": """
+        for x, y in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), max_norm=0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+    "accumulation": """
+        iters_to_accumulate = 3
+        for i, (x, y) in enumerate(batches):
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+                loss = loss / iters_to_accumulate
+            scaler.scale(loss).backward()
+            if (i + 1) % iters_to_accumulate == 0:
+                scaler.unscale_(optimizer)
+                clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        """,
+    "gradient penalty": """
+        for x, y in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(outputs=scaler.scale(loss), inputs=model.parameters(), create_graph=True)
+            inverse = 1.0 / scaler.get_scale()
+            grads = [grad * inverse for grad in grads]
+            with torch.autocast("cpu"):
+                norm = sum(grad.pow(2).sum() for grad in grads).sqrt()
+                loss = loss + norm
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+    "several models, losses and optimizers": """
+        other = nn.Linear(4, 3)
+        second = torch.optim.Adam(other.parameters())
+        for x, y in batches:
+            optimizer.zero_grad()
+            second.zero_grad()
+            with torch.autocast("cpu"):
+                a, b = model(x), other(x)
+                loss0 = F.cross_entropy(2 * a + 3 * b, y)
+                loss1 = F.cross_entropy(3 * a - 5 * b, y)
+            scaler.scale(loss0).backward(retain_graph=True)
+            scaler.scale(loss1).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.step(second)
+            scaler.update()
+        """,
+    "two scalers, and a network without one": """
+        nets = [nn.Linear(4, 3) for _ in range(3)]
+        opts = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+        scalers = [torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")]
+        for x, y in batches:
+            for net, opt, one in zip(nets, opts, scalers):
+                opt.zero_grad()
+                one.scale(F.cross_entropy(net(x), y)).backward()
+                one.unscale_(opt)
+                clip_grad_norm_(net.parameters(), 1.0)
+                one.step(opt)
+                one.update()
+            opts[2].zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            F.cross_entropy(nets[2](x), y).backward()
+            clip_grad_norm_(nets[2].parameters(), 1.0)
+            opts[2].step()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "GAN with two optimizers, and one network trained more often": """
+        netD, netG = nn.Linear(4, 1), nn.Linear(4, 4)
+        optD, optG = torch.optim.Adam(netD.parameters()), torch.optim.Adam(netG.parameters())
+        schedD, schedG = (torch.optim.lr_scheduler.StepLR(o, 1) for o in (optD, optG))
+        bce = nn.BCEWithLogitsLoss()
+        for i, (x, y) in enumerate(batches * 2):
+            netD.zero_grad()
+            real = bce(netD(x), torch.ones(6, 1)) * (float("inf") if i == 1 else 1.0)
+            scaler.scale(real).backward()
+            fake = netG(torch.randn(6, 4))
+            scaler.scale(bce(netD(fake.detach()), torch.zeros(6, 1))).backward()
+            scaler.step(optD)
+            scaler.update()
+            if i % 2:
+                netG.zero_grad()
+                scaler.scale(bce(netD(fake), torch.ones(6, 1))).backward()
+                scaler.step(optG)
+                scaler.update()
+            if i % 6 == 5:
+                schedD.step()
+                schedG.step()
+        """,
+    "schedulers of all kinds": """
+        S = torch.optim.lr_scheduler
+        optimizer.zero_grad()
+        def loss_of(number, x, y):
+            return F.cross_entropy(model(x), y) * (float("inf") if number == 0 else 1.0)
+        warm = S.SequentialLR(optimizer, [S.LinearLR(optimizer, total_iters=2), S.CosineAnnealingLR(optimizer, 4)], [2])
+        chain = S.ChainedScheduler([S.LambdaLR(optimizer, lambda step: 1.0), S.ExponentialLR(optimizer, 0.9)])
+        plateau = S.ReduceLROnPlateau(optimizer)
+        for _ in range(2):
+            chain.step()
+        for number, (x, y) in enumerate(batches):
+            scaler.scale(loss_of(number, x, y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            warm.step()
+            chain.step()
+            optimizer.zero_grad()
+        plateau.step(1.0)
+        """,
+    "a scheduler that counts micro-batches": """
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+        for i, (x, y) in enumerate(batches):
+            (F.cross_entropy(model(x), y) / 2).backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+        """,
+    "a list of losses, and a batch seen in several ways": """
+        for x, y in batches:
+            optimizer.zero_grad()
+            output = model(x)
+            for loss in (F.cross_entropy(output, y), F.mse_loss(output, torch.zeros_like(output))):
+                loss.backward(retain_graph=True)
+            for view in (x, -x):
+                F.cross_entropy(model(view), y).backward()
+            optimizer.step()
+        """,
+    "one helper for all losses": """
+        def backward(loss):
+            scaler.scale(loss).backward()
+        for x, y in batches:
+            backward(F.cross_entropy(model(x), y))
+            backward(F.cross_entropy(model(-x), y))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "accumulated sums, and gradients divided afterwards": """
+        for i, (x, y) in enumerate(batches):
+            F.cross_entropy(model(x), y, reduction="sum").backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        for i, (x, y) in enumerate(batches):
+            F.cross_entropy(model(x), y).backward()
+            if i % 2:
+                for parameter in model.parameters():
+                    parameter.grad.div_(2)
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+    "attacks on the input before the real pass": """
+        for i, (x, y) in enumerate(batches):
+            delta = torch.zeros_like(x, requires_grad=True)
+            for attack in range(3):
+                F.cross_entropy(model(x + delta), y).backward()
+                delta.data += 0.1 * delta.grad.sign()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x + delta.detach()), y).backward()
+            optimizer.step()
+        """,
+    "closures": """
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        scheduler = torch.optim.lr_scheduler.StepLR(lbfgs, 2)
+        for x, y in batches:
+            def closure():
+                lbfgs.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+            lbfgs.step(closure)
+            scheduler.step()
+        """,
+    "checkpointed activations under autocast": """
+        from torch.utils.checkpoint import checkpoint
+        for x, y in batches:
+            with torch.autocast("cpu"):
+                loss = F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=True), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "gradients cleared by hand after a skip": """
+        for i, (x, y) in enumerate(batches):
+            loss = F.cross_entropy(model(x), y) * (float("inf") if i in (1, 3) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            for parameter in model.parameters():
+                if i == 1:
+                    parameter.grad.zero_()
+                else:
+                    parameter.grad = None
+        """,
+    "checkpoints": """
+        import io
+        plain = torch.amp.GradScaler("cpu", enabled=False)
+        for x, y in batches[:2]:
+            plain.scale(F.cross_entropy(model(x), y)).backward()
+            plain.step(optimizer)
+            plain.update()
+            torch.save({"optimizer": optimizer.state_dict()}, io.BytesIO())
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            torch.save({"model": model.state_dict()}, io.BytesIO())
+            torch.save({"training": {"optimizer": optimizer.state_dict(), "amp": scaler.state_dict()}}, io.BytesIO())
+            torch.save(optimizer.state_dict(), io.BytesIO())
+            torch.save(scaler.state_dict(), io.BytesIO())
+        torch.save({"optimizer": optimizer.state_dict()}, io.BytesIO())
+        """,
+    "a dispatch mode, and losses with constants": """
+        from ampcompare.precision.cpu_half import EmulatedHalf
+        with EmulatedHalf():
+            for i, (x, y) in enumerate(batches):
+                (2.0 * F.cross_entropy(model(x), y) / 2).backward()
+                if i % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        """,
+    "a limit that is scaled too": """
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+}
+
+LEGACY = {
+    "typical, saved as documented": """
+        import io
+        for level in ("O0", "O1", "O2", "O3"):
+            model = build()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+            parallel = nn.DataParallel(model)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            for i, (x, y) in enumerate(batches):
+                loss = F.cross_entropy(parallel(x), y) * (float("inf") if i == 1 else 1.0)
+                with amp.scale_loss(loss, optimizer) as scaled:
+                    scaled.backward()
+                clip_grad_norm_(amp.master_params(optimizer), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                state = {"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
+                torch.save(state, io.BytesIO())
+        """,
+    "accumulation with and without delay": """
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for delays in (True, False):
+            for i, (x, y) in enumerate(batches):
+                loss = F.cross_entropy(model(x), y) / 2 * (float("inf") if i < 2 else 1.0)
+                with amp.scale_loss(loss, optimizer, delay_unscale=delays and i % 2 == 0) as scaled:
+                    scaled.backward()
+                if i % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        """,
+    "GAN with one initialize, several loss scalers and a shared step": """
+        netD, netG = nn.Linear(4, 1), nn.Linear(4, 4)
+        optD, optG = torch.optim.Adam(netD.parameters()), torch.optim.Adam(netG.parameters())
+        [netD, netG], [optD, optG] = amp.initialize(
+            [netD, netG], [optD, optG], opt_level="O1", num_losses=3, verbosity=0)
+        bce = nn.BCEWithLogitsLoss()
+        for i, (x, y) in enumerate(batches):
+            netD.zero_grad()
+            real = bce(netD(x), torch.ones(6, 1)) * (float("inf") if i == 1 else 1.0)
+            with amp.scale_loss(real, optD, loss_id=0) as scaled:
+                scaled.backward()
+            fake = netG(torch.randn(6, 4))
+            with amp.scale_loss(bce(netD(fake.detach()), torch.zeros(6, 1)), optD, loss_id=1) as scaled:
+                scaled.backward()
+            optD.step()
+            netG.zero_grad()
+            with amp.scale_loss(bce(netD(fake), torch.ones(6, 1)), optG, loss_id=2) as scaled:
+                scaled.backward()
+            optG.step()
+        """,
+    "a penalty inside the block": """
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        for x, y in batches:
+            x = x.clone().requires_grad_()
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                torch.autograd.grad(scaled, x, retain_graph=True)
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "one training after another": """
+        for fold in range(3):
+            model = build()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            for x, y in batches:
+                with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                    scaled.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+        """,
+    "an export at the end": """
+        import io
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.save(model.half().state_dict(), io.BytesIO())
+        """,
+    "switched off": """
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, enabled=False)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+                clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+}
+COMPILED = """
+@torch.compile(backend="eager")
+def step():
+    optimizer.step()
+for x, y in batches:
+    F.cross_entropy(model(x), y).backward()
+    step()
+    optimizer.zero_grad()
+"""
+BUILD = """
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+"""
+
+
+@pytest.mark.parametrize("body", RECIPES.values(), ids=RECIPES)
+def test_native_recipes_are_silent(body: str, script, guarded) -> None:
+    """What PyTorch documents for torch.amp, and what people rightly do beyond it, gives no finding."""
+    assert guarded(script(body)) == []
+
+
+@pytest.mark.parametrize("body", LEGACY.values(), ids=LEGACY)
+def test_apex_recipes_are_silent(body: str, script, guarded) -> None:
+    """What Apex documents, at every level and through skipped steps, gives no finding."""
+    assert guarded(script(body, apex=True, helper=BUILD)) == []
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_left_alone(script, guarded) -> None:
+    """What torch.compile traces runs without the guards, and compiles."""
+    assert guarded(script(COMPILED)) == []
