@@ -42,7 +42,7 @@ def state_of(arm: str) -> dict[str, Any]:
 @pytest.mark.parametrize("source", STATES)
 @pytest.mark.parametrize("target", STATES)
 def test_every_arm_goes_on_from_every_other(source: str, target: str) -> None:
-    """The precision state is of the target's kind alone; weights and optimizer state are fp32, and as exact as saved."""
+    """The precision state is of the target's kind alone; weights and state are fp32, and as exact as saved."""
     state = state_of(source)
     result = into_arm(state, target)
     (key,) = [key for key in ("amp", "scaler", "precision") if key in result.state]
