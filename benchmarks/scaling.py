@@ -1,12 +1,14 @@
 """Samples per second on one rank and on several, per arm and kind of replicas: what reducing gradients costs.
 
-    python benchmarks/scaling.py [--ranks 2] [--repeats 5] [--model medium] [--out docs/benchmarks/scaling]
+    python benchmarks/scaling.py [--ranks 2] [--repeats 15] [--model medium] [--out docs/benchmarks/scaling]
 
-Five trainings of the same model are timed: alone (one rank), torch's DDP, Apex's DDP, torch's DDP without reducing,
-which gives the share of a step that the all-reduce takes, and torch's DDP with Apex's SyncBN. Each runs in processes of
-its own, since an Apex session serves one training, in random order within a repeat; every ratio is taken within a
-repeat, and a row shows medians and the range over repeats. The batch of a rank is that of the model, so that two ranks
-work on twice the samples. Ranks that share cores slow each other down: read the cores beside.
+Five trainings of the same model take turns: alone (one rank, the others wait), torch's DDP, Apex's DDP, torch's DDP
+without reducing, which gives the share of a step that the all-reduce takes, and torch's DDP with Apex's SyncBN. They
+run in the same processes one after the other, in random order within a repeat, which all ranks share; every ratio is
+taken within a repeat, and a row shows medians and the middle half of the repeats. The batch of a rank is that of the
+model, so that two ranks work on twice the samples. fp16 is computed as cells compute it: emulated in fp32 on a CPU
+without fp16 instructions, since ATen's own fp16 convolutions take minutes here and look like a hang. Ranks that share
+cores slow each other down: read the cores and the load beside.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
+from ampcompare.apex.amp import _amp_state
 from ampcompare.config import ParallelConfig
 from ampcompare.launch.group import process_group
 from ampcompare.launch.world import World
 from ampcompare.parallel.factory import make_parallel
+from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.training.loop import update
 
-BLOCK = 10
-BLOCKS = 8
+STEPS = 10
+WARMUP = 3
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 GOAL = 0.95
 VARIANTS = {
@@ -60,8 +63,8 @@ def _loss(models: Any, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(models[0](batch[0]).float(), batch[1])
 
 
-def _block(model_name: str, arm: str, variant: str) -> tuple[Callable[[], None], int]:
-    """Return a block of steps of one training, and the samples of a step."""
+def _seconds(model_name: str, arm: str, variant: str) -> tuple[float, int]:
+    """Return the seconds of a step of one training, by this rank's clock between two barriers, and its samples."""
     torch.manual_seed(0)
     model, inputs, labels = WORKLOADS[model_name]()
     device = torch.device("cpu")
@@ -70,39 +73,51 @@ def _block(model_name: str, arm: str, variant: str) -> tuple[Callable[[], None],
     model = parallel.convert_batchnorm(model)
     models, optimizers = precision.prepare([model], [sgd(model.parameters())])
     models = [parallel.wrap(model) for model in models]
-
-    def run() -> None:
-        for _ in range(BLOCK):
+    begin = 0.0
+    with cpu_half("auto", precision.half_dtype, device)[1]:
+        for number in range(WARMUP + STEPS):
+            if number == WARMUP:
+                _meet(variant)
+                begin = time.perf_counter()
             with parallel.no_sync(models, enabled=True) if variant == "local" else nullcontext():
                 update(models, optimizers, precision, parallel, _loss, [(inputs, labels)])
+        _meet(variant)
+    return (time.perf_counter() - begin) / STEPS, len(labels)
 
-    return run, len(labels)
+
+def _meet(variant: str) -> None:
+    if variant != "alone":
+        dist.barrier()
 
 
-def _measure(rank: int, ranks: int, arm: str, model_name: str, variant: str, meeting: str, out: str) -> None:
-    """Be one rank of one training; rank 0 writes the samples of a step and the median seconds that it took."""
+def _measure(rank: int, ranks: int, arm: str, model_name: str, repeats: int, meeting: str, out: str) -> None:
+    """Be one rank of all trainings of an arm; rank 0 writes the samples of a step and the seconds that it took."""
     torch.set_num_threads(1)
     world = World(rank, ranks, rank, ranks, f"file://{meeting}", 0, "benchmark")
+    variants = [name for name in VARIANTS if name != "sync-bn" or model_name == "medium"]
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    samples, order = 0, random.Random(0)
     with process_group(world, "gloo", "cpu"):
-        block, samples = _block(model_name, arm, variant)
-        seconds = []
-        for _ in range(BLOCKS + 1):
-            dist.barrier()
-            begin = time.perf_counter()
-            block()
-            dist.barrier()
-            seconds.append((time.perf_counter() - begin) / BLOCK)
-        if rank == 0:
-            # The first block warms up.
-            Path(out).write_text(json.dumps({"samples": samples, "seconds": statistics.median(seconds[1:])}))
+        for _ in range(repeats):
+            for name in order.sample(variants, len(variants)):
+                dist.barrier()
+                if rank == 0 or name != "alone":
+                    took, samples = _seconds(model_name, arm, name)
+                    seconds[name].append(took)
+                _amp_state.close()  # one session serves one training
+                dist.barrier()
+    if rank == 0:
+        Path(out).write_text(json.dumps({"samples": samples, "seconds": seconds}))
 
 
-def _time(arm: str, ranks: int, model_name: str, variant: str) -> dict[str, Any]:
-    processes = 1 if variant == "alone" else ranks
+def _times(arm: str, ranks: int, model_name: str, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        job = (processes, arm, model_name, variant, str(Path(folder) / "meeting"), str(result))
-        mp.spawn(_measure, args=job, nprocs=processes)
+        mp.spawn(
+            _measure,
+            args=(ranks, arm, model_name, repeats, str(Path(folder) / "meeting"), str(result)),
+            nprocs=ranks,
+        )
         found: dict[str, Any] = json.loads(result.read_text())
     return found
 
@@ -117,13 +132,14 @@ def _row(arm: str, ranks: int, found: dict[str, Any]) -> dict[str, Any]:
         return [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
 
     between = ratios("ddp", "apex-ddp")
+    low, _, high = statistics.quantiles(between, n=4, method="inclusive")
     return {
         "arm": arm,
         "1 rank /s": rate("alone", 1),
         f"{ranks} ranks, ddp /s": rate("ddp", ranks),
         f"{ranks} ranks, apex-ddp /s": rate("apex-ddp", ranks),
         "apex-ddp / ddp": statistics.median(between),
-        "range": f"{min(between):.2f} to {max(between):.2f}",
+        "middle half": f"{low:.2f} to {high:.2f}",
         "all-reduce share": max(0.0, 1 - statistics.median(ratios("local", "ddp"))),
         "sync-bn time": statistics.median(ratios("sync-bn", "ddp")) if "sync-bn" in seconds else None,
     }
@@ -131,31 +147,26 @@ def _row(arm: str, ranks: int, found: dict[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @click.option("--ranks", default=2, show_default=True)
-@click.option("--repeats", default=5, show_default=True)
+@click.option("--repeats", default=15, show_default=True, type=click.IntRange(2))
 @click.option("--model", "model_name", type=click.Choice(list(WORKLOADS)), default="medium", show_default=True)
 @click.option("--arm", "arms", multiple=True, default=ARMS, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="writes OUT.md and OUT.json")
 def main(ranks: int, repeats: int, model_name: str, arms: tuple[str, ...], out: Path | None) -> None:
     """Print one row per arm; apex-ddp / ddp is a ratio of speeds, and above 1 Apex's DDP is the faster one."""
-    rows, order = [], random.Random(0)
-    variants = [name for name in VARIANTS if name != "sync-bn" or model_name == "medium"]
+    rows = []
     for arm in arms:
-        seconds: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(repeats):
-            for name in order.sample(variants, len(variants)):
-                found = _time(arm, ranks, model_name, name)
-                seconds[name].append(found["seconds"])
-        rows.append(_row(arm, ranks, {"samples": found["samples"], "seconds": seconds}))
+        rows.append(_row(arm, ranks, _times(arm, ranks, model_name, repeats)))
         print(f"{arm} done", file=sys.stderr)
     table = tabulate(rows, headers="keys", floatfmt=".3g", tablefmt="github")
     about = (
-        f"Model {model_name}, {ranks} ranks on {os.cpu_count()} cores, gloo, torch {torch.__version__}, "
-        f"{repeats} repeats of {BLOCKS} blocks of {BLOCK} steps. Goal of apex-ddp / ddp on the medium model: {GOAL}."
+        f"Model {model_name}, {ranks} ranks on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, gloo, "
+        f"torch {torch.__version__}, {repeats} repeats of {STEPS} steps. Goal of apex-ddp / ddp on the medium model: "
+        f"at least {GOAL}."
     )
     print(f"{table}\n\n{about}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.with_suffix(".md").write_text(f"# Several ranks\n\n{table}\n\n{about}\n")
+        out.with_suffix(".md").write_text(f"# Several ranks\n\n```\n{__doc__}```\n\n{about}\n\n{table}\n")
         out.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
