@@ -70,7 +70,10 @@ class _LazyGroup(click.Group):
 
 @click.command(cls=_LazyGroup, epilog=EPILOG)
 @click.version_option(__version__, prog_name="ampcompare")
-def cli() -> None:
+@click.option(
+    "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
+)
+def cli(local_rank: str | None) -> None:
     """Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."""
 
 

@@ -48,6 +48,11 @@ def command(
     Everything after SCRIPT belongs to the script. torchrun goes in front:
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
+    # torch.distributed.launch means the script with the --local-rank that stands before the command.
+    parent = click.get_current_context().parent
+    local_rank = parent.params.get("local_rank") if parent is not None else None
+    if local_rank is not None:
+        arguments = (f"--local-rank={local_rank}", *arguments)
     from ampcompare.legacy.execute import execute
     from ampcompare.legacy.settings import ExecSettings
     from ampcompare.legacy.target import Target, script_target

@@ -169,9 +169,7 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
             "amp.initialize casts inputs and outputs; by hand that is a call of .half() and one of .float()",
             "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
             *(
-                (
-                    "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",
-                )
+                ("Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",)
                 if level.loss_scale == "dynamic"
                 else ()
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -177,3 +179,38 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
     assert "ampcompare: the script gets --local_rank from LOCAL_RANK" in done.stderr
     assert "ampcompare: process groups use gloo in place of nccl" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("steps*")) == ["steps.jsonl", "steps.rank1.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_older_launcher_in_front(write, python) -> None:
+    """`torch.distributed.launch` puts `--local-rank` before our command, and the script gets it as it would alone."""
+    write(
+        "train.py",
+        """
+        import argparse, os, sys
+        import torch
+        from apex import amp
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--local_rank", type=int, default=-1)
+        parser.add_argument("--lr", type=float)
+        args = parser.parse_args()
+        torch.distributed.init_process_group(backend="gloo", init_method="env://")
+        total = torch.tensor([args.local_rank + args.lr])
+        torch.distributed.all_reduce(total)
+        print(f"rank {args.local_rank} total {total.item()} {sys.argv[1:]}", flush=True)
+        torch.distributed.destroy_process_group()
+        """,
+    )
+    launch = ["-W", "ignore::FutureWarning", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
+    ours = ["-m", "ampcompare", "exec", "--compat-torch", "train.py", "--lr", "0.5"]
+    done = python(*launch, "--master-port", str(_free_port()), *ours)
+    assert done.returncode == 0, done.stderr
+    lines = [f"rank {rank} total 2.0 ['--local-rank={rank}', '--lr', '0.5']" for rank in range(2)]
+    assert sorted(line for line in done.stdout.splitlines() if line) == lines
+    assert "ampcompare: --local-rank is given to the script as --local_rank" in done.stderr
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
