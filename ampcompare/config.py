@@ -32,6 +32,9 @@ __all__ = [
     "validated",
 ]
 
+# Settings of a run that change none of its numbers.
+WITHOUT_EFFECT = frozenset({"saving", "guards"})
+
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -234,6 +237,11 @@ class RunConfig(_Frozen):
         description="fp32 products and convolutions in TF32 on a GPU; torch: as torch has it, convolutions only",
     )
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
+    guards: Literal["warn", "strict", "off"] = Field(
+        "warn",
+        description="mistakes in the use of amp by code of the user or of another package, looked for until the timed "
+        "steps: a note, an error, or not at all",
+    )
     saving: SavingConfig = SavingConfig()
 
     @model_validator(mode="before")
@@ -273,8 +281,8 @@ class RunConfig(_Frozen):
         return text
 
     def digest(self) -> str:
-        """Return the name of this cell: 12 hexadecimal digits that change with any setting but those of saving."""
-        text = json.dumps(self.model_dump(mode="json", exclude={"saving"}), sort_keys=True)
+        """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
+        text = json.dumps(self.model_dump(mode="json", exclude=set(WITHOUT_EFFECT)), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -243,6 +243,7 @@ class RunRecord(_Record):
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: Readings | None = None
     jobs: int = Field(1, description="cells that ran at the same time")
+    guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     error: str | None = None
 

@@ -29,7 +29,6 @@ FLOORS = {
     "apex": 2,
     "checkpoint": 2,
     "recipes": 2,
-    "convert": 2,
     "guards": 2,
     "migrate": 2,
     "config": 1,

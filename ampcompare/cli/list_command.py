@@ -6,11 +6,13 @@ import click
 
 __all__ = ["command"]
 
+KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
+
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["arms", "models", "data", "launchers", "recipes", "all"]), default="all")
+@click.argument("what", type=click.Choice([*KINDS, "all"]), default="all")
 def command(what: str) -> int:
-    """Show arms, models, data sets, launchers and recipes, available or why not."""
+    """Show arms, models, data sets, launchers, recipes and guards, available or why not."""
     from tabulate import tabulate
 
     for name, rows in _sections():
@@ -23,6 +25,7 @@ def command(what: str) -> int:
 def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     from ampcompare.arm import BACKENDS, third_party_backends
     from ampcompare.environment import probe_apex
+    from ampcompare.guards.catalog import GUARDS
     from ampcompare.recipes.catalog import list_recipes
     from ampcompare.tasks.catalog import list_data, list_models
 
@@ -33,7 +36,8 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
     tables = [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
-    return [*tables, ("recipes", list_recipes())]
+    watched = [(name, True, guard.mistake) for name, guard in GUARDS.items()]
+    return [*tables, ("recipes", list_recipes()), ("guards", watched)]
 
 
 def _arm(backend: str, summary: str) -> tuple[str, bool, str]:

@@ -72,6 +72,12 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--threads",), "threads", {"type": int}),
     (("--tf32",), "tf32", {"metavar": "torch|on|off"}),
     (("--deterministic/--no-deterministic",), "deterministic", {}),
+    (
+        ("--strict-guards",),
+        "guards",
+        {"flag_value": "strict", "help": "a mistake in the use of amp by code of yours is an error"},
+    ),
+    (("--no-guards",), "guards", {"flag_value": "off", "help": "do not look for such mistakes"}),
     (("--save-every-steps",), "saving.every_steps", {"type": int}),
     (("--save-every-epochs",), "saving.every_epochs", {"type": int}),
     (("--keep-last",), "saving.keep_last", {"type": int}),

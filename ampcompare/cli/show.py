@@ -39,6 +39,7 @@ class Display(Observer):
         self.cell_began = self.began
         self.ran = 0
         self.ran_seconds = 0.0
+        self.found: set[str] = set()
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self.name = printable(f"{config.arm}, seed {config.recipe.seed}", 60)
@@ -82,6 +83,11 @@ class Display(Observer):
         if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
             there = " (record was there)" if reused else ""
             click.echo(f"{self.place} {self.name}: {_outcome(record)}{there}", err=True)
+
+        for finding in record.guards:
+            if not self.quiet and finding not in self.found:
+                self.found.add(finding)
+                click.echo(printable(f"ampcompare {finding}", 500), err=True)
 
     def note(self, text: str) -> None:
         if not self.quiet:

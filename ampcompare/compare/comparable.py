@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ampcompare.config import RunConfig
+from ampcompare.config import WITHOUT_EFFECT, RunConfig
 from ampcompare.record import RunRecord
 
 __all__ = ["differing", "settings", "why_not_accuracy", "why_not_time"]
@@ -25,7 +25,7 @@ def settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 def differing(one: RunConfig, other: RunConfig) -> list[str]:
     """Return the places at which two configurations differ, but for arm, seed, and how they were saved."""
-    first, second = (dict(settings(config.model_dump(exclude={"saving"}))) for config in (one, other))
+    first, second = (dict(settings(config.model_dump(exclude=set(WITHOUT_EFFECT)))) for config in (one, other))
     return [
         place for place in {**first, **second} if first.get(place) != second.get(place) and place not in APART_BY_DESIGN
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ampcompare.arm import Arm
 from ampcompare.compare.comparable import settings
-from ampcompare.config import RunConfig
+from ampcompare.config import WITHOUT_EFFECT, RunConfig
 from ampcompare.errors import ConfigError
 from ampcompare.recipes.form import Matrix
 from ampcompare.recipes.layers import RIVALS
@@ -72,7 +72,7 @@ def find_setting(name: str, said: str) -> str:
     Raises:
         ConfigError: no such setting, or several, or one that is not varied this way.
     """
-    known = [place for place, _ in settings(RunConfig().model_dump(exclude={"saving"}))]
+    known = [place for place, _ in settings(RunConfig().model_dump(exclude=set(WITHOUT_EFFECT)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]

@@ -30,8 +30,9 @@ AMP_MODULES = ("ampcompare.apex.amp", "apex.amp")
 class Guards:
     """The guards that are on. As a context manager they are removed at the end of the block."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, passes: int | None) -> None:
         self._reporter = reporter
+        self._passes = passes
         self._watch: Watch | None = None
         amps = {name: functools.partial(self._watch_amp, name) for name in AMP_MODULES}
         self._arrivals = Arrivals({"torch": self._begin, **amps})
@@ -39,7 +40,7 @@ class Guards:
 
     def _begin(self) -> None:
         if self._watch is None:
-            self._watch = importlib.import_module("ampcompare.guards.watch").Watch(self._reporter)
+            self._watch = importlib.import_module("ampcompare.guards.watch").Watch(self._reporter, self._passes)
 
     def _watch_amp(self, name: str) -> None:
         self._begin()
@@ -60,14 +61,15 @@ class Guards:
         self.remove()
 
 
-def install(*, strict: bool = False, say: Callable[[Finding], None] = warn) -> Guards:
+def install(*, strict: bool = False, say: Callable[[Finding], None] = warn, passes: int | None = None) -> Guards:
     """Watch torch, and Apex's `amp` or ours, in this process; torch itself is not imported for that.
 
     Args:
         strict: raise `ampcompare.errors.GuardError` instead of warning.
         say: what to do with a finding; by default a `GuardWarning` at the user's line.
+        passes: end by themselves with the step that follows so many backward passes; None for never.
 
     Returns:
         The guards, whose `remove()` puts everything back.
     """
-    return Guards(Reporter(say, strict=strict))
+    return Guards(Reporter(say, strict=strict), passes)

@@ -56,8 +56,9 @@ class Watch:
     Steps are watched at the class, not by torch's hooks: with hooks our engine would read each overflow on the host.
     """
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, passes: int | None = None) -> None:
         self.facts = Facts()
+        self._passes = passes
         self._patches = Patches()
         self._detectors = [detector(self.facts, reporter) for detector in DETECTORS]
         self._find_listeners()
@@ -70,6 +71,12 @@ class Watch:
     def end(self) -> None:
         """Put everything back."""
         self._patches.undo()
+
+    def _has_seen_enough(self) -> bool:
+        if self._passes is None or self.facts.backwards < self._passes:
+            return False
+        self.end()
+        return True
 
     def _find_listeners(self) -> None:
         self._listeners = {
@@ -92,7 +99,8 @@ class Watch:
         facts, task = self.facts, torch._C._current_graph_task_id
 
         def backward(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if task() != OUTSIDE_BACKWARD:  # checkpointing makes passes inside a pass
+            # Checkpointing makes passes inside a pass. The step that should end it may be one that Apex skips, unseen.
+            if task() != OUTSIDE_BACKWARD or self._has_seen_enough():
                 return original(tensors, grad_tensors, *args, **kwargs)
             self._tell("backward", tensors, grad_tensors)
             facts.backwards += 1
@@ -152,6 +160,7 @@ class Watch:
             if scaler is not None:
                 facts.scaler_stepping.pop()
         self._tell("after_attempt", optimizer, scaler, scaler is None or bool(called))
+        self._has_seen_enough()
         return result
 
     def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
 from ampcompare.launch.continued import CHECKPOINTS, continue_steps, set_checkpoints_aside
 from ampcompare.launch.group import group_of_one
+from ampcompare.launch.guarded import guarded
 from ampcompare.launch.machine import MachineWatch
 from ampcompare.launch.world import World
 from ampcompare.parallel.factory import make_parallel
@@ -136,6 +137,21 @@ def train_cell(
         world: how the processes were started, where there are several.
         met: seconds from the start of what starts the processes until they had met; None where this one is alone.
     """
+    with guarded(config) as found:
+        record = _train(config, folder, on_progress, ranks=ranks, device=device, world=world, met=met)
+    return record.model_copy(update={"guards": found})
+
+
+def _train(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None,
+    *,
+    ranks: Ranks | None,
+    device: str | None,
+    world: World | None,
+    met: float | None,
+) -> RunRecord:
     begin = time.perf_counter()
     started = time.time() - psutil.Process().create_time() if met is None else met
     ranks = ranks or Alone()

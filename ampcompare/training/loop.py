@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.parallel.base import Parallel
@@ -54,7 +54,8 @@ def update(
         losses.append(loss.detach())
     norm = None
     if clip_norm is not None:
-        norms = [clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers]
+        # Found at each call, so that guards can take its place.
+        norms = [clip_grad.clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers]
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
     outcome = precision.step(*optimizers)
     for optimizer in optimizers:

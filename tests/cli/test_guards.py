@@ -1,0 +1,56 @@
+"""What guards found in cells is said on stderr, and `list` and the options know the guards."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.cli import main
+from ampcompare.cli.show import Display
+from ampcompare.config import RunConfig
+from ampcompare.guards.catalog import GUARDS
+from ampcompare.record import RunRecord
+
+FINDING = "guard step-twice: backend.py:7: optimizer.step() again after scaler.step(optimizer)"
+
+
+def end_two_cells(display: Display) -> None:
+    for number in (1, 2):
+        config = RunConfig(arm="native:fp16")
+        display.begin(config, number, 2)
+        display.end(
+            RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config, guards=[FINDING]),
+            reused=False,
+        )
+
+
+def test_a_finding_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two cells with the same mistake give one line, and --quiet gives none."""
+    end_two_cells(Display(quiet=False, bar=False))
+    captured = capsys.readouterr()
+    assert captured.err.splitlines().count(f"ampcompare {FINDING}") == 1
+    assert captured.out == ""
+    end_two_cells(Display(quiet=True, bar=False))
+    assert capsys.readouterr().err == ""
+
+
+def test_list_shows_every_guard(capsys: pytest.CaptureFixture[str]) -> None:
+    """`ampcompare list guards` has a row for each guard with its mistake."""
+    assert main(["list", "guards"]) == 0
+    shown = capsys.readouterr().out
+    for guard in GUARDS.values():
+        assert guard.name in shown
+        assert guard.mistake in shown
+
+
+@pytest.mark.parametrize(("flags", "mode"), [([], "warn"), (["--strict-guards"], "strict"), (["--no-guards"], "off")])
+def test_options_set_the_mode(flags: list[str], mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The options of run are the setting `guards`."""
+    assert main(["run", "--dry-run", *flags]) == 0
+    assert f'"guards": "{mode}"' in capsys.readouterr().out
+
+
+def test_the_environment_sets_it_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """AMPCOMPARE_RUN_NO_GUARDS=1 stands for --no-guards."""
+    monkeypatch.setenv("AMPCOMPARE_RUN_NO_GUARDS", "1")
+    assert main(["run", "--dry-run"]) == 0
+    assert '"guards": "off"' in capsys.readouterr().out
