@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import sgd
 
-__all__ = ["LOOPS"]
+__all__ = ["LOOPS", "Batches", "Step", "legacy"]
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Step = Callable[[], None]
 
 
-def fp32(model: nn.Module, batches: Batches) -> Step:
+def fp32(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
     """Plain training."""
-    optimizer = sgd(model.parameters())
+    optimizer = sgd(model.parameters(), fused=fused)
 
     def step() -> None:
         x, y = next(batches)
@@ -29,14 +30,15 @@ def fp32(model: nn.Module, batches: Batches) -> Step:
     return step
 
 
-def autocast_fp16(model: nn.Module, batches: Batches) -> Step:
+def autocast_fp16(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
     """torch.amp as its documentation shows it."""
-    optimizer = sgd(model.parameters())
-    scaler = torch.amp.GradScaler("cpu")
+    optimizer = sgd(model.parameters(), fused=fused)
+    device = next(model.parameters()).device.type
+    scaler = torch.amp.GradScaler(device)
 
     def step() -> None:
         x, y = next(batches)
-        with torch.autocast("cpu", dtype=torch.float16):
+        with torch.autocast(device, dtype=torch.float16):
             loss = F.cross_entropy(model(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -46,13 +48,14 @@ def autocast_fp16(model: nn.Module, batches: Batches) -> Step:
     return step
 
 
-def autocast_bf16(model: nn.Module, batches: Batches) -> Step:
+def autocast_bf16(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
     """bf16 autocast needs no scaling."""
-    optimizer = sgd(model.parameters())
+    optimizer = sgd(model.parameters(), fused=fused)
+    device = next(model.parameters()).device.type
 
     def step() -> None:
         x, y = next(batches)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
@@ -61,10 +64,10 @@ def autocast_bf16(model: nn.Module, batches: Batches) -> Step:
     return step
 
 
-def half(model: nn.Module, batches: Batches) -> Step:
+def half(model: nn.Module, batches: Batches, *, fused: bool = False) -> Step:
     """`.half()` on model and input, the loss in fp32."""
     model.half()
-    optimizer = sgd(model.parameters())
+    optimizer = sgd(model.parameters(), fused=fused)
 
     def step() -> None:
         x, y = next(batches)
@@ -76,9 +79,25 @@ def half(model: nn.Module, batches: Batches) -> Step:
     return step
 
 
-LOOPS: dict[str, Callable[[nn.Module, Batches], Step]] = {
+LOOPS: dict[str, Callable[..., Step]] = {
     "fp32": fp32,
     "native:fp16": autocast_fp16,
     "native:bf16": autocast_bf16,
     "half": half,
 }
+
+
+def legacy(model: nn.Module, batches: Batches, *, amp: Any, opt_level: str, fused: bool = False) -> Step:
+    """The loop of a legacy script, on an object with the surface of `apex.amp`."""
+    optimizer = sgd(model.parameters(), fused=fused)
+    model, optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
+
+    def step() -> None:
+        x, y = next(batches)
+        loss = F.cross_entropy(model(x), y)
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

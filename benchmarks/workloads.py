@@ -48,6 +48,6 @@ def medium() -> Workload:
 WORKLOADS: dict[str, Callable[[], Workload]] = {"tiny": tiny, "deep": deep, "medium": medium}
 
 
-def sgd(params: object) -> torch.optim.SGD:
-    """The optimizer of every loop, in torch's default implementation."""
-    return torch.optim.SGD(params, lr=1e-3, momentum=0.9, weight_decay=1e-4)  # type: ignore[arg-type]
+def sgd(params: object, *, fused: bool = False) -> torch.optim.SGD:
+    """The optimizer of every loop, in torch's default implementation or the fused one."""
+    return torch.optim.SGD(params, lr=1e-3, momentum=0.9, weight_decay=1e-4, fused=fused or None)  # type: ignore[arg-type]

@@ -30,6 +30,12 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU be served like a device that makes the host wait."""
+    monkeypatch.setattr(_syncfree, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+
+
 class Net(nn.Module):
     """A half-able layer and a batch norm, so that O2 has both kinds of masters."""
 
@@ -241,6 +247,16 @@ def test_other_scalers_read_on_the_host(options: dict[str, Any]) -> None:
     with passes_on_device() as seen:
         train_step(model, optimizer)
     assert seen == []
+
+
+def test_a_cpu_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reading the flag costs nothing it is read, with any optimizer."""
+    monkeypatch.undo()
+    model, optimizer = start("O1")
+    with passes_on_device() as seen:
+        train_step(model, optimizer, math.inf)
+    assert seen == []
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 32768.0
 
 
 def test_a_step_wrapped_later_is_bypassed_by_a_skip() -> None:

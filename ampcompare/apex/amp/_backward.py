@@ -9,13 +9,14 @@ Source: Apex 25.05, `apex/amp/_process_optimizer.py`; the order of roundings is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._amp_state import _amp_state
+from ._grad_mode import GradientsOff
 from ._stash import AmpOptimizerState
 from .scaler import LossScaler
 
@@ -31,17 +32,19 @@ __all__ = [
 
 def prepare_backward_no_master_weights(optimizer: Any) -> None:
     """Move the gradients of all parameters aside."""
-    optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
+    if not stash.lazy_init_called:
+        optimizer._amp_lazy_init()
     half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
     stash.stashed = take_grads(stash.all_fp32_params, stash.all_fp32_grad_stash) or half
 
 
 def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
     """Unscale the gradients of the pass in place, then add those that were moved aside."""
-    optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
-    with torch.no_grad():
+    if not stash.lazy_init_called:
+        optimizer._amp_lazy_init()
+    with GradientsOff():
         sums = _Sums()
         _drop_if_strict(stash, scaler)
         if stash.all_fp16_params:
@@ -55,8 +58,9 @@ def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
 
 def prepare_backward_with_master_weights(optimizer: Any) -> None:
     """Drop the half gradients of the model, and move aside those of parameters that are their own masters."""
-    optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
+    if not stash.lazy_init_called:
+        optimizer._amp_lazy_init()
     for param in stash.all_fp16_params:
         param.grad = None
     stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
@@ -67,9 +71,10 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
 
     The half gradients stay as they are, scaled.
     """
-    optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
-    with torch.no_grad():
+    if not stash.lazy_init_called:
+        optimizer._amp_lazy_init()
+    with GradientsOff():
         sums = _Sums()
         fresh = _half_grads_to_buffers(stash, sums)
         _drop_if_strict(stash, scaler)
@@ -161,28 +166,18 @@ def _drop_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
 
 def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
     """Copy the half gradients to fp32 buffers: the masters' own where they have no gradient yet."""
-    buffers = stash.master_grad_buffers
     masters = stash.all_fp32_from_fp16_params
-    sources: list[Tensor] = []
-    targets: list[Tensor] = []
-    for index, param in enumerate(stash.all_fp16_params):
-        grad = param.grad
-        if grad is None:
-            continue
-        master = masters[index]
-        total = master.grad
-        if total is None:
-            target = buffers[index]
-            # Someone who kept the gradient of an earlier step must not see it change.
-            if target is None or sys.getrefcount(target) != stash.buffer_references:
-                target = buffers[index] = torch.empty_like(master, requires_grad=False)
-                stash.buffer_references = sys.getrefcount(target)
-            master.grad = target
-        else:
-            target = torch.empty_like(master, requires_grad=False)
-            sums.note(total, target)
-        sources.append(grad)
-        targets.append(target)
+    sources = [grad for param in stash.all_fp16_params if (grad := param.grad) is not None]
+    taken = [master for master in masters if master.grad is not None]
+    if len(sources) == len(masters) and not taken:
+        buffers: list[Any] = stash.master_grad_buffers
+        if sum(map(sys.getrefcount, buffers)) != _ALONE * len(buffers):
+            _renew_buffers(stash, range(len(buffers)))
+        for master, buffer in zip(masters, buffers, strict=True):
+            master.grad = buffer
+        targets = list(buffers)
+    else:
+        targets = _choose_targets(stash, sums)
     if sources:
         try:
             torch._foreach_copy_(targets, sources)
@@ -192,3 +187,34 @@ def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor
             for target, grad in zip(targets, sources, strict=True):
                 target.copy_(grad.to_dense() if grad.is_sparse else grad)
     return targets
+
+
+def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
+    """Find a place for each half gradient that there is: apart from the master's where it has one to be added to."""
+    masters, buffers = stash.all_fp32_from_fp16_params, stash.master_grad_buffers
+    present = [index for index, param in enumerate(stash.all_fp16_params) if param.grad is not None]
+    _renew_buffers(stash, [index for index in present if masters[index].grad is None])
+    targets: list[Any] = []
+    for index in present:
+        master = masters[index]
+        total = master.grad
+        if total is None:
+            target = master.grad = buffers[index]
+        else:
+            target = torch.empty_like(master, requires_grad=False)
+            sums.note(total, target)
+        targets.append(target)
+    return targets
+
+
+# What Python counts for a tensor that a list holds and nobody else.
+_ALONE = max(map(sys.getrefcount, [object()]))
+
+
+def _renew_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
+    """Make missing buffers; someone who kept the gradient of an earlier step must not see it change."""
+    buffers = stash.master_grad_buffers
+    references = list(map(sys.getrefcount, buffers))
+    for index in indices:
+        if buffers[index] is None or references[index] != _ALONE:
+            buffers[index] = torch.empty_like(stash.all_fp32_from_fp16_params[index], requires_grad=False)

@@ -110,25 +110,26 @@ class CastForward:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inputs = self.inputs
-        if inputs is not None:
+        inputs, outputs, expect_cuda = self.inputs, self.outputs, self.expect_cuda
+        if inputs is not None and (
+            kwargs or len(args) != 1 or expect_cuda or args[0].__class__ is not Tensor or args[0].dtype is not inputs
+        ):
             args = tuple([self._cast(value, inputs) for value in args])
             if kwargs:
                 kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
+        inner, module = self.inner, self.module
         handle = _amp_state.__dict__.get("handle")
-        if handle is None or inputs is None or not handle._is_active or _amp_state.strict:
-            result = self._call_original(args, kwargs)
-        else:
+        if handle is not None and inputs is not None and handle._is_active and not _amp_state.strict:
             # Another model's O1 patches are in force: this one was prepared for a level without them.
             with handle._disable_casts():
-                result = self._call_original(args, kwargs)
-        return self._cast(result, self.outputs)
-
-    def _call_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.inner is not None:
-            return self.inner(*args, **kwargs)
-        module = self.module
-        return type(module).forward(module, *args, **kwargs)
+                result = self._original()(*args, **kwargs)
+        elif inner is None:
+            result = type(module).forward(module, *args, **kwargs)
+        else:
+            result = inner(*args, **kwargs)
+        if result.__class__ is Tensor and not expect_cuda and result.dtype is outputs:
+            return result
+        return self._cast(result, outputs)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if value.__class__ is Tensor and not self.expect_cuda:

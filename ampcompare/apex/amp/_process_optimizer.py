@@ -17,6 +17,7 @@ from torch import Tensor
 from . import _backward, _fused_sgd, _syncfree
 from ._amp_state import _amp_state
 from ._errors import AmpPreparationError, AmpScalingError, ParameterTypeError
+from ._grad_mode import GradientsOff
 from ._optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
 from ._stash import AmpOptimizerState
 
@@ -149,13 +150,13 @@ def _flatten(stash: AmpOptimizerState) -> None:
     stash.all_fp16_params = [param for group in stash.fp16_groups for param in group]
     stash.all_fp32_from_fp16_params = [param for group in stash.fp32_from_fp16_groups for param in group]
     stash.all_fp32_from_fp32_params = [param for group in stash.fp32_from_fp32_groups for param in group]
+    stash.all_model_params = [*stash.all_fp16_params, *stash.all_fp32_from_fp32_params]
     halves, fulls = len(stash.all_fp16_params), len(stash.all_fp32_from_fp32_params)
     stash.all_fp16_grad_stash = extend(getattr(stash, "all_fp16_grad_stash", []), halves)
     stash.master_grad_buffers = extend(getattr(stash, "master_grad_buffers", []), halves)
     stash.all_fp32_from_fp32_grad_stash = extend(getattr(stash, "all_fp32_from_fp32_grad_stash", []), fulls)
     stash.index_of_half = {id(param): index for index, param in enumerate(stash.all_fp16_params)}
-    stash.buffer_references = getattr(stash, "buffer_references", 0)
-    stash.note_devices([*stash.all_fp16_params, *stash.all_fp32_from_fp32_params])
+    stash.note_devices(stash.all_model_params)
 
 
 def lazy_init_no_master_weights(optimizer: Any) -> None:
@@ -187,7 +188,7 @@ def _master_params_to_model_params(optimizer: Any) -> None:
     """Round the masters into the half parameters of the model."""
     stash: AmpOptimizerState = optimizer._amp_stash
     if stash.all_fp16_params:
-        with torch.no_grad():
+        with GradientsOff():
             torch._foreach_copy_(stash.all_fp16_params, stash.all_fp32_from_fp16_params)
 
 
@@ -201,11 +202,13 @@ def _replace_step(optimizer: Any) -> None:
                 "optimizer.step(closure) does not work with amp's master weights: the closure would compute gradients "
                 "of the half parameters only.  Compute the loss outside, and call step() without a closure."
             )
-        self._amp_lazy_init()
+        stash: AmpOptimizerState = self._amp_stash
+        if not stash.lazy_init_called:
+            self._amp_lazy_init()
         result = inner()
         if not writes_model:
             self._master_params_to_model_params()
-        for master in self._amp_stash.all_fp32_from_fp16_params:
+        for master in stash.all_fp32_from_fp16_params:
             master.grad = None
         return result
 
@@ -221,19 +224,18 @@ def _mark_like(function: Any, inner: Any) -> None:
 
 def _replace_zero_grad(optimizer: Any) -> None:
     def zero_grad(self: Any, set_to_none: bool = False) -> None:
-        self._amp_lazy_init()
         stash: AmpOptimizerState = self._amp_stash
-        params = (*stash.all_fp16_params, *stash.all_fp32_from_fp32_params)
+        if not stash.lazy_init_called:
+            self._amp_lazy_init()
+        params = stash.all_model_params
         if set_to_none:
             for param in params:
                 param.grad = None
         else:
-            grads = []
-            for param in params:
-                if (grad := param.grad) is not None:
-                    if grad.requires_grad:
-                        grad.detach_()
-                    grads.append(grad)
+            grads = [grad for param in params if (grad := param.grad) is not None]
+            for grad in grads:
+                if grad.requires_grad:
+                    grad.detach_()
             _zero(grads)
         for master in stash.all_fp32_from_fp16_params:
             master.grad = None
@@ -242,11 +244,12 @@ def _replace_zero_grad(optimizer: Any) -> None:
 
 
 def _zero(grads: list[Tensor]) -> None:
-    if any(grad.is_sparse for grad in grads):
+    try:
+        if grads:
+            torch._foreach_zero_(grads)
+    except NotImplementedError:  # sparse gradients, where torch has no kernel for lists of them
         for grad in grads:
             grad.zero_()
-    elif grads:
-        torch._foreach_zero_(grads)
 
 
 def _replace_load_state_dict(optimizer: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .handle import _ScaledLoss
+from ._run_backward import run_from
+from ._scaled_loss import ScaledLoss
 
 __all__ = ["backward"]
 
@@ -21,7 +22,7 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
         loss: a scalar tensor; any other goes the long way.
         optimizers, loss_id, delay_unscale: as for `scale_loss`.
     """
-    block = _ScaledLoss(loss, optimizers, loss_id, delay_unscale, False)
+    block = ScaledLoss(loss, optimizers, loss_id, delay_unscale, False)
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         with block as scaled_loss:
             scaled_loss.backward()
@@ -31,7 +32,11 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
         if scale is None:
             loss.backward()
         else:
-            loss.float().backward(block.seed(scale, loss.device))
+            seed = block.seed(scale, loss.device)
+            if seed is None and scale != 1.0:
+                (loss.float() * scale).backward()
+            else:
+                run_from(loss.float(), seed)
     except BaseException:
         block.__exit__(*sys.exc_info())
         raise

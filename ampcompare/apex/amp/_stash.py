@@ -46,8 +46,8 @@ class AmpOptimizerState:
     all_fp32_from_fp16_params: list[Tensor]
     all_fp32_from_fp32_params: list[Tensor]
     all_fp32_from_fp32_grad_stash: list[Tensor | None]
+    all_model_params: list[Tensor]
     master_grad_buffers: list[Tensor | None]
-    buffer_references: int
     index_of_half: dict[int, int]
 
     def __init__(self, master_weights: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Skip a step inside the optimizer's fused kernel, so that the host need not know of the overflow.
 
-A call of `scale_loss` goes this way where every optimizer is a torch one with fused kernels on one device, nothing
+A call of `scale_loss` goes this way where every optimizer is a torch one with fused kernels on one GPU, nothing
 watches its steps, and the scaler is dynamic with exact powers of two; any other reads the flag on the host, as Apex
 does. Both give the same bits.
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Flag", "common_device", "install", "note_pass", "note_step", "union"]
 
 _FUSED_TYPES = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
-_DEVICE_TYPES = frozenset({"cpu", "cuda"})
+# On a CPU the flag is read for nothing, and arithmetic on scalars of a device costs more than the host's.
+_DEVICE_TYPES = frozenset({"cuda"})
 _MOST_FLAGS = 32
 _SCHEDULER_GLOBALS = LRScheduler.__init__.__globals__
 

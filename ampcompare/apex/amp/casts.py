@@ -18,7 +18,7 @@ from ._errors import AmpScalingError
 if TYPE_CHECKING:
     from .handle import AmpHandle
 
-__all__ = ["Cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
+__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
 
 Cast = Callable[[Tensor], Tensor]
 """Takes a floating-point tensor of another dtype, gives the cast one."""
@@ -58,22 +58,39 @@ def _on_cuda_only(convert: Cast) -> Cast:
     return pass_cpu
 
 
-def _cached(handle: AmpHandle, convert: Cast) -> Cast:
-    """Cache casts of fp32 parameters, while the parameter is what it was when it was cast.
+def cached_weight_cast(handle: AmpHandle) -> Cast | None:
+    """Return the cast to float16 of what is known to be an fp32 parameter; None where no casts are kept, or not so.
 
     Nothing is kept under `no_grad`: a write through `.data`, as averaged weights are swapped in, leaves no trace.
     """
-    cache = handle.cache
+    if handle.verbose or handle.strict or not handle.has_cache:
+        return None
+    return _cached_weight(handle, Tensor.half)
+
+
+def _cached(handle: AmpHandle, convert: Cast) -> Cast:
+    """Cache casts of fp32 parameters, while the parameter is what it was when it was cast."""
+    cast_weight = _cached_weight(handle, convert)
     float32 = torch.float32
-    is_grad_enabled = torch.is_grad_enabled
 
     def cached(value: Tensor) -> Tensor:
         # `isinstance` is a Python call here: it is left to subclasses.
         kind = value.__class__
         if kind is Tensor or value.dtype is not float32 or not (kind is Parameter or isinstance(value, Parameter)):
             return convert(value)
+        return cast_weight(value)
+
+    return cached
+
+
+def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
+    cache = handle.cache
+    find = cache.get
+    is_grad_enabled = torch.is_grad_enabled
+
+    def cast_weight(value: Tensor) -> Tensor:
         key = id(value)
-        known = cache.get(key)
+        known = find(key)
         if known is not None and known[2] == value._version and known[3] == value.data_ptr():
             cast = known[1]
             if value.requires_grad == cast.requires_grad or not is_grad_enabled():
@@ -84,7 +101,7 @@ def _cached(handle: AmpHandle, convert: Cast) -> Cast:
             cache[key] = (value, cast, value._version, value.data_ptr())
         return cast
 
-    return cached
+    return cast_weight
 
 
 def _strictly_cached(handle: AmpHandle, convert: Cast) -> Cast:

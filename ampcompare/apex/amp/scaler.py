@@ -68,7 +68,7 @@ class LossScaler:
 
     def loss_scale(self) -> float:
         """Return the current scale; waits for the device where the scale lives there."""
-        return self._loss_scale
+        return self._loss_scale if self._ahead else self._host_scale
 
     @property
     def _loss_scale(self) -> float:
@@ -185,23 +185,27 @@ class LossScaler:
         return min(1.0 / self._loss_scale, _FLOAT32_MAX)
 
     def _inverse_on(self, device: torch.device) -> Tensor:
+        scale = self._loss_scale if self._ahead else self._host_scale
         known = self._inverses.get(device)
         if known is not None:
-            if known[0] == self._loss_scale:
+            if known[0] == scale:
                 return known[1]
             known[1].fill_(self._inverse_scale())
-            self._inverses[device] = (self._loss_scale, known[1])
+            self._inverses[device] = (scale, known[1])
             return known[1]
         inverse = torch.full((), self._inverse_scale(), dtype=torch.float32, device=device)
-        self._inverses[device] = (self._loss_scale, inverse)
+        self._inverses[device] = (scale, inverse)
         return inverse
 
-    def seed_on(self, device: torch.device) -> Tensor:
-        """Return the scale of the host as an fp32 scalar, for a backward pass to start from."""
+    def seed_on(self, device: torch.device) -> Tensor | None:
+        """Return the scale of the host as an fp32 scalar to multiply with or to start from; None if it does not fit."""
+        scale = self._loss_scale if self._ahead else self._host_scale
         known = self._seeds.get(device)
-        if known is None or known[0] != self._loss_scale:
-            seed = torch.full((), self._loss_scale, dtype=torch.float32, device=device)
-            known = self._seeds[device] = (self._loss_scale, seed)
+        # A hook that writes into the gradient it is shown writes into the seed.
+        if known is None or known[0] != scale or known[1]._version:
+            if not isinstance(scale, (int, float)) or not abs(scale) <= _FLOAT32_MAX:
+                return None
+            known = self._seeds[device] = (scale, torch.full((), scale, dtype=torch.float32, device=device))
         return known[1]
 
     def _flag_on(self, device: torch.device) -> Tensor:
@@ -324,7 +328,8 @@ class LossScaler:
 
     def clear_overflow_state(self) -> None:
         """Forget an overflow noted since the last `update_scale`."""
-        self._has_overflow = False
+        self._host_overflow = False
+        self._last_flag = None
         if self._flags_written:
             self._flags_written = False
             for flag in self._flags.values():
@@ -354,7 +359,9 @@ class LossScaler:
             self._catch_up()
         self._loaded = False
         if self.dynamic:
-            if not self._has_overflow:
+            if self._last_flag is not None:
+                self._host_overflow = self._has_overflow
+            if not self._host_overflow:
                 self._host_overflow = self._read_flags()
             if self._host_overflow:
                 halved = self._host_scale / 2.0

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .casts import Cast, cast_tree, collect_dtypes, float_cast, half_cast
+from ._lean_wrap import lean_in_place, lean_linear, lean_promotion
+from .casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -37,8 +38,6 @@ Function = Callable[..., Any]
 
 _FLOAT16 = torch.float16
 _FLOAT32 = torch.float32
-_NUMBERS = frozenset({int, float, bool})
-_MISSING: Any = object()
 
 
 def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
@@ -71,7 +70,7 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
             kind = value.__class__
             if kind is Tensor or kind is Parameter:
                 dtype = value.dtype
-                if dtype is target or not (dtype is _FLOAT32 or value.is_floating_point()):
+                if dtype is target or not dtype.is_floating_point:
                     continue
                 new = convert(value)
             elif kind in _SCALARS:
@@ -115,7 +114,13 @@ def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, 
     if not hasattr(module, name):
         return
     convert = half_cast(handle, name, caching=try_caching) if target is _FLOAT16 else float_cast(handle, name)
-    replace(handle, module, name, lambda original: make_cast_wrapper(original, target, convert, handle))
+    cast_weight = cached_weight_cast(handle) if (module, name) == (torch.nn.functional, "linear") else None
+
+    def make(original: Function) -> Function:
+        general = make_cast_wrapper(original, target, convert, handle)
+        return general if cast_weight is None else lean_linear(original, general, convert, cast_weight, handle)
+
+    replace(handle, module, name, make)
 
 
 def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -> Function:
@@ -126,21 +131,7 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
     """
     cuda_only = handle.cuda_only
 
-    def wrapper(
-        left: Any = _MISSING, right: Any = _MISSING, /, *rest: Any, alpha: Any = _MISSING, **kwargs: Any
-    ) -> Any:
-        if right is not _MISSING and not rest and not kwargs:
-            # Nearly every call, and every call of an optimizer's step: no argument is packed.
-            kind = right.__class__
-            if (
-                not handle._is_active
-                or kind in _NUMBERS
-                or ((kind is Tensor or kind is Parameter) and isinstance(left, Tensor) and left.dtype is right.dtype)
-            ):
-                return original(left, right) if alpha is _MISSING else original(left, right, alpha=alpha)
-        args = tuple([value for value in (left, right) if value is not _MISSING]) + rest
-        if alpha is not _MISSING:
-            kwargs["alpha"] = alpha
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not handle._is_active:
             return original(*args, **kwargs)
         dtypes = collect_dtypes(args, kwargs, cuda_only)
@@ -170,7 +161,12 @@ def _dtype_names(dtypes: set[torch.dtype]) -> str:
 
 def promote(module: Any, name: str, handle: AmpHandle) -> None:
     """Make `module.name` promote half to float where the two meet."""
-    replace(handle, module, name, lambda original: make_promote_wrapper(original, float_cast(handle, name), handle))
+
+    def make(original: Function) -> Function:
+        general = make_promote_wrapper(original, float_cast(handle, name), handle)
+        return lean_promotion(name, original, general, handle) if module is Tensor else general
+
+    replace(handle, module, name, make)
 
 
 def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
@@ -207,13 +203,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
     to_half, to_float = half_cast(handle, name, caching=False), float_cast(handle, name)
 
     def make(original: Function) -> Function:
-        def wrapper(arg0: Any, other: Any = _MISSING, /, *rest: Any, alpha: Any = _MISSING, **kwargs: Any) -> Any:
-            if not handle._is_active and other is not _MISSING and not rest and not kwargs:
-                # The calls of an optimizer's step: no argument is packed.
-                return original(arg0, other) if alpha is _MISSING else original(arg0, other, alpha=alpha)
-            args = rest if other is _MISSING else (other, *rest)
-            if alpha is not _MISSING:
-                kwargs["alpha"] = alpha
+        def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
             if not handle._is_active:
                 return original(arg0, *args, **kwargs)
             assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
@@ -229,7 +219,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
                 kwargs = {key: cast_tree(value, dtype, convert) for key, value in kwargs.items()}
             return original(arg0, *new_args, **kwargs)
 
-        return wrapper
+        return lean_in_place(name, original, wrapper, handle)
 
     replace(handle, module, name, make)
 

@@ -1,0 +1,240 @@
+"""Scale a loss around its backward pass, then unscale and check the gradients.
+
+Source: Apex 25.05, `apex/amp/handle.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _syncfree
+from ._amp_state import _amp_state
+from ._backward import abandon_backward
+from ._errors import AmpNotInitialized, UnknownLossId, UnknownOptimizer
+from ._run_backward import run_from
+from ._skip import skip_next_step
+from .scaler import LossScaler
+
+__all__ = ["ScaledLoss", "scale_loss"]
+
+# Never O1's wrapper: there is nothing to cast.
+_multiply = torch._C.TensorBase.mul
+
+
+def scale_loss(
+    loss: Any,
+    optimizers: Any,
+    loss_id: int = 0,
+    model: Any = None,
+    delay_unscale: bool = False,
+    delay_overflow_check: bool = False,
+) -> AbstractContextManager[Any]:
+    """Yield the scaled loss; on exit unscale the gradients, check them and move the loss scale.
+
+    Args:
+        loss: any tensor; it is taken to fp32 before it is multiplied.
+        optimizers: one optimizer or several, all whose parameters receive gradients in this backward pass.
+        loss_id: which loss scaler, from 0 to `num_losses - 1`.
+        model: ignored, as in Apex.
+        delay_unscale: leave gradients scaled, because more backward passes are to add to them before the step.
+        delay_overflow_check: unscale, but neither look for overflow nor move the scale.
+
+    Raises:
+        AmpNotInitialized: before `initialize` (a RuntimeError).
+        UnknownLossId: no such scaler (an IndexError).
+        UnknownOptimizer: an optimizer that `initialize` never saw (an AttributeError).
+
+    After an overflow the next `step` of each of these optimizers does nothing but say so.
+    """
+    return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
+
+
+class ScaledLoss(AbstractContextManager[Any]):
+    """The block of `scale_loss`; `prepare` and `__exit__` also serve a pass that needs no scaled loss."""
+
+    __slots__ = (
+        "_delay_check",
+        "_delay_unscale",
+        "_given",
+        "_loss",
+        "_loss_id",
+        "_on_device",
+        "_optimizers",
+        "_scaled",
+        "_scaler",
+        "_seed",
+        "_version",
+    )
+
+    _seed: Tensor
+    _version: int
+
+    def __init__(self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool) -> None:
+        self._loss = loss
+        self._optimizers = self._given = optimizers
+        self._loss_id = loss_id
+        self._delay_unscale = delay_unscale
+        self._delay_check = delay_check
+        self._scaler: LossScaler | None = None
+        self._scaled: Tensor | None = None
+        self._on_device = False
+
+    def __enter__(self) -> Any:
+        scale = self.prepare()
+        if scale is None:
+            return self._loss
+        loss = self._loss.float()
+        scaler = self._scaler
+        if scaler is None:
+            return loss
+        seed = self.seed(scale, loss.device) if loss.__class__ is Tensor else None
+        if seed is None:
+            return loss * scale
+        scaled = _multiply(loss, seed)
+        if scaled.requires_grad and scaled.dim() == 0:
+            self._loss, self._seed, self._scaled, self._version = loss, seed, scaled, loss._version
+            scaled.backward = self._backward  # type: ignore[method-assign]
+        return scaled
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        """Be `backward` of the scaled loss inside the block: start behind the product, where nobody sees it."""
+        scaled, loss = self._scaled, self._loss
+        assert scaled is not None, "the block has set it"
+        seen = scaled._backward_hooks is not None or scaled.retains_grad
+        if args or kwargs or seen or scaled._version or loss._version != self._version:
+            Tensor.backward(scaled, *args, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            run_from(loss, self._seed)
+
+    def prepare(self) -> float | Tensor | None:
+        """Make ready for the backward pass, and return the scale of the loss; None where amp is off."""
+        state = _amp_state.__dict__
+        properties = state.get("opt_properties")
+        if properties is None:
+            raise AmpNotInitialized("amp.scale_loss was called before amp.initialize.  Call amp.initialize first.")
+        options = properties.options
+        if not options["enabled"]:
+            return None
+        try:
+            scaler: LossScaler = state["loss_scalers"][self._loss_id]
+        except LookupError:
+            raise self._unknown_scaler(state) from None
+        if state["deferred"] is not None:
+            state["deferred"].flush()
+        if not scaler.dynamic and scaler.loss_scale() == 1.0:
+            if not options["master_weights"] and not self._has_old_masters():
+                return 1.0
+        optimizers = self._list_optimizers()
+        self._scaler = scaler
+        if scaler.dynamic:
+            device = _syncfree.common_device(self._loss, optimizers)
+            self._on_device = device is not None and scaler.goes_on_device(device)
+        if not self._delay_unscale:
+            # Strict mode: Apex prepares the members of a list only.
+            for optimizer in () if state["strict"] and isinstance(self._given, tuple) else optimizers:
+                if not optimizer._amp_stash.params_have_scaled_gradients:
+                    optimizer._prepare_amp_backward()
+        elif not state["strict"]:
+            # Masters made as late as after the backward pass would wipe what it accumulated.
+            for optimizer in optimizers:
+                optimizer._amp_lazy_init()
+        return scaler.device_scale() if self._on_device else scaler.loss_scale()
+
+    def seed(self, scale: float | Tensor, device: torch.device) -> Tensor | None:
+        """Return what `prepare` returned as the gradient to start from; None stands for 1, or for no such tensor."""
+        if isinstance(scale, Tensor):
+            return scale
+        return None if self._scaler is None else self._scaler.seed_on(device)
+
+    def _unknown_scaler(self, state: dict[str, Any]) -> UnknownLossId:
+        return UnknownLossId(
+            f"loss_id {self._loss_id} names no loss scaler: amp.initialize made {len(state.get('loss_scalers', []))}.  "
+            f"Pass num_losses={self._loss_id + 1} or more to amp.initialize."
+        )
+
+    def _list_optimizers(self) -> Any:
+        optimizers = self._optimizers
+        if isinstance(optimizers, torch.optim.Optimizer) or hasattr(optimizers, "param_groups"):
+            self._optimizers = optimizers = [optimizers]
+        elif not isinstance(optimizers, list):
+            self._optimizers = optimizers = list(optimizers)
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "_amp_stash"):
+                raise UnknownOptimizer(
+                    f"{type(optimizer).__name__} has no _amp_stash: it did not go through amp.initialize.  Pass every "
+                    "optimizer to amp.initialize together with its model, and not a copy of it to amp.scale_loss."
+                )
+        return optimizers
+
+    def _has_old_masters(self) -> bool:
+        """Tell whether an optimizer of an earlier `initialize` has masters although the last one asked for none."""
+        optimizers = self._optimizers
+        if _amp_state.strict:
+            return False
+        for optimizer in optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,):
+            stash = getattr(optimizer, "_amp_stash", None)
+            if stash is not None and stash.master_weights:
+                return True
+        return False
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        if self._scaled is not None:
+            # The two know each other: without this only the cyclic collector would free the graph.
+            self._scaled.__dict__.pop("backward", None)
+        if exc_type is not None:
+            self._abandon()
+            return
+        scaler = self._scaler
+        if scaler is not None:
+            if self._delay_unscale:
+                for optimizer in self._optimizers:
+                    optimizer._amp_stash.params_have_scaled_gradients = True
+            elif self._on_device:
+                self._leave_on_device(scaler)
+            else:
+                scaler.clear_overflow_state()
+                for optimizer in self._optimizers:
+                    optimizer._post_amp_backward(scaler)
+                    optimizer._amp_stash.params_have_scaled_gradients = False
+                if not self._delay_check and scaler.update_scale():
+                    for optimizer in self._optimizers:
+                        skip_next_step(optimizer, scaler, self._loss_id)
+        handle = _amp_state.__dict__.get("handle")
+        if handle is not None:
+            _clear_cast_cache(handle)
+
+    def _leave_on_device(self, scaler: LossScaler) -> None:
+        flag = scaler.begin_device_pass()
+        update = False
+        try:
+            for optimizer in self._optimizers:
+                optimizer._post_amp_backward(scaler)
+                optimizer._amp_stash.params_have_scaled_gradients = False
+            update = not self._delay_check
+        finally:
+            scaler.end_device_pass(update=update)
+        if update:
+            for optimizer in self._optimizers:
+                _syncfree.note_pass(optimizer, flag, scaler, self._loss_id)
+
+    def _abandon(self) -> None:
+        """Give back what `__enter__` moved aside, as the backward pass failed."""
+        if _amp_state.strict:
+            return
+        if self._scaler is not None and not self._delay_unscale:
+            for optimizer in self._optimizers:
+                if not optimizer._amp_stash.params_have_scaled_gradients:
+                    abandon_backward(optimizer)
+        handle = _amp_state.__dict__.get("handle")
+        if handle is not None:
+            _clear_cast_cache(handle)
+
+
+def _clear_cast_cache(handle: Any) -> None:
+    # Apex looks at the last session only, and so trains an O0 model that follows an O1 model on frozen casts.
+    if not _amp_state.strict or _amp_state.opt_properties.options["patch_torch_functions"]:
+        handle._clear_cache()
