@@ -1,25 +1,29 @@
-"""What is lost when `compare` is killed: SIGKILL at random moments, the same command again, and the same report.
+"""What is lost when a run that saves is killed: SIGKILL at random moments, during writes too, then the same run again.
 
-    python benchmarks/kill.py [--kills 10] [--seed 0] [--out docs/benchmarks/kill]
+    python benchmarks/kill.py [--runs 100] [--seed 0] [--out docs/benchmarks/kill]
 
-An undisturbed comparison runs first. Then the same command runs in another folder and is killed, with SIGKILL and so
-without a chance to tidy up, again and again, and at last runs to its end. Each moment is drawn from the time after the
-first cell of that call has begun, evenly up to twice a kill's share of the undisturbed work, so that every kill meets
-a comparison at work and some cells end between two. Both reports must agree in everything but times, memory, readings
-of the machine, and what is said of them. After each kill the files of the folder are read: a report or record that is
-there is whole, and no process of the cells is left.
+Each run trains a small network for 24 steps, with an average, clipping and accumulation, and saves after every second
+one. It is killed once, without a chance to tidy up, at a moment drawn evenly from the time that an undisturbed run
+takes; the same cell is then told to go on from its newest checkpoint, to the end. Writing is slowed down, by a pause
+in every write, sync and rename of a checkpoint, so that many kills meet one at work; a byte of shared memory says what
+the run was doing. After a kill nothing older than the last save that was complete may be lost; at the end all that the
+last checkpoint holds, and every recorded step, must be that of the undisturbed run to the last bit, with no step
+missing or there twice.
+
+Runs are forked from this process, which has torch imported already.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,119 +31,218 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
-import psutil
+import torch
 from tabulate import tabulate
 
-from ampcompare.record import read_comparison, read_record
+from ampcompare.checkpoint import file
+from ampcompare.checkpoint.difference import first_difference
+from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.config import RunConfig
+from ampcompare.launch.worker import run_cell
+from ampcompare.record import RunRecord, iter_steps, read_record
+from ampcompare.training.saving import Saver
 
-ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 30.0
-WORDS = (
-    *("compare", "--arm", "fp32", "--arm", "apex:O1,engine=compat", "--arm", "apex:O2,engine=compat"),
-    *("--arm", "native:bf16", "--seeds", "0-2", "--data", "synthetic", "--train-size", "512", "--val-size", "128"),
-    *("--image-size", "8", "--arch", "mlp", "--epochs", "20", "--batch-size", "16", "--device", "cpu", "--quiet"),
+ARMS = (
+    "fp32",
+    "apex:O1,engine=compat",
+    "apex:O2,engine=compat",
+    "native:fp16,growth_interval=5",
+    "half:loss_scale=128",
 )
-MEASURED = {
-    *("train_seconds", "eval_seconds", "step_seconds", "step_seconds_median", "step_seconds_iqr", "epoch_seconds"),
-    *("epoch_seconds_sd", "data_seconds_median", "samples_per_second", "wall_seconds", "peak_bytes"),
-    *("peak_reserved_bytes", "time_ratio", "time_ratio_low", "time_ratio_high", "time_verdict", "memory_difference"),
-    *("readings", "environment", "reading"),
-}
+STEPS = 24
+PHASES = ("training", "writing", "syncing", "renaming", "tidying")
+APART = ("seconds", "data_seconds", "train_seconds", "eval_seconds", "resumed")
+WRITE_PAUSE, SYNC_PAUSE, RENAME_PAUSE = 0.0002, 0.004, 0.004
+PHASE, STEP = 0, 1
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "ampcompare", *WORDS, "-o", "run"]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+def _config(arm: str, **saving: Any) -> RunConfig:
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 192, "val_size": 32, "image_size": 8},
+        "model": {"arch": "mlp", "args": {"width": 16}},
+        "batch_size": 16,
+        "epochs": STEPS // 12,
+        "grad_accum_steps": 2,
+        "clip_grad": 1.0,
+        "ema_decay": 0.9,
+    }
+    values = {"recipe": recipe, "arm": arm, "drain_every": 1, "device": "cpu", "saving": {"every_steps": 2, **saving}}
+    return RunConfig.model_validate(values)
 
 
-def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until this call has begun a cell: its log is written anew then."""
-    began = time.time()
-    while process.poll() is None:
-        if any(path.stat().st_mtime >= began for path in folder.glob("run/cells/*/log.txt")):
-            return
-        time.sleep(0.005)
+def _slow_down(shared: mmap.mmap) -> None:
+    """Pause in every part of a save of this process, and say in shared memory which part is at work."""
+    write, sync, rename, save = file._Writer.write, os.fsync, os.replace, Saver.save
+
+    def slow_write(self: Any, data: Any) -> int:
+        time.sleep(WRITE_PAUSE)
+        return write(self, data)
+
+    def slow_sync(descriptor: int) -> None:
+        saving, shared[PHASE] = shared[PHASE], PHASES.index("syncing") if shared[PHASE] else 0
+        time.sleep(SYNC_PAUSE)
+        sync(descriptor)
+        shared[PHASE] = saving
+
+    def slow_rename(source: Any, target: Any, **options: Any) -> None:
+        saving, shared[PHASE] = shared[PHASE], PHASES.index("renaming") if shared[PHASE] else 0
+        time.sleep(RENAME_PAUSE)
+        rename(source, target, **options)
+        time.sleep(RENAME_PAUSE)
+        shared[PHASE] = PHASES.index("tidying") if saving else 0
+
+    def told_save(self: Saver, session: Any, **options: Any) -> None:
+        shared[PHASE] = PHASES.index("writing")
+        save(self, session, **options)
+        shared[STEP] = session.position.step
+        shared[PHASE] = 0
+
+    file._Writer.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
+    Saver.save = told_save  # type: ignore[method-assign]
 
 
-def _without_measured(value: Any) -> Any:
-    """Return a report without what is measured rather than computed, at any depth."""
-    if isinstance(value, dict):
-        return {name: _without_measured(part) for name, part in value.items() if name not in MEASURED}
-    return [_without_measured(part) for part in value] if isinstance(value, list) else value
+def _forked(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
+    """Start a run and return its process id."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared[PHASE], shared[STEP] = 0, 0
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        _slow_down(shared)
+        record = run_cell(config, folder)
+        code = 0 if record.status == "completed" else 1
+    finally:
+        os._exit(code)
 
 
-def _report(folder: Path) -> Any:
-    return _without_measured(json.loads((folder / "run" / "report.json").read_text(encoding="utf-8")))
+def _ended(child: int, seconds: float) -> bool:
+    """Wait for the end of a process, so long at most; return whether it came."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.0005)
+    return False
 
 
-def _whole(folder: Path) -> int:
-    """Read all that is there, which fails on half a file, and return how many cells have a record."""
-    if (folder / "run" / "report.json").exists():
-        read_comparison(folder / "run" / "report.json")
-    return len([read_record(path) for path in folder.glob("run/cells/*/record.json")])
+class Undisturbed:
+    """What a run comes to that nobody kills."""
+
+    def __init__(self, arm: str, folder: Path, shared: mmap.mmap) -> None:
+        begin = time.monotonic()
+        child = _forked(_config(arm), folder, shared)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise click.ClickException(f"the undisturbed run of {arm} failed, see {folder}")
+        self.seconds = time.monotonic() - begin
+        self.steps = _steps(folder)
+        self.state = _newest(folder)
+
+    def difference(self, folder: Path) -> str:
+        """Return in what the run of a folder differs; "" where it does not."""
+        if _steps(folder) != self.steps:
+            return "steps.jsonl"
+        return first_difference(self.state, _newest(folder), apart=APART)
 
 
-def _left(processes: list[psutil.Process]) -> int:
-    """Return how many processes outlive the one that was killed, after some time to notice."""
-    return len(psutil.wait_procs(processes, timeout=PATIENCE)[1])
+def _steps(folder: Path) -> list[str]:
+    return [repr(step._replace(seconds=0.0, data_seconds=0.0)) for step in iter_steps(folder / "steps.jsonl")]
+
+
+def _newest(folder: Path) -> dict[str, Any]:
+    found = CheckpointFolder(folder / "checkpoints").newest()
+    return {} if found is None else found[1]
+
+
+def _killed(
+    arm: str, folder: Path, seconds: float, moments: random.Random, shared: mmap.mmap
+) -> tuple[float, str, int]:
+    """Kill a run; return when, what it was doing, and after how many updates its last save was complete."""
+    while True:
+        after = moments.uniform(0, seconds)
+        child = _forked(_config(arm), folder, shared)
+        if _ended(child, after):  # it was faster than the one that the moments are drawn for
+            continue
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return after, PHASES[shared[PHASE]], shared[STEP]
+
+
+def _gone_on(arm: str, folder: Path, shared: mmap.mmap) -> RunRecord:
+    child = _forked(_config(arm, resume="auto"), folder, shared)
+    os.waitpid(child, 0)
+    return read_record(folder / "record.json")
 
 
 @click.command()
-@click.option("--kills", default=10, show_default=True)
+@click.option("--runs", default=100, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="of the moments")
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
-def main(kills: int, seed: int, out: str | None) -> None:
-    """Kill a comparison again and again, and compare its report with that of an undisturbed one."""
+def main(runs: int, seed: int, out: str | None) -> None:
+    """Kill runs and let them go on, and compare each with one that was left alone."""
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # whose modules each run would import again
     moments = random.Random(seed)
-    rows: list[list[Any]] = []
+    shared = mmap.mmap(-1, 2)
+    rows: list[dict[str, Any]] = []
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        undisturbed, disturbed = Path(name) / "undisturbed", Path(name) / "disturbed"
-        undisturbed.mkdir()
-        disturbed.mkdir()
-        process = _start(undisturbed)
-        _await_cell(undisturbed, process)
-        begin = time.monotonic()
-        if process.wait():
-            raise click.ClickException("the undisturbed comparison failed")
-        work = time.monotonic() - begin
-        cells = _whole(undisturbed)
-        click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
-        for kill in range(1, kills + 1):
-            moment = moments.uniform(0, 2 * work / kills)
-            process = _start(disturbed)
-            _await_cell(disturbed, process)
-            time.sleep(moment)
-            if process.poll() is not None:
-                raise click.ClickException(f"the comparison was over before kill {kill}; take another --seed")
-            family = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            rows.append([kill, f"{moment:.2f}", _whole(disturbed), len(family), _left(family)])
-            click.echo(f"kill {kill} after {moment:.2f} s: {rows[-1][2]} cells have a record", err=True)
-        code = _start(disturbed).wait()
-        same = code == 0 and _report(undisturbed) == _report(disturbed)
-    left = sum(row[4] for row in rows)
-    table = tabulate(
-        rows,
-        headers=["kill", "after s", "cells with a record", "processes", "left behind"],
-        tablefmt="github",
-        disable_numparse=True,
-    )
-    verdict = "the same" if same else "NOT THE SAME"
+        whole = {arm: Undisturbed(arm, Path(name) / f"undisturbed{index}", shared) for index, arm in enumerate(ARMS)}
+        for number in range(runs):
+            arm = ARMS[number % len(ARMS)]
+            folder = Path(name) / str(number)
+            after, phase, complete = _killed(arm, folder, whole[arm].seconds, moments, shared)
+            half = any(folder.glob("checkpoints/.*.tmp"))
+            found = _newest(folder).get("progress", {}).get("step", 0)
+            record = _gone_on(arm, folder, shared)
+            rows.append(
+                {
+                    "arm": arm,
+                    "after_seconds": round(after, 4),
+                    "phase": phase,
+                    "half_a_file_left": half,
+                    "complete_save": complete,
+                    "found": found,
+                    "resumed_at": record.resumed[-1].step if record.resumed else 0,
+                    "status": record.status,
+                    "difference": whole[arm].difference(folder) if record.status == "completed" else record.error,
+                }
+            )
+            if (number + 1) % 10 == 0:
+                click.echo(f"{number + 1} runs killed", err=True)
+    seconds = time.monotonic() - begin
+    lost = [row for row in rows if row["found"] < row["complete_save"] or row["resumed_at"] != row["found"]]
+    different = [row for row in rows if row["difference"]]
+    by_phase, by_arm = Counter(row["phase"] for row in rows), Counter(row["arm"] for row in rows)
+    table = [[arm, by_arm[arm], *(_count(rows, arm, phase) for phase in PHASES), _wrong(rows, arm)] for arm in ARMS]
+    left = [row["half_a_file_left"] for row in rows]
+    headers = ["arm", "killed", *(f"while {phase}" for phase in PHASES), "lost or different"]
     text = (
-        f"{table}\n\n{kills} kills of a comparison of {cells} cells that take {work:.1f} s undisturbed. Run again "
-        f"to the end, it exits with {code}, and its report is {verdict} as the undisturbed one, measurements aside. "
-        f"Processes left behind: {left}. No file was found in half."
+        f"{tabulate(table, headers=headers, tablefmt='github', disable_numparse=True)}\n\n"
+        f"{runs} runs killed, {runs - by_phase['training']} of them during a save, {sum(left)} of these with half a "
+        f"file left behind. {sum(row['status'] == 'completed' for row in rows)} went on to the end: "
+        f"{sum(row['resumed_at'] > 0 for row in rows)} from a checkpoint, and "
+        f"{sum(row['resumed_at'] == 0 for row in rows)} that had completed none from the start. A completed checkpoint "
+        f"was lost {len(lost)} times. {runs - len(different)} runs ended as the undisturbed one to the last bit."
     )
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
-        Path(out + ".md").write_text(f"# Killed and continued\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
-        data = {"environment": facts, "cells": cells, "seconds": work, "kills": rows, "same": same, "exit_code": code}
+        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {seconds:.0f} s in all"
+        Path(out + ".md").write_text(f"# Runs killed and resumed\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
+        data = {"environment": facts, "lost": len(lost), "different": len(different), "runs": rows}
         Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
-    if not same or left:
+    if lost or different:
         raise SystemExit(1)
+
+
+def _count(rows: list[dict[str, Any]], arm: str, phase: str) -> int:
+    return sum(row["arm"] == arm and row["phase"] == phase for row in rows)
+
+
+def _wrong(rows: list[dict[str, Any]], arm: str) -> int:
+    mine = [row for row in rows if row["arm"] == arm]
+    return sum(row["found"] < row["complete_save"] or bool(row["difference"]) for row in mine)
 
 
 if __name__ == "__main__":

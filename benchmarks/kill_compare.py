@@ -1,0 +1,146 @@
+"""What is lost when `compare` is killed: SIGKILL at random moments, the same command again, and the same report.
+
+    python benchmarks/kill_compare.py [--kills 10] [--seed 0] [--out docs/benchmarks/kill-compare]
+
+An undisturbed comparison runs first. Then the same command runs in another folder and is killed, with SIGKILL and so
+without a chance to tidy up, again and again, and at last runs to its end. Each moment is drawn from the time after the
+first cell of that call has begun, evenly up to twice a kill's share of the undisturbed work, so that every kill meets
+a comparison at work and some cells end between two. Both reports must agree in everything but times, memory, readings
+of the machine, and what is said of them. After each kill the files of the folder are read: a report or record that is
+there is whole, and no process of the cells is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import click
+import psutil
+from tabulate import tabulate
+
+from ampcompare.record import read_comparison, read_record
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 30.0
+WORDS = (
+    *("compare", "--arm", "fp32", "--arm", "apex:O1,engine=compat", "--arm", "apex:O2,engine=compat"),
+    *("--arm", "native:bf16", "--seeds", "0-2", "--data", "synthetic", "--train-size", "512", "--val-size", "128"),
+    *("--image-size", "8", "--arch", "mlp", "--epochs", "20", "--batch-size", "16", "--device", "cpu", "--quiet"),
+)
+MEASURED = {
+    *("train_seconds", "eval_seconds", "step_seconds", "step_seconds_median", "step_seconds_iqr", "epoch_seconds"),
+    *("epoch_seconds_sd", "data_seconds_median", "samples_per_second", "wall_seconds", "peak_bytes"),
+    *("peak_reserved_bytes", "time_ratio", "time_ratio_low", "time_ratio_high", "time_verdict", "memory_difference"),
+    *("readings", "environment", "reading"),
+}
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "ampcompare", *WORDS, "-o", "run"]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+
+
+def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until this call has begun a cell: its log is written anew then."""
+    began = time.time()
+    while process.poll() is None:
+        if any(path.stat().st_mtime >= began for path in folder.glob("run/cells/*/log.txt")):
+            return
+        time.sleep(0.005)
+
+
+def _without_measured(value: Any) -> Any:
+    """Return a report without what is measured rather than computed, at any depth."""
+    if isinstance(value, dict):
+        return {name: _without_measured(part) for name, part in value.items() if name not in MEASURED}
+    return [_without_measured(part) for part in value] if isinstance(value, list) else value
+
+
+def _report(folder: Path) -> Any:
+    return _without_measured(json.loads((folder / "run" / "report.json").read_text(encoding="utf-8")))
+
+
+def _whole(folder: Path) -> int:
+    """Read all that is there, which fails on half a file, and return how many cells have a record."""
+    if (folder / "run" / "report.json").exists():
+        read_comparison(folder / "run" / "report.json")
+    return len([read_record(path) for path in folder.glob("run/cells/*/record.json")])
+
+
+def _left(processes: list[psutil.Process]) -> int:
+    """Return how many processes outlive the one that was killed, after some time to notice."""
+    return len(psutil.wait_procs(processes, timeout=PATIENCE)[1])
+
+
+@click.command()
+@click.option("--kills", default=10, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="of the moments")
+@click.option("--out", default=None, help="write OUT.json and OUT.md")
+def main(kills: int, seed: int, out: str | None) -> None:
+    """Kill a comparison again and again, and compare its report with that of an undisturbed one."""
+    moments = random.Random(seed)
+    rows: list[list[Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        undisturbed, disturbed = Path(name) / "undisturbed", Path(name) / "disturbed"
+        undisturbed.mkdir()
+        disturbed.mkdir()
+        process = _start(undisturbed)
+        _await_cell(undisturbed, process)
+        begin = time.monotonic()
+        if process.wait():
+            raise click.ClickException("the undisturbed comparison failed")
+        work = time.monotonic() - begin
+        cells = _whole(undisturbed)
+        click.echo(f"undisturbed: {cells} cells in {work:.1f} s", err=True)
+        for kill in range(1, kills + 1):
+            moment = moments.uniform(0, 2 * work / kills)
+            process = _start(disturbed)
+            _await_cell(disturbed, process)
+            time.sleep(moment)
+            if process.poll() is not None:
+                raise click.ClickException(f"the comparison was over before kill {kill}; take another --seed")
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            rows.append([kill, f"{moment:.2f}", _whole(disturbed), len(family), _left(family)])
+            click.echo(f"kill {kill} after {moment:.2f} s: {rows[-1][2]} cells have a record", err=True)
+        code = _start(disturbed).wait()
+        same = code == 0 and _report(undisturbed) == _report(disturbed)
+    left = sum(row[4] for row in rows)
+    table = tabulate(
+        rows,
+        headers=["kill", "after s", "cells with a record", "processes", "left behind"],
+        tablefmt="github",
+        disable_numparse=True,
+    )
+    verdict = "the same" if same else "NOT THE SAME"
+    text = (
+        f"{table}\n\n{kills} kills of a comparison of {cells} cells that take {work:.1f} s undisturbed. Run again "
+        f"to the end, it exits with {code}, and its report is {verdict} as the undisturbed one, measurements aside. "
+        f"Processes left behind: {left}. No file was found in half."
+    )
+    click.echo(text)
+    if out is not None:
+        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+        Path(out + ".md").write_text(f"# Killed and continued\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
+        data = {"environment": facts, "cells": cells, "seconds": work, "kills": rows, "same": same, "exit_code": code}
+        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
+    if not same or left:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
