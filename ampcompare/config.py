@@ -192,6 +192,7 @@ class SavingConfig(_Frozen):
         "checkpoint", description="safetensors: write the weights alone to a file beside it"
     )
     resume: str | None = Field(None, description="a checkpoint or its folder; auto: the newest one of this run, if any")
+    resume_into_other_arm: bool = Field(False, description="convert a checkpoint that another arm has written")
     stop_at_step: PositiveInt | None = Field(
         None, description="end at the first drain point at or after this update, as if told to by SIGTERM"
     )

@@ -85,6 +85,7 @@ RECIPE_OPTIONS: list[tuple[tuple[str, ...], str, dict[str, Any]]] = [
     (("--apex-layout/--no-apex-layout",), "saving.apex_layout", {}),
     (("--weights-format",), "saving.weights_format", {"metavar": "checkpoint|safetensors"}),
     (("--resume",), "saving.resume", {"metavar": "auto|PATH"}),
+    (("--resume-into-other-arm/--no-resume-into-other-arm",), "saving.resume_into_other_arm", {}),
 ]
 
 

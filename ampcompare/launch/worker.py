@@ -244,15 +244,16 @@ def _resumed(
     found = find_checkpoint(AUTO, own) if attempt else None
     if found is None and resume is not None:
         found = find_checkpoint(resume, own)
-    resumption = None if found is None else fitted(found, config, world_size)
+    fit = None if found is None else fitted(found, config, world_size)
     if not attempt and (found is None or own.resolve() not in found.path.resolve().parents):
         set_checkpoints_aside(folder)
-    if found is None or resumption is None:
+    if found is None or fit is None:
         (folder / "steps.jsonl").write_text("", encoding="utf-8")
         return None
+    _, resumption = fit
     if not continue_steps(folder, [found.path.parent.parent / "steps.jsonl"], resumption.step):
         resumption.notes.append(f"steps.jsonl begins with step {resumption.step}")
-    return found.state, resumption
+    return fit
 
 
 def _say(text: str) -> None:

@@ -26,9 +26,20 @@ from ampcompare.tasks.randomness import derive
 if TYPE_CHECKING:
     from ampcompare.training.session import Session
 
-__all__ = ["Names", "Stateful", "capture", "parameter_names", "require_fit", "restore_session", "restore_training"]
+__all__ = [
+    "CONVERTED",
+    "Names",
+    "Stateful",
+    "capture",
+    "parameter_names",
+    "require_fit",
+    "restore_session",
+    "restore_training",
+]
 
 MOST_NAMED = 10
+CONVERTED = "converted"
+"""Key of a state that another arm has written, whose types are not those of this one."""
 
 Names = Sequence[Sequence[tuple[int, str]]]
 """Per optimizer and parameter, in its order: index of the model, and name of the parameter there."""
@@ -117,7 +128,7 @@ def restore_training(
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. Loaded before that, the state would be rounded to the half weights.
         optimizer.zero_grad()
-        _load_optimizer(optimizer, saved)
+        _load_optimizer(optimizer, saved, keep_types=CONVERTED not in state)
     masters = as_list(state.get("masters") or {})
     for optimizer, places in zip(optimizers, names, strict=True):
         for param, (index, name) in zip(owned_params(optimizer), places, strict=True):
@@ -180,13 +191,15 @@ def require_fit(model: nn.Module, weights: Mapping[str, Any]) -> None:
         )
 
 
-def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
     try:
         optimizer.load_state_dict(dict(saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the optimizer of the checkpoint does not fit {type(optimizer).__name__}: {error}; take one of this recipe"
         ) from None
+    if not keep_types:
+        return
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     for saved_id, param in zip(ids, owned_params(optimizer), strict=True):
         loaded = optimizer.state.get(param, {})

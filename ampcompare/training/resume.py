@@ -12,6 +12,7 @@ from ampcompare.config import Recipe, RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import CheckpointError
 from ampcompare.record import Resumption
+from ampcompare.training.checkpoint import CONVERTED
 
 __all__ = ["AUTO", "Found", "find_checkpoint", "fitted"]
 
@@ -64,8 +65,8 @@ def find_checkpoint(resume: str, own: Path) -> Found | None:
     raise CheckpointError(f"{path} holds no checkpoint (step-*.pt); name a file, or a folder that a run has saved to")
 
 
-def fitted(found: Found, config: RunConfig, world_size: int) -> Resumption:
-    """See that a run can go on from a checkpoint, and return what its record will say of it.
+def fitted(found: Found, config: RunConfig, world_size: int) -> tuple[dict[str, Any], Resumption]:
+    """Return the state that a run goes on from, converted if that is asked for, and what its record will say of it.
 
     Raises:
         CheckpointError: it is of another arm, another recipe or another total batch, or no state of a run at all.
@@ -76,9 +77,11 @@ def fitted(found: Found, config: RunConfig, world_size: int) -> Resumption:
         raise CheckpointError(
             f"{path} has no {', '.join(missing)}, so that no run can go on from it; take a step-*.pt that a run wrote"
         )
-    if state["arm"] != config.arm:
+    arm = state["arm"]
+    if arm != config.arm and not config.saving.resume_into_other_arm:
         raise CheckpointError(
-            f"{path} was written by {state['arm']}, and the arm is {config.arm}; resume with --arm {state['arm']}"
+            f"{path} was written by {arm}, and the arm is {config.arm}; resume with --arm {arm}, or add "
+            "--resume-into-other-arm to convert it"
         )
     size, total = state["progress"]["world_size"], state["progress"]["total_batch_size"]
     if total != config.recipe.batch_size * world_size:
@@ -90,7 +93,17 @@ def fitted(found: Found, config: RunConfig, world_size: int) -> Resumption:
     notes = [*notes, *_changes(state.get("versions") or {}, fingerprint())]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: random generators of all ranks are derived anew")
-    return Resumption(step=state["progress"]["step"], processes=size, arm=state["arm"], notes=notes)
+    if arm != config.arm:
+        from ampcompare.checkpoint.arms import into_arm
+
+        conversion = into_arm(state, config.arm)
+        state = {**conversion.state, CONVERTED: True}
+        notes += [
+            f"converted from {arm}",
+            *conversion.changed,
+            *(f"not carried over: {item}" for item in conversion.lost),
+        ]
+    return state, Resumption(step=state["progress"]["step"], processes=size, arm=arm, notes=notes)
 
 
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:

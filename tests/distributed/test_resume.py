@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.checkpoint.difference import first_difference
@@ -47,6 +48,11 @@ def configuration(arm: str, kind: str, processes: int) -> RunConfig:
     return RunConfig(recipe=recipe, arm=arm, processes=processes, parallel=parallel, drain_every=1)  # type: ignore[arg-type]
 
 
+def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    """Draw from the generator of this rank at each forward pass, as dropout does."""
+    return (args[0] + 0.1 * torch.rand(args[0].shape),)
+
+
 def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
     """Go on from what the folder holds, train to the end or to where it is told to stop.
 
@@ -66,7 +72,8 @@ def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> t
         saver = Saver(Path(folder), config.saving)
         session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
         if found is not None:
-            restore_session(session, found.state, fitted(found, config, ranks.size))
+            restore_session(session, *fitted(found, config, ranks.size))
+        assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         if found is None:
             torch.manual_seed(ranks.rank)  # ranks whose generators are not alike
         events = []

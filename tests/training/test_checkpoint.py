@@ -6,22 +6,23 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.checkpoint.difference import first_difference
-from ampcompare.checkpoint.folder import CheckpointFolder
 from ampcompare.config import RunConfig
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.single import Single
+from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.record import EpochResult, StepRecord
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.checkpoint import capture, require_fit, restore_session
-from ampcompare.training.resume import Found, fitted
+from ampcompare.training.resume import find_checkpoint, fitted
 from ampcompare.training.saving import Saver
 from ampcompare.training.session import Session
 from ampcompare.training.stopping import StopRequest
@@ -43,6 +44,7 @@ ARMS = [
     "half:loss_scale=128",
     "half:bn_fp32",
     "half:dtype=bfloat16",
+    "half:master_weights=true,loss_scale=dynamic,init_scale=16777216,growth_interval=2",
 ]
 
 
@@ -54,18 +56,25 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 1, **options})
 
 
+def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+    """Draw from every global generator at each forward pass, as dropout and users' own models do."""
+    return (args[0] + 0.1 * torch.rand(args[0].shape) * random.random() * np.random.random(),)
+
+
 class Played:
     """A session played to its end, or to where it was told to stop, in files of its own."""
 
     def __init__(self, settings: RunConfig, folder: Path, *, stop: int | None = None, resume: bool = False) -> None:
-        state = None
+        state, resumption = None, None
         if resume:
-            found = CheckpointFolder(folder).newest()
+            found = find_checkpoint("auto", folder)
             assert found is not None
-            state = found[1]
+            state, resumption = fitted(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
         assembly = assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+        assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
+        self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
         if precision.key == "amp":  # a scale that changes while the run goes on
             for scaler in precision._scalers:  # type: ignore[attr-defined]
                 scaler._scale_seq_len = 2
@@ -75,8 +84,8 @@ class Played:
             self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
             self.tally = Tally(settings.warmup_steps, settings.recipe.batch_size)
             self.session.parts["tally"] = self.tally
-            if state is not None:
-                restore_session(self.session, state, fitted(Found(folder, state, []), settings, 1))
+            if state is not None and resumption is not None:
+                restore_session(self.session, state, resumption)
             self.steps: list[StepRecord] = []
             _, context = cpu_half(settings.cpu_half, precision.half_dtype, CPU)
             with context:
@@ -126,3 +135,39 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     many = {f"layer{index}": torch.zeros(1) for index in range(20)}
     with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
         require_fit(model, many)
+
+
+def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:
+    """Apex zeroes gradients of fp32 parameters under O2 where torch drops them; the sign of a zero hangs on it."""
+    settings = config("apex:O2,engine=compat")
+    assert not any(Played(settings, tmp_path, stop=2).zeroed[0])
+    (zeroed,) = Played(settings, tmp_path, stop=3, resume=True).zeroed
+    assert True in zeroed
+    assert False in zeroed
+
+
+@pytest.mark.parametrize(
+    ("arm", "other"),
+    [
+        ("fp32", "apex:O2,engine=compat"),
+        ("apex:O2,engine=compat", "native:fp16"),
+        ("native:fp16", "apex:O1,engine=compat"),
+        ("apex:O2,engine=compat", "half"),
+        ("half", "fp32"),
+        ("apex:O3,engine=compat", "native:bf16"),
+    ],
+)
+def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_path: Path) -> None:
+    """The next losses are those of the arm that stopped, up to rounding, and the record says what was converted."""
+    recipe = {"optimizer": {"name": "adamw", "lr": 1e-3, "eps": 1e-4}}
+    unbroken = Played(config(arm, recipe=recipe), tmp_path / "a")
+    Played(config(arm, recipe=recipe), tmp_path / "b", stop=5)
+    with pytest.raises(CheckpointError, match=r"resume with --arm .*, or add --resume-into-other-arm"):
+        Played(config(other, recipe=recipe), tmp_path / "b", resume=True)
+    settings = config(other, recipe=recipe, saving={"resume_into_other_arm": True})
+    second = Played(settings, tmp_path / "b", resume=True)
+    assert [step.step for step in second.steps] == [5, 6, 7]
+    losses, others = ([step.loss for step in steps] for steps in (second.steps, unbroken.steps[5:]))
+    assert losses == pytest.approx(others, rel=2e-2)
+    assert second.session.resumed[0].arm == config(arm).arm
+    assert f"converted from {config(arm).arm}" in second.session.resumed[0].notes
