@@ -205,7 +205,8 @@ def _train(
     seconds = time.perf_counter() - begin
     summary = tally.summary(session.watch, meter.peak(), seconds, ended=session.ended, rollbacks=rollbacks)
     summary = summary.model_copy(update={"start_seconds": max(0.0, started)})
-    processes = None if world is None else _process_facts(config, session, world, summary)
+    with context:  # the further steps that are timed compute as the others did
+        processes = None if world is None else _process_facts(config, session, world, summary)
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,

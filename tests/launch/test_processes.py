@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -242,8 +242,18 @@ WORDS = [
 ]
 
 
-def by_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ampcompare", *words]
+def by_torchrun(*words: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        *options,
+        "-m",
+        "ampcompare",
+        *words,
+    ]
     return subprocess.run(start, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -256,6 +266,20 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     record = read_record(next(tmp_path.glob("cells/*/record.json")))
     assert record.processes is not None
     assert (record.processes.world_size, record.config.processes) == (2, 2)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_under_the_users_torchrun(tmp_path: Path) -> None:
+    """With `torchrun --max-restarts 1` by c10d, SIGKILL inside an epoch costs the steps since the last checkpoint."""
+    options = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "again"]
+    words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--drain-every", "1"]
+    done = by_torchrun(*words, "--save-every-steps", "2", "-o", str(tmp_path), *WORDS, options=options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("top-1 %") == 1
+    (folder,) = tmp_path.glob("cells/*")
+    record = read_record(folder / "record.json")
+    assert [resumption.step for resumption in record.resumed] == [2]
+    assert [step.step for step in iter_steps(folder / "steps.jsonl")] == list(range(record.summary.num_steps))
 
 
 @pytest.mark.slow
