@@ -31,14 +31,15 @@ def find_twins(
             continue
         together = [other for other, its in twins.items() if its == twin]
         row = next(row for row in rows(twin, together) if row.arm == label)
+        same_bits = bitwise_equal(label, twin, [*by_arm[label], *by_arm[twin]])
         results.append(
             bare.model_copy(
                 update={
                     "pairs": row.pairs,
                     "top1_difference": row.top1_difference,
-                    "accuracy_verdict": row.accuracy_verdict,
+                    "accuracy_verdict": "identical" if same_bits else row.accuracy_verdict,
                     "time_ratio": row.time_ratio,
-                    "same_bits": bitwise_equal(label, twin, [*by_arm[label], *by_arm[twin]]),
+                    "same_bits": same_bits,
                 }
             )
         )
@@ -50,9 +51,10 @@ def twin_sentence(twin: Twin) -> str:
     who = f"{twin.arm} ({twin.library}) against {twin.twin}, the precision that it ran in"
     if twin.pairs:
         pairs = f"{twin.pairs} pair{'s' if twin.pairs > 1 else ''}"
+        if twin.same_bits:
+            return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
         difference = "" if twin.top1_difference is None else f", {100 * twin.top1_difference:+.2f} points"
-        bits = ", every loss the same to the last bit" if twin.same_bits else ""
-        return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}{bits}."
+        return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
     return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
 
 

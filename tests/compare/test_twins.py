@@ -30,7 +30,7 @@ def _comparison(make_record: MakeRecord, *arms: str) -> Comparison:
         "fp32": _runs(make_record, "fp32", FP32, None, "a"),
         "native:bf16": _runs(make_record, "native:bf16", OURS, None, "b"),
         "accelerate:bf16": _runs(make_record, "accelerate:bf16", OURS, BF16, "b"),
-        "accelerate:fp16": _runs(make_record, "accelerate:fp16", FP32, FELL_BACK, "c"),
+        "accelerate:fp16": _runs(make_record, "accelerate:fp16", FP32, FELL_BACK, "not the same bits"),
     }
     return summarize([record for arm in arms for record in made[arm]], arms=arms, reference="fp32")
 
@@ -44,15 +44,15 @@ def _row(comparison: Comparison, arm: str) -> ArmSummary:
 
 
 def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
-    """An arm that is worse than the reference is equivalent to its twin, bit for bit, and both are said."""
+    """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
     comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
     assert _row(comparison, "accelerate:bf16").accuracy_verdict == "inferior"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
-    assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("equivalent (±0.5)", True, 0)
+    assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)
     assert (
-        "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: equivalent (±0.5), "
-        "+0.00 points, 5 pairs, every loss the same to the last bit." in comparison.reading
+        "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
+        "every loss the same to the last bit, 5 pairs." in comparison.reading
     )
 
 
@@ -64,7 +64,8 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     assert VERDICTS["arm"](row) == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
-    assert twin.accuracy_verdict == row.accuracy_verdict
+    assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
+    assert "the precision that it ran in: equivalent (±0.5), +0.00 points, 5 pairs." in comparison.reading[-1]
     assert COLUMNS["arm"](_row(comparison, "fp32")) == "fp32"
 
 
