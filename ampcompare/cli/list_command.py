@@ -34,7 +34,9 @@ def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
-    arms.extend((name, True, f"from another package: {value}") for name, value in third_party_backends().items())
+    for name, value in third_party_backends().items():
+        taken = f"registered by another package ({value}) and by this one: uninstall that package"
+        arms.append((name, name not in BACKENDS, taken if name in BACKENDS else f"from another package: {value}"))
     tables = [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
     watched = [(name, True, guard.mistake) for name, guard in GUARDS.items()]
     return [*tables, ("recipes", list_recipes()), ("guards", watched)]

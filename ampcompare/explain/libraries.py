@@ -104,7 +104,7 @@ def _script(arm: Arm) -> tuple[str, ...]:
         )
     if arm.backend == "fabric":
         return (
-            "from lightning.fabric import Fabric  # or: from lightning_fabric import Fabric",
+            "from lightning_fabric import Fabric  # or: from lightning.fabric import Fabric",
             f'fabric = Fabric(precision="{asked}", devices=1)',
             "model, optimizer = fabric.setup(model, optimizer)",
             "loss = criterion(model(x), y)",

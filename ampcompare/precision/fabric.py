@@ -33,6 +33,7 @@ class Fabric(ByLibrary):
     def __init__(self, *, device: str = "cpu", precision: str = "32-true") -> None:
         module, library, version = load("fabric")
         self.wrappers: Any = importlib.import_module(f"{module.__name__}.wrappers")
+        environments = importlib.import_module(f"{module.__name__}.plugins.environments")
         place = torch.device(device)
         try:
             with warnings.catch_warnings():
@@ -41,6 +42,8 @@ class Fabric(ByLibrary):
                     accelerator=place.type,
                     devices=1 if place.type == "cpu" else [place.index or 0],
                     precision=precision,
+                    # Processes are the caller's: Fabric is not to look for Slurm or torchrun.
+                    plugins=environments.LightningEnvironment(),
                 )
         except (ValueError, RuntimeError) as error:
             first = str(error).strip().partition("\n")[0]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.adapters import Adapter
 from ampcompare.arm import Arm
 from ampcompare.doctor.finding import Finding
 from ampcompare.doctor.needs import Facts, examine_arm
@@ -70,6 +71,40 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
     assert examine_arm(Arm.parse("native:fp16"), _facts()).notes == ("fp16 is emulated on this CPU",)
     assert examine_arm(Arm.parse("native:bf16"), _facts()).notes == ()
     assert examine_arm(Arm.parse("apex:O0"), _facts()).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("arm", "note"),
+    [
+        ("accelerate:fp16", "trains in fp32 without saying so"),
+        ("fabric:16-mixed", "takes bf16-mixed"),
+        ("fabric:16-true", "fp16 is emulated on this CPU"),
+        ("accelerate:bf16", ""),
+        ("actnn:bits=2,over=native:fp16", "fp16 is emulated on this CPU"),
+        ("actnn:bits=2", ""),
+    ],
+)
+def test_other_libraries_on_a_cpu(monkeypatch: pytest.MonkeyPatch, arm: str, note: str) -> None:
+    """What a library runs instead is a note, and fp16 is emulated only where it is what really runs."""
+    monkeypatch.setattr(Adapter, "missing", lambda self: "")
+    needs = examine_arm(Arm.parse(arm), _facts())
+    assert needs.fits
+    assert len(needs.notes) == (1 if note else 0)
+    assert note in "".join(needs.notes)
+    assert examine_arm(Arm.parse(arm), _facts(devices=(GPU,))).notes == ()
+
+
+def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mmengine's mixed precision lacks a GPU; a library that is not installed is named with the line to type."""
+    monkeypatch.setattr(Adapter, "missing", lambda self: "")
+    assert "runs on a GPU only" in examine_arm(Arm.parse("mmengine:bf16"), _facts()).missing[0]
+    assert examine_arm(Arm.parse("mmengine:bf16"), _facts(devices=(GPU,))).fits
+    monkeypatch.setattr(Adapter, "missing", lambda self: f"not installed: {self.install}")
+    needs = examine_arm(Arm.parse("accelerate:no"), _facts())
+    assert (needs.missing, needs.remedy) == (
+        ("accelerate is not installed: pip install accelerate",),
+        ("pip install accelerate",),
+    )
 
 
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

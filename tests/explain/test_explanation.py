@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ampcompare.adapters import ADAPTERS, load
 from ampcompare.arm import Arm
 from ampcompare.explain.explanation import explain_arm
 from ampcompare.explain.memory import bytes_per_parameter
@@ -22,6 +23,11 @@ ARMS = [
     *("half:master_weights,dynamic", "half:dynamic", "half:master_weights,bn_fp32", "half:bf16,master_weights"),
     *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
+    *("actnn:bits=2", "actnn:bits=8,over=native:bf16"),
+]
+LIBRARIES = [
+    *("accelerate:no", "accelerate:bf16", "fabric:32-true", "fabric:bf16-mixed", "fabric:16-true", "mmengine:fp32"),
+    *("accelerate:fp16", "fabric:16-mixed", "fabric:bf16-true", "mmengine:fp16", "mmengine:bf16", "horovod"),
 ]
 
 
@@ -94,7 +100,7 @@ def test_bytes_per_parameter(arm: str, sgd: int, adam: int) -> None:
     assert (held.total(1), held.total(2)) == (sgd, adam)
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", [*ARMS, *LIBRARIES])
 def test_text_fits(arm: str) -> None:
     """At 80 columns every line fits but those of a script, and every arm named can be parsed."""
     text = render_explanation(explain_arm(Arm.parse(arm)), width=80)
@@ -112,6 +118,25 @@ def test_scripts_run(arm: str) -> None:
     for script in (parts.script, parts.twin_script):
         if script:
             assert _step("\n".join(script))
+
+
+@pytest.mark.parametrize("arm", LIBRARIES[:6])
+def test_scripts_of_libraries_run(arm: str) -> None:
+    """The lines shown for a library that is installed make a step that changes the weights."""
+    backend = arm.partition(":")[0]
+    if ADAPTERS[backend].missing():
+        pytest.skip(ADAPTERS[backend].missing())
+    load(backend)  # whose imports may warn
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Fabric warns where there is an srun that did not start it
+            assert _step("\n".join(explain_arm(Arm.parse(arm)).parts.script))
+    finally:
+        if backend == "accelerate":
+            from accelerate.state import AcceleratorState, GradientState
+
+            AcceleratorState._reset_state(reset_partial_state=True)
+            GradientState._reset_state()
 
 
 def _step(script: str) -> bool:

@@ -1,0 +1,66 @@
+"""Arms of other libraries and packages on the command line: listed, refused, and never mixed up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.adapters import ADAPTERS, Adapter
+
+Call = Callable[..., Any]
+
+
+def _row(text: str, arm: str) -> str:
+    return next(line for line in text.splitlines() if line.split(" ")[0] == arm)
+
+
+def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is not there is a row with "no" and what to type; one that is there shows its version."""
+    monkeypatch.setitem(ADAPTERS, "accelerate", Adapter(("no_such",), ("no-such",), "pip install accelerate"))
+    monkeypatch.setitem(ADAPTERS, "fabric", Adapter(("pytest",), ("pytest",), "pip install pytest"))
+    out = call("list", "arms").out
+    assert _row(out, "accelerate").split(maxsplit=2)[1:] == ["no", "not installed: pip install accelerate"]
+    assert f"(pytest {pytest.__version__})" in _row(out, "fabric")
+    assert _row(out, "actnn").split()[1] == "yes"
+
+
+def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`explain` says what is missing, and how an arm is meant all the same."""
+    monkeypatch.setitem(ADAPTERS, "accelerate", Adapter(("no_such",), ("no-such",), "pip install accelerate"))
+    out = call("explain", "accelerate:bf16").out
+    assert "not installed: pip install accelerate" in out
+    assert "Its twin: native:bf16" in out
+
+
+def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path) -> None:
+    """A package that registers `actnn` as well: `list` says so, and `run` ends with 2 and one line naming both."""
+    metadata = tmp_path / "theirs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[ampcompare.precisions]\nactnn = theirs:ActNN\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+
+    def ampcompare(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "ampcompare", *words],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    listed = ampcompare("list", "arms")
+    assert "registered by another package (theirs:ActNN) and by this one" in listed.stdout
+    done = ampcompare("run", "--arm", "actnn:bits=2", "--epochs", "1", "--train-size", "32", "-q")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "'actnn' in ampcompare.precisions is registered twice" in line
+    assert "theirs:ActNN" in line

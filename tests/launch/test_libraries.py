@@ -1,0 +1,82 @@
+"""Whole cells of other libraries' arms and of packed activations: their records, their twins, and a resumed run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.adapters import ADAPTERS
+from ampcompare.config import RunConfig
+from ampcompare.launch.worker import run_cell
+from ampcompare.record import RunRecord
+
+MakeConfig = Callable[..., RunConfig]
+TWINS = {
+    "accelerate:bf16": "native:bf16",
+    "fabric:bf16-mixed": "native:bf16",
+    "fabric:16-true": "half",
+    "mmengine:fp32": "fp32",
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
+    yield
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+@pytest.fixture
+def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
+    """Train 8 steps of an arm in this process, with accumulation, clipping and an average, in a folder of its own."""
+
+    def cell(arm: str, name: str = "cell", **saving: Any) -> RunRecord:
+        backend = arm.partition(":")[0]
+        if backend in ADAPTERS and ADAPTERS[backend].missing():
+            pytest.skip(ADAPTERS[backend].missing())
+        folder = tmp_path / f"{name} {arm.replace(':', ' ')}"
+        folder.mkdir(exist_ok=True)
+        recipe = {"epochs": 2, "grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9}
+        config = make_config(arm=arm, recipe=recipe, drain_every=1, warmup_steps=0, saving=saving)
+        return run_cell(config, folder)
+
+    return cell
+
+
+@pytest.mark.parametrize(("arm", "twin"), TWINS.items())
+def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, twin: str) -> None:
+    """Losses and averaged weights are those of our arm of that precision to the last bit; the record names both."""
+    record, ours = train(arm), train(twin)
+    assert (record.status, record.error) == ("completed", None)
+    assert record.summary.losses_sha256 == ours.summary.losses_sha256
+    assert record.summary.ema_top1_final == ours.summary.ema_top1_final
+    assert record.half == ours.half
+    assert record.effective is not None
+    assert (record.effective.arm, record.effective.as_asked) == (twin, True)
+    assert ours.effective is None
+
+
+@pytest.mark.parametrize("arm", [*TWINS, "actnn:bits=2", "actnn:bits=4,over=native:bf16"])
+def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: str) -> None:
+    """A run that was stopped in the middle of an epoch ends as one that was not, rounding of activations included."""
+    assert train(arm, stop_at_step=3).status == "interrupted"
+    second = train(arm, resume="auto")
+    assert (second.status, [resumption.step for resumption in second.resumed]) == ("completed", [3])
+    assert second.summary.losses_sha256 == train(arm, "whole").summary.losses_sha256
+
+
+def test_what_cannot_run_here_is_one_line(train: Callable[..., RunRecord]) -> None:
+    """mmengine's mixed precision without a GPU fails its cell with exit code 4 and what to take instead."""
+    record = train("mmengine:fp16")
+    if record.environment.get("device", "cpu") != "cpu":
+        pytest.skip("there is a GPU")
+    assert (record.status, record.environment["exit_code"]) == ("failed", 4)
+    assert "runs on a GPU only" in (record.error or "")
