@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Give verdicts on figures that someone else measured (a CSV).",
+    "reproduce": "Run small versions of published claims: claim, published, measured, verdict.",
     "report": "Render the records of a run directory again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",

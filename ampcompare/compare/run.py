@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from ampcompare.launch.base import Launcher, Progress, write_record
 from ampcompare.record import Comparison, RunRecord, dump_json, read_record, write_atomically
 
 __all__ = ["Observer", "cell_folder", "check_output_dir", "labeled", "load_records", "reusable", "run_plan"]
+
+
+LOOK_SECONDS = 0.2
 
 
 class Observer:
@@ -221,14 +224,29 @@ def _started(
         }
         return
 
-    def run(config: RunConfig) -> RunRecord:
-        record = launcher.launch(config, cell_folder(folder, config)).model_copy(update={"jobs": jobs})
-        write_record(record, cell_folder(folder, config))
+    latest: dict[int, Progress] = {}
+
+    def run(place: int) -> RunRecord:
+        config = plan.cells[place]
+        where = cell_folder(folder, config)
+        record = launcher.launch(config, where, functools.partial(latest.__setitem__, place))
+        record = record.model_copy(update={"jobs": jobs})
+        write_record(record, where)
         return record
+
+    def followed(place: int, cell: Future[RunRecord]) -> RunRecord:
+        """Wait for a cell and tell how far it is; the observer hears of one cell at a time, and in one thread."""
+        told = None
+        while not wait([cell], LOOK_SECONDS).done:
+            if latest.get(place) != told:
+                told = latest[place]
+                observer.progress(told)
+        return cell.result()
 
     executor = ThreadPoolExecutor(jobs)
     try:
-        yield {place: executor.submit(run, plan.cells[place]).result for place in places}
+        cells = {place: executor.submit(run, place) for place in places}
+        yield {place: functools.partial(followed, place, cell) for place, cell in cells.items()}
     except BaseException:
         launcher.close()  # ends the cells that threads wait for
         executor.shutdown(cancel_futures=True)

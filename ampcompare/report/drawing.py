@@ -125,8 +125,8 @@ def curves_of(
         mean, low, high = (_stairs(part, ahead=False) for part in (mean, low, high))
     made = []
     if band.has_width:
-        around = [*x, *reversed(x)], [*high, *reversed(low)]
-        made.append(arm_trace(arm, "band", *around, fill="toself", hoverinfo="skip", mode="lines"))
+        # Its x is that of the line behind it, forth and back; the page puts it there.
+        made.append(arm_trace(arm, "band", [], [*high, *reversed(low)]))
     mode = "lines+markers" if markers or len(x) == 1 else "lines"
     return [*made, arm_trace(arm, "line", x, mean, mode=mode, hovertemplate=hover)]
 

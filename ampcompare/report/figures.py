@@ -29,7 +29,7 @@ from ampcompare.report.series import Band, Curve, make_curve, over_seeds
 __all__ = ["make_figures"]
 
 MOST_POINTS = 100
-ALL_POINTS = 2000  # of one figure, shared by its arms, so that a page of hundreds of arms stays small
+ALL_POINTS = 1600  # of one figure, shared by its arms, so that a page of hundreds of arms stays small
 NEAR_FINAL = 0.99
 MIB = 2**20
 SAME_PLACE = "x unified"  # one label for all arms at a step or an epoch

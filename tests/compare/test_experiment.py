@@ -20,7 +20,7 @@ from ampcompare.compare.terms import Terms
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import ConfigError, LaunchError
-from ampcompare.launch.base import Launcher, write_record
+from ampcompare.launch.base import Launcher, Progress, failed_record, write_record
 from ampcompare.launch.several import Several
 from ampcompare.record import EpochResult, RunRecord, RunSummary
 
@@ -158,6 +158,36 @@ def test_several_at_once(tmp_path: Path) -> None:
     assert comparison.arms[1].accuracy_verdict == "equivalent (±0.5)"
     again = run_plan(plan, tmp_path, Pretend(error=AssertionError("nothing is left to run")))
     assert again.arms == comparison.arms
+
+
+class Slow(Launcher):
+    """Tells how far a cell is, and ends it once the observer has heard of it."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        assert on_progress is not None
+        on_progress(Progress(3, 40, 0))
+        assert self.heard.wait(20), "nobody was told how far the cell is"
+        return failed_record(config, "it ended")
+
+
+def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
+    """With two jobs the observer still hears of steps and their total, in the thread that asked for the comparison."""
+    inner, threads = Slow(), []
+
+    class Hears(Notes):
+        def progress(self, progress: Progress) -> None:
+            threads.append(threading.current_thread())
+            assert progress == Progress(3, 40, 0)
+            inner.heard.set()
+
+    run_plan(_make([0]), tmp_path, Several([inner, inner]), jobs=2, observer=Hears())
+    assert threads
+    assert set(threads) == {threading.current_thread()}
 
 
 def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:

@@ -44,7 +44,10 @@
     if (role === "line") {
       return { ...out, ...label, line: { color, width: 2, dash }, marker: { color, symbol, size: 7 } };
     }
-    if (role === "band") return { ...out, fillcolor: faded(color, 0.14), line: { width: 0, color: faded(color, 0) } };
+    if (role === "band") {
+      const look = { fill: "toself", fillcolor: faded(color, 0.14), line: { width: 0, color: faded(color, 0) } };
+      return { ...out, ...look, mode: "lines", hoverinfo: "skip" };
+    }
     if (role === "stop") {
       return { ...out, ...label, marker: { color, symbol: "x", size: 12, line: { color: look.paper, width: 1.5 } } };
     }
@@ -106,6 +109,9 @@
     for (const figure of data.figures) {
       const place = document.querySelector(`[data-figure="${figure.key}"]`);
       const traces = figure.traces.map((trace) => dressed(trace, look, on));
+      traces.forEach((trace, at) => { // a band goes along its line, which comes next, and back again
+        if (trace.meta.role === "band") trace.x = [...traces[at + 1].x, ...[...traces[at + 1].x].reverse()];
+      });
       const shown = new Set(traces.filter((trace) => trace.visible).map((trace) => trace.meta.arm)).size;
       if (figure.key === "pareto") traces.unshift(frontier(traces, look));
       window.Plotly.react(place, traces, layout(figure, look, shown), {

@@ -196,7 +196,8 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
         records.append(record.model_copy(update={"trace": trace}))
     parsed = page(rich.model_copy(update={"records": records}))
     json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert figure(parsed, "training-loss")[0]["x"][0] == 4
+    lines = [trace for trace in figure(parsed, "training-loss") if trace["meta"]["role"] == "line"]
+    assert lines[0]["x"][0] == 4
     assert figure(parsed, "loss-scale") == []
 
 
@@ -284,12 +285,12 @@ def test_hostile_text_is_shown_as_text(rich: Comparison, make_rich: MakeRich, te
 
 
 def test_a_thousand_records_are_drawn_fast_and_small(make_rich: MakeRich) -> None:
-    """100 arms with 10 seeds take under 5 seconds, 500 MB and 6 MB of file; the first twelve are switched on."""
+    """100 arms with 10 seeds take under 5 seconds, 500 MB and 5.7 MB of file; the first twelve are switched on."""
     comparison = make_rich([f"half:loss_scale={number}" for number in range(1, 101)], 10, 30)
     begin = time.perf_counter()
     text = FORMATS["html"]().render(comparison)
     assert time.perf_counter() - begin < 5
-    assert len(text.encode()) < LARGEST
+    assert len(text.encode()) < 5_700_000
     tracemalloc.start()
     try:
         FORMATS["html"]().render(comparison)
