@@ -2,13 +2,13 @@
 
     python benchmarks/scaling.py [--ranks 2] [--repeats 15] [--model medium] [--out docs/benchmarks/scaling]
 
-Five trainings of the same model take turns: alone (one rank, the others wait), torch's DDP, Apex's DDP, torch's DDP
-without reducing, which gives the share of a step that the all-reduce takes, and torch's DDP with Apex's SyncBN. They
-run in the same processes one after the other, in random order within a repeat, which all ranks share; every ratio is
-taken within a repeat, and a row shows medians and the middle half of the repeats. The batch of a rank is that of the
-model, so that two ranks work on twice the samples. fp16 is computed as cells compute it: emulated in fp32 on a CPU
-without fp16 instructions, since ATen's own fp16 convolutions take minutes here and look like a hang. Ranks that share
-cores slow each other down: read the cores and the load beside.
+Six trainings of the same model take turns: alone (one rank, the others wait), torch's DDP, the same again, which
+shows the noise, Apex's DDP, torch's DDP without reducing, which gives the share of a step that the all-reduce takes,
+and torch's DDP with Apex's SyncBN. They run in the same processes one after the other, in random order within a
+repeat, which all ranks share; every ratio is taken within a repeat, and a row shows medians and the middle half of
+the repeats. The batch of a rank is that of the model, so that two ranks work on twice the samples. fp16 is computed
+as cells compute it: emulated in fp32 on a CPU without fp16 instructions, since ATen's own fp16 convolutions take
+minutes here and look like a hang. Ranks that share cores slow each other down: read the cores and the load beside.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ GOAL = 0.95
 VARIANTS = {
     "alone": {"kind": "none"},
     "ddp": {"kind": "ddp"},
+    "ddp again": {"kind": "ddp"},
     "apex-ddp": {"kind": "apex-ddp"},
     "local": {"kind": "ddp"},
     "sync-bn": {"kind": "ddp", "sync_bn": "apex"},
@@ -140,6 +141,7 @@ def _row(arm: str, ranks: int, found: dict[str, Any]) -> dict[str, Any]:
         f"{ranks} ranks, apex-ddp /s": rate("apex-ddp", ranks),
         "apex-ddp / ddp": statistics.median(between),
         "middle half": f"{low:.2f} to {high:.2f}",
+        "ddp again / ddp": statistics.median(ratios("ddp", "ddp again")),
         "all-reduce share": max(0.0, 1 - statistics.median(ratios("local", "ddp"))),
         "sync-bn time": statistics.median(ratios("sync-bn", "ddp")) if "sync-bn" in seconds else None,
     }

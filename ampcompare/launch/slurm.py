@@ -18,7 +18,7 @@ from ampcompare.config import RunConfig
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
 from ampcompare.launch.forked import THREAD_VARIABLES, worker_environment
-from ampcompare.launch.slurm_queue import STATES_OF_JOBS, Ending, active_jobs, ending
+from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
 from ampcompare.record import RunRecord, dump_json, read_record, write_atomically
 
 __all__ = ["SlurmLauncher", "parse_slurm_options"]
@@ -32,7 +32,6 @@ TAIL_LINES = 5
 DEFAULT_MINUTES = 60
 WARNING_SECONDS = 90  # between submitit's signal and the time limit
 JOB_NAME = "ampcompare"
-INTERRUPTIONS = ("UncompletedJobError", "rank 0: UncompletedJobError")  # raised by submitit at its signal
 DEAD_TASK = re.compile(r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)$", flags=re.MULTILINE)
 NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
@@ -140,10 +139,13 @@ class SlurmLauncher(Launcher):
         del self._jobs[folder]
         path = folder / "record.json"
         record = read_record(path) if path.exists() else None
-        interrupted = record is not None and _was_interrupted(record)
-        if record is None or interrupted or _was_killed(job, record):
-            record = failed_record(config, _story(job, folder, timed_out=interrupted))
-            write_record(record, folder)
+        if record is None or _was_killed(job, record):
+            record = failed_record(config, _story(job, folder))
+        elif record.status == "interrupted":  # of one cell, whose row says so; the others are not disturbed
+            record = record.model_copy(update={"status": "failed", "error": _told_to_end(job, record)})
+        else:
+            return record
+        write_record(record, folder)
         return record
 
     def remains(self) -> str:
@@ -166,8 +168,7 @@ class SlurmLauncher(Launcher):
         set_aside(folder)
         (folder / "progress.json").unlink(missing_ok=True)
         (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
-        # Nothing but a time limit makes submitit submit again, and a cell would reach it again.
-        executor = submitit.SlurmExecutor(folder / "slurm", max_num_timeout=0)
+        executor = submitit.SlurmExecutor(folder / "slurm")
         executor.update_parameters(**self._parameters(config, folder))
         try:
             return str(executor.submit(train, str(folder)).job_id)
@@ -244,14 +245,12 @@ def _noted(folder: Path) -> str | None:
 
 
 def _is_done(folder: Path) -> bool:
-    """Tell whether the cell has a record that is final; what killed a rank comes after a record of what followed."""
+    """Tell whether the cell has a record that is final.
+
+    What killed a rank is known after a record of what followed, and a job that was told to end may be queued again.
+    """
     path = folder / "record.json"
-    return path.exists() and read_record(path).status != "failed"
-
-
-def _was_interrupted(record: RunRecord) -> bool:
-    """Tell whether submitit has ended the cell, before its job would be."""
-    return record.status == "failed" and (record.error or "").startswith(INTERRUPTIONS)
+    return path.exists() and read_record(path).status in ("completed", "diverged")
 
 
 def _was_killed(job: str, record: RunRecord) -> bool:
@@ -259,7 +258,16 @@ def _was_killed(job: str, record: RunRecord) -> bool:
     return record.status == "failed" and record.config.processes > 1 and ending(job).was_killed
 
 
-def _story(job: str, folder: Path, *, timed_out: bool) -> str:
+def _told_to_end(job: str, record: RunRecord) -> str:
+    """Return what happened to a job whose cell was told to end and has saved."""
+    found = ending(job)
+    how = (
+        found.story() if found.state in STATES_OF_JOBS else "was told to end, before its time limit or for another job"
+    )
+    return f"job {job} of Slurm {how}; the cell was {record.error}; --resume auto goes on from there"
+
+
+def _story(job: str, folder: Path) -> str:
     """Return what happened to a job that left no record of its own, with the last lines of its log.
 
     Of a task that died srun says so: `srun: error: NODE: task 1: Killed`.
@@ -268,7 +276,7 @@ def _story(job: str, folder: Path, *, timed_out: bool) -> str:
         told = (folder / "slurm" / f"{job}_0_log.out").read_text(encoding="utf-8", errors="replace")
     except OSError:
         told = ""
-    found = Ending("TIMEOUT") if timed_out else ending(job)
+    found = ending(job)
     dead = None if found.state in STATES_OF_JOBS else DEAD_TASK.search(told)
     rank = int(dead["rank"]) if dead else 0
     how = f"lost rank {rank}: {dead['how']}" if dead else found.story()

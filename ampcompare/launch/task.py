@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ __all__ = ["train"]
 def train(folder: str) -> None:
     """Train the configuration that lies in a folder, with the place that the environment gives to this process.
 
+    The signal that Slurm sends before a time limit, or before it gives the machine to another job, ends the cell as
+    SIGTERM does: it saves. A job that was queued again goes on from its newest checkpoint.
+
     Output of rank 0 goes to `log.txt` there, that of the others to `rank<N>.log`, and the record to `record.json`.
     """
     # Whoever submits a job names this function, and needs no torch for that.
@@ -29,8 +33,12 @@ def train(folder: str) -> None:
     world = world_of()
     rank = 0 if world is None else world.rank
     report = report_to(cell) if rank == 0 else None
+    name = f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"
+    signal.signal(signal.Signals[name], lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with _output_to(cell / log_name(rank)):
         config: RunConfig = validated(RunConfig, json.loads((cell / "config.json").read_text(encoding="utf-8")))
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
         if world is None:
             run_cell(config, cell, report)
         else:

@@ -14,6 +14,7 @@ import pytest
 
 from ampcompare.config import RunConfig
 from ampcompare.launch import slurm as slurm_launcher
+from ampcompare.launch.base import Progress
 from ampcompare.launch.slurm import SlurmLauncher
 from ampcompare.record import read_comparison, read_record
 
@@ -126,6 +127,28 @@ def test_jobs_that_end_early(make_config: MakeConfig, tmp_path: Path) -> None:
     assert (cancelled.error or "").startswith(text)
     assert (cancelled.error or "").endswith("last lines of its log: waiting for a file")
     assert raised.error == "RuntimeError: the forward pass"
+
+
+def test_a_job_that_is_told_to_end(make_config: MakeConfig, tmp_path: Path) -> None:
+    """Slurm's signal before a limit makes both tasks of a cell save, and the row says how to go on."""
+    recipe = {"batch_size": 8, "epochs": 100_000}
+    config = make_config(launcher="slurm", processes=2, recipe=recipe, drain_every=1)
+    told: list[int] = []
+
+    def end(progress: Progress) -> None:
+        if not told:
+            number = json.loads((tmp_path / "job.json").read_text())["job"]
+            subprocess.run(["scancel", "--signal=USR2", number], check=True)
+        told.append(progress.steps)
+
+    with SlurmLauncher(OPTIONS) as launcher:
+        record = launcher.launch(config, tmp_path, end)
+    assert record.status == "failed"
+    steps = record.summary.num_steps
+    assert steps >= 1
+    text = f"the cell was told to end after {steps} updates, and saved; --resume auto goes on from there"
+    assert (record.error or "").endswith(text)
+    assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
 
 
 def test_ctrl_c_leaves_jobs(tmp_path: Path) -> None:

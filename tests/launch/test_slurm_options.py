@@ -142,17 +142,20 @@ def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, 
     assert read_record(tmp_path / "cell" / "record.json") == record
 
 
-def test_the_signal_before_a_time_limit(programs: Programs, tmp_path: Path) -> None:
-    """What submitit raises in a cell shortly before the limit is told as the limit; other failures stay."""
-    programs(sbatch="", srun="", squeue="", scontrol="JobState=COMPLETED ExitCode=0:0")
-    config, _ = _ended(tmp_path)
-    for error, told in (
-        ("UncompletedJobError: Job not requeued because: timed-out", "job 7 of Slurm reached its time limit"),
-        ("ValueError: bad data", "ValueError: bad data"),
-    ):
-        write_record(failed_record(config, error), tmp_path / "cell")
+def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
+    """A cell that was told to end and saved is a row that says so and how to go on; other failures stay as they are."""
+    for state, how in (("COMPLETED", "was told to end, before its time limit or"), ("PREEMPTED", "was preempted by")):
+        programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:0")
+        (tmp_path / "cell").mkdir(exist_ok=True)
+        told = failed_record(RunConfig(), "told to end after 3 updates, and saved")
+        write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
         _, record = _ended(tmp_path)
-        assert (record.error or "").startswith(told)
+        assert record.status == "failed"
+        assert record.error.startswith(f"job 7 of Slurm {how}")
+        assert record.error.endswith("after 3 updates, and saved; --resume auto goes on from there")
+    programs(scontrol="JobState=COMPLETED ExitCode=0:0")
+    write_record(failed_record(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
+    assert _ended(tmp_path)[1].error == "ValueError: bad data"
 
 
 def _ended(tmp_path: Path) -> tuple[RunConfig, Any]:
