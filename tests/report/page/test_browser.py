@@ -154,7 +154,7 @@ def test_hostile_names_stay_text_in_the_browser(
 
 
 def test_a_hundred_arms_stay_usable(chromium: Any, make_rich: Callable[..., Comparison], tmp_path: Path) -> None:
-    """With 100 arms twelve are drawn at first, and switching one takes less than two seconds."""
+    """With 100 arms twelve are drawn at first, and switching one takes less than opening the page did."""
     path = tmp_path / "report.html"
     comparison = make_rich([f"half:loss_scale={number}" for number in range(1, 101)], 10)
     path.write_text(FORMATS["html"]().render(comparison), encoding="utf-8")
@@ -164,6 +164,6 @@ def test_a_hundred_arms_stay_usable(chromium: Any, make_rich: Callable[..., Comp
         "(() => { const begin = performance.now(); document.querySelectorAll('input[name=arm]')[40].click();"
         " return performance.now() - begin })()"
     )
-    assert took < 2000
+    assert took < chromium.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert 40 in chromium.value(VISIBLE)["memory"]
     assert chromium.errors == []
