@@ -24,7 +24,7 @@ COMMANDS = {
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "doctor": "Say what this machine offers, what is wrong, and what to do.",
     "explain": "Say what an arm does to numbers, and what its native twin is.",
-    "list": "Show arms, models, data sets, launchers and recipes, available or why not.",
+    "list": "Show arms, models, data, launchers, recipes, guards: available or why not.",
     "config": "Say where each setting came from, or print the JSON Schema of settings.",
 }
 SILENT_SECONDS = 2.0
