@@ -417,6 +417,22 @@ def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
     assert scale.read() == (0.0, 0)
 
 
+@pytest.mark.parametrize("windows", [[3], [1], [3, 2, 3]], ids=str)
+def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
+    """The scale follows the host's arithmetic though the ceiling is looked at only where it can have been reached."""
+    device, host = DeviceScale(torch.device("cpu")), LossScaler("dynamic", max_loss_scale=2.0**18)
+    host._unskipped = 1
+    device.load(host.loss_scale(), 1)
+    for step in range(300):
+        overflow = step % 37 == 5 or step > 290
+        host._scale_seq_len = windows[step // 100 % len(windows)]
+        host.clear_overflow_state()
+        host._has_overflow = overflow
+        host.update_scale()
+        device.update(torch.tensor(float(overflow)), host._scale_seq_len, None, 2.0**18)
+        assert device.read() == (host.loss_scale(), host._unskipped)
+
+
 class FakeEvent:
     """An event of a device that has done its work."""
 

@@ -12,6 +12,7 @@ __all__ = ["DeviceScale", "is_exact_on_device"]
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 _LARGEST = 2.0**127
 _SMALLEST = 2.0**-126
+_SEVERAL = -1  # windows since the host last knew the scale: doublings cannot be bounded by a division
 
 
 class DeviceScale:
@@ -23,7 +24,7 @@ class DeviceScale:
         tracker: int32, clean updates in a row.
     """
 
-    __slots__ = ("_clear", "device", "inverse", "scale", "tracker")
+    __slots__ = ("_clear", "_loaded", "_steps", "_window", "device", "inverse", "scale", "tracker")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -31,6 +32,9 @@ class DeviceScale:
         self.inverse = torch.ones((), dtype=torch.float32, device=device)
         self.tracker = torch.zeros((), dtype=torch.int32, device=device)
         self._clear = torch.zeros((), dtype=torch.float32, device=device)
+        # What the host knows of the scale without asking: where it started, and how often it can have doubled since.
+        self._loaded, self._steps = 1.0, 0
+        self._window: int | None = None
 
     def new_flag(self) -> Tensor:
         """Return an overflow flag that is not set: fp32, to be read or kept by anyone after the pass."""
@@ -40,14 +44,27 @@ class DeviceScale:
         """Take over the values that the host holds; does not wait for the device."""
         self.scale = torch.full((), scale, dtype=torch.float32, device=self.device)
         self.tracker.fill_(unskipped)
+        self._loaded, self._steps, self._window = scale, unskipped, None
         self._invert()
 
     def update(self, flag: Tensor, window: int, least: float | None, most: float) -> None:
         """Halve the scale if `flag` is set, else count, and double it after `window` clean updates in a row."""
         scale = self.scale.clone()
         torch._amp_update_scale_(scale, self.tracker, flag, 2.0, 0.5, window)
-        self.scale = scale.clamp_(min=least or None, max=most)
+        if least or self._may_exceed(most, window):
+            scale.clamp_(min=least or None, max=most)
+        self.scale = scale
         self._invert()
+
+    def _may_exceed(self, most: float, window: int) -> bool:
+        """Count an update, and tell whether the scale can be above `most`: each look at that costs a kernel."""
+        self._steps += 1
+        if self._window is None:
+            self._window = window
+        elif self._window != window:
+            self._window = _SEVERAL
+        doublings = min(self._steps // max(window, 1), 256)
+        return self._window == _SEVERAL or math.ldexp(self._loaded, doublings) > most
 
     def _invert(self) -> None:
         self.inverse = self.scale.reciprocal().clamp_(max=_FLOAT32_MAX)
