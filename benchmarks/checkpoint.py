@@ -4,10 +4,12 @@
 
 The state is that of a ResNet-50 with AdamW under O2: fp32 copies of its weights, masters, and two moments, 390 MiB. In
 each round every way of saving and loading takes one turn, in random order, on the disk of `--folder`; a ratio is taken
-within a round, and a row is the median, with quartiles. `torch.save + fsync` is what a careful script does, and an
-unsynced save what most do: the kernel still holds it when the call returns. Ours writes to another name, hashes on the
-way, syncs, reads back, renames and syncs the folder. Loads find the file in the page cache, which hides no cost of
-ours behind the disk. Time lost to a save is that of a training loop on one thread beside the same loop without saves.
+within a round, and a row is the median, with quartiles. Each save makes a new file, as a script with an epoch in its
+file names does; files go away and the disk comes to rest between two turns. `torch.save + fsync` is what a careful
+script does, an unsynced save what most do: the kernel still holds it when the call returns. Ours writes to another
+name, hashes on the way, syncs, reads back, renames and syncs the folder. Loads find the file in the page cache, so that
+no cost of ours hides behind the disk. Time lost to a save is that of a training loop on one thread, beside the same
+loop without saves.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ import click
 import torch
 from tabulate import tabulate
 from torch import nn
-from torchvision.models import resnet50
 
 from ampcompare.checkpoint.background import BackgroundFolder, snapshot
 from ampcompare.checkpoint.file import read_checkpoint, verify_file, write_checkpoint
 from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.tasks.models import build_model
 
 GOAL = 1.3
 SAVES = 3
@@ -54,7 +56,7 @@ ROWS: dict[str, tuple[str, float | None]] = {
 def make_state() -> dict[str, Any]:
     """Return a state with the tensors of a ResNet-50 trained by AdamW under O2."""
     torch.manual_seed(0)
-    model = resnet50()
+    model = build_model("resnet50", num_classes=1000, sample_shape=(3, 224, 224), model_args={})
     masters = {name: param.detach().clone() for name, param in model.named_parameters()}
     moments = {
         index: {"step": torch.tensor(100.0), "exp_avg": torch.randn_like(param), "exp_avg_sq": torch.rand_like(param)}
@@ -80,12 +82,12 @@ def save_bare(state: dict[str, Any], path: Path, *, sync: bool) -> None:
 
 
 def ways(state: dict[str, Any], folder: Path) -> dict[str, Callable[[], Any]]:
-    """Return what takes turns; each save goes to a name of its own that is there already."""
-    bare, unsynced, ours = (folder / name for name in ("bare.pt", "unsynced.pt", "ours.pt"))
+    """Return what takes turns; saves make `new.pt`."""
+    new, bare, ours = (folder / name for name in ("new.pt", "bare.pt", "ours.pt"))
     return {
-        "torch.save, unsynced": lambda: save_bare(state, unsynced, sync=False),
-        "torch.save + fsync": lambda: save_bare(state, bare, sync=True),
-        "write_checkpoint": lambda: write_checkpoint(ours, state),
+        "torch.save, unsynced": lambda: save_bare(state, new, sync=False),
+        "torch.save + fsync": lambda: save_bare(state, new, sync=True),
+        "write_checkpoint": lambda: write_checkpoint(new, state),
         "of it, reading back": lambda: verify_file(ours),
         "snapshot for --async-save": lambda: snapshot(state),
         "torch.load": lambda: torch.load(bare, weights_only=True),
@@ -95,17 +97,20 @@ def ways(state: dict[str, Any], folder: Path) -> dict[str, Callable[[], Any]]:
 
 def measure(state: dict[str, Any], folder: Path, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each way, by round."""
+    save_bare(state, folder / "bare.pt", sync=True)
+    write_checkpoint(folder / "ours.pt", state)
     turns = ways(state, folder)
-    for turn in turns.values():
-        turn()
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     shuffler = random.Random(0)
-    for _ in range(rounds):
+    for round_ in range(-1, rounds):  # the first one warms up
         for name in shuffler.sample(list(turns), len(turns)):
-            os.sync()  # what another way has left to be written is not paid for here
+            (folder / "new.pt").unlink(missing_ok=True)
+            os.sync()  # what another way has left to be written or freed is not paid for here
             begin = time.perf_counter()
             turns[name]()
-            seconds[name].append(time.perf_counter() - begin)
+            taken = time.perf_counter() - begin
+            if round_ >= 0:
+                seconds[name].append(taken)
     return seconds
 
 

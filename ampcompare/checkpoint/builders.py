@@ -74,8 +74,9 @@ def storage_dtype(kind: Any) -> torch.dtype:
 def _sizes(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or len(value) > 64:
         raise NotPickled("a tensor has no usable shape")
-    if not all(type(size) is int and 0 <= size < LARGEST for size in value):
-        raise NotPickled("a tensor has no usable shape")
+    for size in value:
+        if type(size) is not int or not 0 <= size < LARGEST:
+            raise NotPickled("a tensor has no usable shape")
     return tuple(value)
 
 

@@ -2,7 +2,7 @@
 
 A file is what `torch.save` writes, so that `torch.load(path, weights_only=True)` opens it anywhere. The checksum is the
 comment at the end of this zip archive: XXH3 of 128 bits over every byte that `torch.save` wrote. It tells damage, not
-forgery; against forged files there is `weights_only=True`.
+forgery. Against forged files, reading runs nothing of them: not even what `weights_only` allows is called (`unpickle`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 import xxhash
 
-from ampcompare.checkpoint.foreign import open_foreign
+from ampcompare.checkpoint.foreign import Contents, explained, open_members
 from ampcompare.checkpoint.layout import SCHEMA, require_plain
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
@@ -27,6 +30,7 @@ COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
 COMMENT_SIZE = len(COMMENT.format("0" * 32))
 ANY_COMMENT = re.compile(rb"ampcompare checkpoint (\d{1,9}) [\w-]+ [0-9a-f]+")
 END_RECORD_SIZE = 22
+LOCAL_HEADER_SIZE = 30
 CHUNK = 1 << 20
 
 
@@ -145,24 +149,17 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
         CheckpointError: no such file, another kind of file, a truncated or damaged one, one that would run code, or one
             of a newer ampcompare.
     """
-    verify_file(path)
-    # weights_only refuses what would run code, and this says first what that is; it also reads no size that lies
-    if calls := open_foreign(path).calls:
-        raise CheckpointError(f"{path} would run code: it calls {', '.join(calls[:5])}; it is not opened")
-    try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except MemoryError:
-        raise CheckpointError(f"{path} does not fit into memory") from None
-    except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path} cannot be read: {text}") from None
+    contents = _read_verified(path)
+    if contents.calls:
+        raise CheckpointError(f"{path} would run code: it calls {', '.join(contents.calls[:5])}; it is not opened")
+    state, _ = contents.plain()
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         raise CheckpointError(f"{path} is not a checkpoint of ampcompare: it has no schema number")
     if state["schema"] > SCHEMA:
         raise CheckpointError(
             f"{path} has schema {state['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
         )
-    return state
+    return state if torch.device(device).type == "cpu" else _moved(state, torch.device(device))
 
 
 def verify_file(path: Path) -> None:
@@ -170,6 +167,24 @@ def verify_file(path: Path) -> None:
 
     Raises:
         CheckpointError: it does not, or cannot be read; says which kind of file it is instead.
+    """
+    with _opened(path) as (file, size, end):
+        file.seek(0)
+        hashed = xxhash.xxh3_128()
+        buffer = memoryview(bytearray(CHUNK))
+        left = size - COMMENT_SIZE - 2
+        while left > 0 and (count := file.readinto(buffer[: min(CHUNK, left)])):
+            hashed.update(buffer[:count])
+            left -= count
+        _compare(path, _finish(hashed, file.read(2)), end)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BufferedReader, int, bytes]]:
+    """Open a checkpoint; give the file, its size and the comment at its end.
+
+    Raises:
+        CheckpointError: it has none, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -189,31 +204,54 @@ def verify_file(path: Path) -> None:
                     f"{path} was cut off, or not written by ampcompare: no checksum at its end; "
                     "take the checkpoint before it, or let `ampcompare convert` read one of another program"
                 )
-            right = _hash(file, size - COMMENT_SIZE)
+            yield file, size, end
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    return type(value)(_moved(item, device) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _read_verified(path: Path) -> Contents:
+    """Read an archive and its checksum in one pass over the file, before anything in its members is looked at."""
+    with _opened(path) as (file, size, end):
+        members: dict[str, torch.Tensor] = {}
+        with explained(path), zipfile.ZipFile(file) as archive:
+            hashed = xxhash.xxh3_128()
+            file.seek(0)
+            for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+                gap = info.header_offset - file.tell()
+                if gap < 0 or info.header_offset + info.file_size > size:
+                    raise CheckpointError(f"{path} is damaged: its members lie over each other")
+                start = file.read(gap + LOCAL_HEADER_SIZE)
+                lengths = struct.unpack("<HH", start[-4:])
+                hashed.update(start + file.read(sum(lengths)))
+                data = members[info.filename] = torch.empty(info.file_size, dtype=torch.uint8)
+                file.readinto(data.numpy().data)
+                hashed.update(data.numpy().data)
+            left = max(2, size - COMMENT_SIZE - file.tell())
+            _compare(path, _finish(hashed, file.read(left)), end)
+            return open_members(path, archive, members.__getitem__)
+
+
+def _finish(hashed: xxhash.xxh3_128, last: bytes) -> str:
+    """Return the checksum, whose last two bytes were hashed as 0 before the length of the comment was written there."""
+    has_length = last[-2:] == COMMENT_SIZE.to_bytes(2, "little")
+    hashed.update(last[:-2] + (bytes(2) if has_length else last[-2:]))
+    return hashed.hexdigest()
+
+
+def _compare(path: Path, right: str, end: bytes) -> None:
     if end != COMMENT.format(right).encode():
         raise CheckpointError(
             f"{path} is damaged: its bytes have the checksum {right[:8]}..., and its end says "
             f"{end[-32:-24].decode()}...; take the checkpoint before it"
         )
-
-
-def _hash(file: IO[bytes], size: int) -> str:
-    """Return the checksum of the first `size` bytes, the last two of which were written as 0."""
-    file.seek(0)
-    state = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(CHUNK))
-    left = size - 2
-    while left > 0:
-        count = file.readinto(buffer[: min(CHUNK, left)])  # type: ignore[attr-defined]
-        if not count:
-            break
-        state.update(buffer[:count])
-        left -= count
-    length = file.read(2)
-    state.update(b"\0\0" if length == COMMENT_SIZE.to_bytes(2, "little") else length)
-    return state.hexdigest()
 
 
 def _kind(head: bytes) -> str:

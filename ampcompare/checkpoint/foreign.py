@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from ampcompare.checkpoint.placeholders import DATA_ONLY, Global, NotPickled, Op
 from ampcompare.checkpoint.unpickle import unpickle
 from ampcompare.errors import CheckpointError
 
-__all__ = ["Contents", "open_foreign"]
+__all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_members"]
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -42,7 +43,7 @@ class Contents:
         format: str,
         root: Any,
         calls: list[str],
-        read: Callable[[str], bytes | bytearray],
+        read: Callable[[str], Tensor],
         comment: bytes = b"",
     ) -> None:
         self.path = path
@@ -61,9 +62,8 @@ class Contents:
             CheckpointError: its bytes are not there.
         """
         if stored.storage not in self._storages:
-            with _explained(self.path):
-                data = bytearray(self._read(stored.storage))
-            self._storages[stored.storage] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+            with explained(self.path):
+                self._storages[stored.storage] = self._read(stored.storage)
         held = self._storages[stored.storage]
         reach = sum((size - 1) * step for size, step in zip(stored.shape, stored.stride, strict=True)) + 1
         if not stored.count:
@@ -148,7 +148,7 @@ def _is_plain_key(key: Any) -> bool:
     return isinstance(key, str | int | float | bool | bytes | None)
 
 
-class _explained:
+class explained:
     """Turns whatever a parser raises on bytes that are not what they claim into one line about the file."""
 
     def __init__(self, path: Path) -> None:
@@ -175,7 +175,7 @@ def open_foreign(path: Path) -> Contents:
     Raises:
         CheckpointError: no such file, another kind of file, or a damaged one.
     """
-    with _explained(path):
+    with explained(path):
         with path.open("rb") as file:
             head = file.read(512)
         if not head:
@@ -207,29 +207,42 @@ def _persistent(note: Callable[[Storage], None]) -> Callable[[Any], Storage]:
 
 def _open_archive(path: Path) -> Contents:
     with zipfile.ZipFile(path) as archive:
-        names = {info.filename: info for info in archive.infolist()}
-        comment = archive.comment
-        descriptions = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
-        if len(descriptions) != 1:
-            raise CheckpointError(f"{path} is an archive, and none that torch.save wrote: it has no data.pkl")
-        folder = descriptions[0].partition("/")[0]
-        if f"{folder}/constants.pkl" in names:
-            raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
-        size = path.stat().st_size
-        for info in names.values():
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
-                raise CheckpointError(f"{path} is no archive of torch.save: {info.filename[:40]!r} is compressed")
-        order = f"{folder}/byteorder"
-        if order in names and archive.read(order) != sys.byteorder.encode():
-            raise CheckpointError(f"{path} was saved on a machine of the other byte order; save it anew there")
-        with archive.open(descriptions[0]) as file:
-            found = unpickle(file, _persistent(lambda storage: None))
+        return open_members(path, archive, lambda name: _read_member(path, name))
 
-    def read(key: str) -> bytes:
-        with zipfile.ZipFile(path) as again:
-            return again.read(f"{folder}/data/{key}")
 
-    return Contents(path, "torch archive", found.root, found.calls, read, comment)
+def _read_member(path: Path, name: str) -> Tensor:
+    with zipfile.ZipFile(path) as archive:
+        return as_tensor(archive.read(name))
+
+
+def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Tensor]) -> Contents:
+    """See that an archive is one of torch.save, and read its pickle.
+
+    Args:
+        read: gives the bytes of a member.
+
+    Raises:
+        CheckpointError: it is an archive of something else.
+        NotPickled: its pickle is broken.
+    """
+    members = {info.filename: info for info in archive.infolist()}
+    descriptions = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(descriptions) != 1:
+        raise CheckpointError(f"{path} is an archive, and none that torch.save wrote: it has no data.pkl")
+    folder = descriptions[0].partition("/")[0]
+    if f"{folder}/constants.pkl" in members:
+        raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
+    size = path.stat().st_size
+    for info in members.values():
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
+            raise CheckpointError(f"{path} is no archive of torch.save: {info.filename[:40]!r} is compressed")
+    order = f"{folder}/byteorder"
+    if order in members and bytes(read(order).numpy()) != sys.byteorder.encode():
+        raise CheckpointError(f"{path} was saved on a machine of the other byte order; save it anew there")
+    found = unpickle(io.BytesIO(bytes(read(descriptions[0]).numpy())), _persistent(lambda storage: None))
+    return Contents(
+        path, "torch archive", found.root, found.calls, lambda key: read(f"{folder}/data/{key}"), archive.comment
+    )
 
 
 def _open_stream(path: Path) -> Contents:
@@ -255,11 +268,11 @@ def _open_stream(path: Path) -> Contents:
         keys = unpickle(file, refuse).root
         places = _storage_places(file, keys, storages)
 
-    def read(key: str) -> bytes:
+    def read(key: str) -> Tensor:
         at, length = places[key]
         with path.open("rb") as again:
             again.seek(at)
-            return again.read(length)
+            return as_tensor(again.read(length))
 
     return Contents(path, "torch before 1.6", main.root, main.calls, read)
 
@@ -296,7 +309,12 @@ def _storage_places(file: IO[bytes], keys: Any, storages: dict[str, Storage]) ->
     return places
 
 
-def _nothing_stored(key: str) -> bytes:
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes as a tensor of them, in memory of its own."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _nothing_stored(key: str) -> Tensor:
     raise NotPickled("a pickle of its own stores no tensors")
 
 

@@ -22,7 +22,6 @@ __all__ = ["Unpickled", "unpickle"]
 
 MOST_BYTES = 64 << 20
 KEYS = (str, int, float, bool, bytes, type(None), Global, Opaque, StoredTensor)
-MARK = object()
 
 
 @dataclass
@@ -42,22 +41,20 @@ class Unpickled:
 class _Machine:
     persistent: Callable[[Any], Any]
     stack: list[Any] = field(default_factory=list)
+    below: list[list[Any]] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
     calls: dict[str, None] = field(default_factory=dict)
 
-    def pop_to_mark(self) -> list[Any]:
-        for at in range(len(self.stack) - 1, -1, -1):
-            if self.stack[at] is MARK:
-                items = self.stack[at + 1 :]
-                del self.stack[at:]
-                return items
-        raise NotPickled("an instruction lacks its mark")
+    def mark(self) -> None:
+        """Begin to collect items above the stack."""
+        self.below.append(self.stack)
+        self.stack = []
 
-    def pop(self) -> Any:
-        value = self.stack.pop()
-        if value is MARK:
-            raise NotPickled("a mark stands where a value should")
-        return value
+    def collected(self) -> list[Any]:
+        """Return the items since the last mark, which is taken away."""
+        items = self.stack
+        self.stack = self.below.pop()
+        return items
 
     def call(self, function: Any, arguments: Any, *, keywords: Any = None) -> Any:
         """Build plain data and tensors; put a placeholder for all else."""
@@ -105,72 +102,68 @@ class _Machine:
             return key
         raise NotPickled(f"a key of a dict or a member of a set is a {type(key).__name__}")
 
+    def top(self, count: int) -> list[Any]:
+        """Take away the last `count` items."""
+        if count > len(self.stack):
+            raise NotPickled("an instruction lacks its values")
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
+
     def step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in _LITERALS:
-            stack.append(argument)
-        elif name in _EMPTY:
-            stack.append(_EMPTY[name]())
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name == "MARK":
-            stack.append(MARK)
-        elif name in ("SETITEM", "SETITEMS"):
-            items = self.pop_to_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            self.set_items(stack[-1], items)
-        elif name in ("APPEND", "APPENDS"):
-            items = self.pop_to_mark() if name == "APPENDS" else [self.pop()]
-            self.extend(stack[-1], items)
+        """Carry out the instructions that build containers."""
+        if name in _CONSTANTS:
+            self.stack.append(_CONSTANTS[name])
         elif name in _TUPLES:
-            count = _TUPLES[name]
-            if count > len(stack):
-                raise NotPickled("an instruction lacks its values")
-            items = stack[len(stack) - count :]
-            del stack[len(stack) - count :]
-            stack.append(tuple(items))
-        elif name in _MARKED:
-            stack.append(_MARKED[name](self, self.pop_to_mark()))
+            self.stack.append(tuple(self.top(_TUPLES[name])))
+        elif name in _COLLECTED:
+            made = _COLLECTED[name](self, self.collected())
+            self.stack.append(made)
+        elif name in _EMPTY:
+            self.stack.append(_EMPTY[name]())
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self.collected() if name == "SETITEMS" else self.top(2)
+            self.set_items(self.stack[-1], items)
+        elif name in ("APPEND", "APPENDS"):
+            items = self.collected() if name == "APPENDS" else self.top(1)
+            self.extend(self.stack[-1], items)
         else:
             self.reach(name, argument)
 
     def reach(self, name: str, argument: Any) -> None:
         """Carry out the instructions that name, call or change objects, and the rare ones."""
-        stack = self.stack
         if name in ("GLOBAL", "STACK_GLOBAL"):
-            attribute, module = (self.pop(), self.pop()) if name == "STACK_GLOBAL" else argument.split(" ")[::-1]
-            stack.append(_global(module, attribute))
+            module, attribute = self.top(2) if name == "STACK_GLOBAL" else argument.split(" ")
+            self.stack.append(_global(module, attribute))
         elif name in ("REDUCE", "NEWOBJ"):
-            arguments = self.pop()
-            stack.append(self.call(self.pop(), arguments))
+            function, arguments = self.top(2)
+            self.stack.append(self.call(function, arguments))
         elif name == "NEWOBJ_EX":
-            keywords, arguments = self.pop(), self.pop()
-            stack.append(self.call(self.pop(), arguments, keywords=keywords))
+            function, arguments, keywords = self.top(3)
+            self.stack.append(self.call(function, arguments, keywords=keywords))
         elif name == "OBJ":
-            function, *rest = self.pop_to_mark()
-            stack.append(self.call(function, tuple(rest)))
+            function, *rest = self.collected()
+            self.stack.append(self.call(function, tuple(rest)))
         elif name == "INST":
             module, attribute = argument.split(" ")
-            stack.append(self.call(Global(f"{module}.{attribute}"), tuple(self.pop_to_mark())))
+            arguments = tuple(self.collected())
+            self.stack.append(self.call(Global(f"{module}.{attribute}"), arguments))
         elif name == "BUILD":
-            state = self.pop()
-            self.build(stack[-1], state)
+            state = self.stack.pop()
+            self.build(self.stack[-1], state)
         elif name == "ADDITEMS":
-            items = [self.key(item) for item in self.pop_to_mark()]
-            if not isinstance(stack[-1], set):
+            items = [self.key(item) for item in self.collected()]
+            if not isinstance(self.stack[-1], set):
                 raise NotPickled("an item is added to what is no set")
-            stack[-1].update(items)
+            self.stack[-1].update(items)
         elif name in ("BINPERSID", "PERSID"):
-            stack.append(self.persistent(self.pop() if name == "BINPERSID" else argument))
+            self.stack.append(self.persistent(self.stack.pop() if name == "BINPERSID" else argument))
         elif name == "POP":
-            stack.pop()
+            self.stack.pop() if self.stack else self.collected()
         elif name == "POP_MARK":
-            self.pop_to_mark()
+            self.collected()
         elif name == "DUP":
-            stack.append(stack[-1])
+            self.stack.append(self.stack[-1])
         elif name not in ("PROTO", "FRAME"):
             raise NotPickled(f"it uses the instruction {name}, which no checkpoint needs")
 
@@ -187,15 +180,10 @@ _LITERALS = {
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_DICT": dict,
-    "EMPTY_SET": set,
-}
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+_GETS = {"GET", "BINGET", "LONG_BINGET"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -205,7 +193,7 @@ def _dict_of(machine: _Machine, items: list[Any]) -> dict[Any, Any]:
     return made
 
 
-_MARKED: Mapping[str, Callable[[_Machine, list[Any]], Any]] = {
+_COLLECTED: Mapping[str, Callable[[_Machine, list[Any]], Any]] = {
     "TUPLE": lambda machine, items: tuple(items),
     "LIST": lambda machine, items: items,
     "DICT": _dict_of,
@@ -223,13 +211,28 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any]) -> Unpickled:
         NotPickled: it is no pickle, or one that no checkpoint needs, or larger than 64 MiB.
     """
     machine = _Machine(persistent)
-    begin = file.tell()
+    memo, step = machine.memo, machine.step
+    end = file.tell() + MOST_BYTES
     try:
-        for opcode, argument, _ in pickletools.genops(file):
-            if opcode.name == "STOP":
-                return Unpickled(machine.pop(), list(machine.calls))
-            machine.step(opcode.name, argument)
-            if file.tell() - begin > MOST_BYTES:
+        argument: Any
+        for opcode, argument, position in pickletools.genops(file):
+            name = opcode.name
+            # the most frequent ones here, without a call
+            if name in _LITERALS:
+                machine.stack.append(argument)
+            elif name in _PUTS:
+                memo[argument] = machine.stack[-1]
+            elif name in _GETS:
+                machine.stack.append(memo[argument])
+            elif name == "MARK":
+                machine.mark()
+            elif name == "MEMOIZE":
+                memo[len(memo)] = machine.stack[-1]
+            elif name == "STOP":
+                return Unpickled(machine.stack.pop(), list(machine.calls))
+            else:
+                step(name, argument)
+            if position is not None and position > end:
                 raise NotPickled("its description of what it holds is larger than 64 MiB")
     except NotPickled:
         raise
