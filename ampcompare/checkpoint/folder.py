@@ -28,14 +28,22 @@ class CheckpointFolder:
     Args:
         keep_last: how many of the newest stay. An older one goes only after a newer one was read back from the disk.
         note: is told, in one line, what a caller should know that is not an error.
+        beside: is called with the state, and whether it is the best, once it is written; it may write more files here.
     """
 
-    def __init__(self, folder: Path, keep_last: int = 2, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int = 2,
+        note: Callable[[str], None] = lambda text: None,
+        beside: Callable[[Mapping[str, Any], bool], None] = lambda state, best: None,
+    ) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}, and at least one checkpoint stays")
         self.folder = folder
         self.keep_last = keep_last
         self.note = note
+        self.beside = beside
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint after `step` updates lies."""
@@ -62,6 +70,7 @@ class CheckpointFolder:
             write_checkpoint(path, state)
         if best:
             self._keep_as_best(path)
+        self.beside(state, best)
         self._tidy(step)
         return path
 

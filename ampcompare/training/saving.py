@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Saver:
         self.note = note
         self._saved: tuple[int, int, int] | None = None
         self._failure: EnvironmentUnfit | None = None
-        self._files: CheckpointFolder | BackgroundFolder | None = None
+        self._background: BackgroundFolder | None = None
 
     @property
     def is_on(self) -> bool:
@@ -84,47 +85,50 @@ class Saver:
         Raises:
             EnvironmentUnfit: it could not be written.
         """
-        files, self._files = self._files, None
-        if files is not None and self.config.in_background:
-            files.close()  # type: ignore[union-attr]
+        if self._background is not None:
+            self._background.wait()
 
     def _write(self, state: dict[str, Any], step: int, *, best: bool) -> None:
+        try:
+            self.close()
+        except EnvironmentUnfit as error:
+            self._note_failure(error)
         self._failure = None
         try:
-            self._opened().save(state, step=step, best=best)
-            if self.config.apex_layout and "amp" in state:
-                self._write_apex_layout(state)
-            if self.config.weights_format == "safetensors":
-                self._write_weights(state, best=best)
+            (self._background or self._opened()).save(state, step=step, best=best)
         except EnvironmentUnfit as error:
             self._failure = error
-            self.note(f"step {step} is not saved: {error}; the next checkpoint is tried again")
+            self._note_failure(error)
+
+    def _note_failure(self, error: EnvironmentUnfit) -> None:
+        self.note(f"not saved: {error}; the next save is another try")
 
     def _opened(self) -> CheckpointFolder | BackgroundFolder:
-        if self._files is None:
-            from ampcompare.checkpoint.background import BackgroundFolder
-            from ampcompare.checkpoint.folder import CheckpointFolder
+        """Return what saves; kept only where it works in the background."""
+        from ampcompare.checkpoint.background import BackgroundFolder
+        from ampcompare.checkpoint.folder import CheckpointFolder
 
-            files = CheckpointFolder(self.folder, self.config.keep_last, self.note)
-            self._files = BackgroundFolder(files) if self.config.in_background else files
-        return self._files
+        files = CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_beside)
+        if not self.config.in_background:
+            return files
+        self._background = BackgroundFolder(files)
+        return self._background
 
-    def _write_apex_layout(self, state: dict[str, Any]) -> None:
+    def _write_beside(self, state: Mapping[str, Any], best: bool) -> None:
+        """Write the same for others to read, where that is asked for."""
         import torch
 
-        from ampcompare.checkpoint.file import write_safely
-        from ampcompare.checkpoint.layout import apex_layout
+        from ampcompare.checkpoint.file import write_safely, write_weights
+        from ampcompare.checkpoint.layout import apex_layout, weights_only
 
-        legacy = apex_layout(state)
-        write_safely(self.folder / APEX_FILE, lambda file: torch.save(legacy, file))
-
-    def _write_weights(self, state: dict[str, Any], *, best: bool) -> None:
-        from ampcompare.checkpoint.file import write_weights
-        from ampcompare.checkpoint.layout import weights_only
-
-        notes = {"arm": state["arm"], "step": str(state["progress"]["step"])}
-        for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
-            write_weights(self.folder / name, weights_only(state), notes)
+        if self.config.apex_layout and "amp" in state:
+            content = io.BytesIO()  # torch cannot be stopped inside a write that fails
+            torch.save(apex_layout(state), content)
+            write_safely(self.folder / APEX_FILE, lambda file: file.write(content.getbuffer()))
+        if self.config.weights_format == "safetensors":
+            notes = {"arm": str(state["arm"]), "step": str(state["progress"]["step"])}
+            for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
+                write_weights(self.folder / name, weights_only(state), notes)
 
     def __enter__(self) -> Saver:
         return self

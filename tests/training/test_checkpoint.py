@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.checkpoint.difference import first_difference
+from ampcompare.checkpoint.file import write_checkpoint
 from ampcompare.config import RunConfig
-from ampcompare.errors import CheckpointError
+from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
@@ -80,7 +81,8 @@ class Played:
                 scaler._scale_seq_len = 2
                 if state is None and scaler.dynamic:
                     scaler._loss_scale = 2.0**24
-        with Saver(folder, settings.saving) as saver:
+        self.notes: list[str] = []
+        with Saver(folder, settings.saving, self.notes.append) as saver:
             self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
             self.tally = Tally(settings.warmup_steps, settings.recipe.batch_size)
             self.session.parts["tally"] = self.tally
@@ -171,3 +173,47 @@ def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_p
     assert losses == pytest.approx(others, rel=2e-2)
     assert second.session.resumed[0].arm == config(arm).arm
     assert f"converted from {config(arm).arm}" in second.session.resumed[0].notes
+
+
+class Full:
+    """A disk that refuses so many writes."""
+
+    def __init__(self, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = refusals
+        monkeypatch.setattr("ampcompare.checkpoint.folder.write_checkpoint", self.write)
+
+    def write(self, path: Path, state: dict[str, Any]) -> None:
+        if self.left:
+            self.left -= 1
+            raise EnvironmentUnfit(f"cannot write {path}: No space left on device")
+        write_checkpoint(path, state)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_save_that_fails_is_tried_again_and_the_last_one_must_succeed(
+    in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full for a while costs one checkpoint; one that stays full ends the run with what was seen."""
+    saving = {"every_steps": 4, "in_background": in_background}
+    disk = Full(2, monkeypatch)  # the first save, and the second try that is made at once
+    played = Played(config(saving=saving), tmp_path / "a")
+    assert disk.left == 0
+    assert played.notes[-1].endswith("No space left on device; the next save is another try")
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    # Step 4 ends an epoch, and was saved after the evaluation of it.
+    assert names == ["best.pt", "step-00000004.pt", "step-00000008.pt"]
+    Full(100, monkeypatch)
+    with pytest.raises(EnvironmentUnfit, match="No space left on device"):
+        Played(config(saving=saving), tmp_path / "b")
+
+
+def test_saving_changes_no_number(tmp_path: Path) -> None:
+    """A run that saves after every step, in the background too, is that which never saves."""
+    plain = Played(config("apex:O2,engine=compat"), tmp_path / "a")
+    for saving in ({"every_steps": 1}, {"every_steps": 1, "in_background": True}):
+        saved = Played(config("apex:O2,engine=compat", saving=saving), tmp_path / "b")
+        assert repr(untimed(saved.steps)) == repr(untimed(plain.steps))
+        assert first_difference(plain.end, saved.end, apart=APART) == ""
+        found = find_checkpoint("auto", tmp_path / "b")
+        assert found is not None
+        assert first_difference(plain.end, found.state, apart=(*APART, "schema")) == ""

@@ -1,0 +1,124 @@
+"""Saving, resuming and verifying by the command line."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ampcompare.checkpoint.folder import CheckpointFolder
+
+Call = Callable[..., object]
+SAVING = ("--drain-every", "1", "--epochs", "2")
+TINY = (
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--arch", "mlp"),
+    *("--batch-size", "16", "--device", "cpu"),
+)
+
+
+def test_a_run_goes_on_where_it_stopped(call: Call, tmp_path: Path) -> None:
+    """The call that is told to end exits with 143, and `--resume auto` says from where it went on."""
+    words = ("run", "--arm", "apex:O2,engine=compat", *TINY, *SAVING, "-o", str(tmp_path / "out"))
+    done = call(*words, "--set", "saving.stop_at_step=3")
+    assert done.code == 143  # type: ignore[attr-defined]
+    assert done.out == ""  # type: ignore[attr-defined]
+    assert done.lines[-1] == (  # type: ignore[attr-defined]
+        "ampcompare: apex:O2,engine=compat was told to end after 3 updates, and saved; "
+        "--resume auto goes on from its newest checkpoint"
+    )
+    done = call(*words, "--resume", "auto")
+    assert done.code == 0  # type: ignore[attr-defined]
+    assert "note: went on from a checkpoint of step 3" in done.lines  # type: ignore[attr-defined]
+    (cell,) = (tmp_path / "out" / "cells").iterdir()
+    other = call(*("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")), "--resume", str(cell))
+    assert other.code == 2  # type: ignore[attr-defined]
+    assert "add --resume-into-other-arm to convert it" in other.lines[-1]  # type: ignore[attr-defined]
+    other = call(
+        *("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")),
+        *("--resume", str(cell), "--resume-into-other-arm"),
+    )
+    assert other.code == 0  # type: ignore[attr-defined]
+    assert any("converted from apex:O2,engine=compat" in line for line in other.lines)  # type: ignore[attr-defined]
+
+
+def test_bad_checkpoints_are_one_line(call: Call, tmp_path: Path) -> None:
+    """A file that is none, one that is not there, and an empty folder end with 2 and say what was seen."""
+    (tmp_path / "text.pt").write_text("a text\n")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name in ("text.pt", "empty.pt", "folder", "nowhere.pt"):
+        words = ("run", *TINY, "-q", "-o", str(tmp_path / "out"), "--resume", str(tmp_path / name))
+        done = call(*words)
+        assert done.code == 2  # type: ignore[attr-defined]
+        assert len(done.lines) == 1  # type: ignore[attr-defined]
+        assert name in done.lines[0]  # type: ignore[attr-defined]
+        assert "Traceback" not in done.err  # type: ignore[attr-defined]
+
+
+def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None:
+    """The layout of an Apex script and the weights alone, where they are asked for; for no other arm the former."""
+    words = (*TINY, *SAVING, "--save-every-epochs", "1", "-o", str(tmp_path / "out"), "--async-save")
+    done = call(*("run", "--arm", "apex:O2,engine=compat", *words, "--apex-layout", "--weights-format", "safetensors"))
+    assert done.code == 0  # type: ignore[attr-defined]
+    (folder,) = (tmp_path / "out" / "cells").glob("*/checkpoints")
+    legacy = torch.load(folder / "apex-layout.pt", weights_only=True)
+    assert set(legacy) >= {"model", "optimizer", "amp", "epoch"}
+    assert legacy["epoch"] == 2
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "weights.safetensors")
+    found = CheckpointFolder(folder).newest()
+    assert found is not None
+    assert found[1]["progress"]["step"] == 8
+    for name, master in found[1]["masters"].items():
+        assert torch.equal(weights[name], master)
+    done = call("run", *words, "--apex-layout")
+    assert (done.code, done.lines) == (  # type: ignore[attr-defined]
+        2,
+        ["ampcompare: --apex-layout is what an Apex script saves, and the arm is fp32; leave it out"],
+    )
+
+
+def test_a_resumed_run_is_verified(call: Call, tmp_path: Path) -> None:
+    """One line says that nothing differs, or one document where that is asked for."""
+    words = ("run", *TINY, "--epochs", "2", "-o", str(tmp_path / "out"), "--verify-resume")
+    done = call(*words)
+    assert done.code == 0  # type: ignore[attr-defined]
+    assert "those of the unbroken run to the last bit" in done.out  # type: ignore[attr-defined]
+    found = call(*words, "--json").json()  # type: ignore[attr-defined]
+    assert (found["steps"], found["difference"]) == (8, "")
+
+
+def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
+    """The cell saves, the comparison ends with 143, and with `--resume auto` the cell goes on."""
+    words = [sys.executable, "-m", "ampcompare", "compare", *TINY, "--arm", "fp32", "--epochs", "5000", "-o", "out"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    with process:
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size for path in tmp_path.glob("out/cells/*/steps.jsonl")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Traceback" not in errors
+    assert "the same command with --resume auto goes on from there" in errors.splitlines()[-1]
+    (folder,) = tmp_path.glob("out/cells/*/checkpoints")
+    found = CheckpointFolder(folder).newest()
+    assert found is not None
+    step = found[1]["progress"]["step"]
+    again = subprocess.run(
+        [*words, "--resume", "auto", "--set", f"saving.stop_at_step={step + 4}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert again.returncode == 143
+    assert f"was told to end after {step + 4} updates, and saved" in again.stderr.splitlines()[-1]
