@@ -89,13 +89,24 @@ def _address_towards(host: str, port: int) -> str:
 
 def _run_torchrun(request: Request) -> list[dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
     try:
         run(parse_args(_torchrun_arguments(request)))
     except ChildFailedError as error:
         return [{"rank": rank, "code": failure.exitcode} for rank, failure in error.failures.items()]
+    except RendezvousError as error:
+        raise _NotMet(_why_not_met(request, error)) from error
     return []
+
+
+def _why_not_met(request: Request, error: Exception) -> str:
+    where = request.rdzv_endpoint or "this machine"
+    text = str(error.__cause__ or error).strip().partition("\n")[0]
+    if "EADDRINUSE" in text or "address already in use" in text:
+        return f"node 0 cannot listen at {where}: the port is in use; choose another --rdzv-endpoint"
+    return f"the {request.nnodes} nodes did not meet at {where}: {text or type(error).__name__}"
 
 
 def _run_spawn(request: Request) -> list[dict[str, int]]:
@@ -154,6 +165,10 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
             rank.wait()
 
 
+class _NotMet(Exception):
+    """The agents of a cell did not find each other."""
+
+
 class _Ended(Exception):
     """SIGTERM came.
 
@@ -196,6 +211,9 @@ def main(arguments: list[str]) -> int:
         failures = (_run_torchrun if request.launcher == "torchrun" else _run_spawn)(request)
     except _Ended:
         return 143
+    except _NotMet as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     if failures:
         write_atomically(Path(request.folder) / "failure.json", json.dumps(failures))
     return 1 if failures else 0

@@ -175,6 +175,20 @@ def test_a_port_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+def test_a_port_of_torchrun_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The same at the place where torchrun's agents meet: one line, and no traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        record = launched(make_config(processes=2), tmp_path, "torchrun", rdzv_endpoint=endpoint)
+    assert record.error == (
+        "the launcher of the ranks ended with exit code 1: node 0 cannot listen at "
+        f"{endpoint}: the port is in use; choose another --rdzv-endpoint"
+    )
+
+
 def test_nccl_without_gpus(make_config: MakeConfig, tmp_path: Path) -> None:
     """NCCL between CPUs is refused with the exit code of an unfit machine."""
     record = launched(make_config(processes=2, device="cpu", parallel={"backend": "nccl"}), tmp_path)
@@ -184,9 +198,14 @@ def test_nccl_without_gpus(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_to_meet_at(make_config: MakeConfig, tmp_path: Path) -> None:
-    """Ranks that meet by a file of the user's train."""
-    record = launched(make_config(processes=2), tmp_path / "cell", dist_url=f"file://{tmp_path}/meeting")
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_a_place_to_meet_at(make_config: MakeConfig, tmp_path: Path, kind: str, launcher: str) -> None:
+    """Ranks that meet by a file of the user's, or at a port, train; under torchrun too, whose own place they leave."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = {"file": f"file://{tmp_path}/meeting", "tcp": f"tcp://127.0.0.1:{free.getsockname()[1]}"}[kind]
+    record = launched(make_config(processes=2), tmp_path / "cell", launcher, dist_url=url)
     assert record.status == "completed", record.error
 
 

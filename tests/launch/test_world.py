@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from ampcompare.config import RunConfig
-from ampcompare.errors import ConfigError, LaunchError, UnsupportedCombination
+from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.launch.factory import make_launcher
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.group import choose_backend, local_device, process_group
@@ -99,6 +100,13 @@ def test_devices_and_backends() -> None:
     assert choose_backend("auto", "cpu") == choose_backend("gloo", "cpu") == "gloo"
     with pytest.raises(ConfigError, match="cuda:0 is one GPU for 2 processes"):
         local_device("cuda:0", world)
+
+
+@pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this torch is built with mpi")
+def test_mpi_is_refused_where_torch_lacks_it() -> None:
+    """`--dist-backend mpi` needs a torch that was built with it."""
+    with pytest.raises(EnvironmentUnfit, match="this torch is built without mpi; use --dist-backend gloo"):
+        choose_backend("mpi", "cpu")
 
 
 @pytest.mark.parametrize("url", ["somewhere", "tcp://no-port", "http://a:1"])
