@@ -90,21 +90,30 @@ def _make_kernels() -> types.ModuleType:
     found = torch.zeros(())
     factors: dict[float, Tensor] = {}
 
+    def unscale_and_check(grads: Any, flag: Tensor, scale: float) -> None:
+        factor = factors.setdefault(scale, torch.tensor(scale))
+        found.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, factor)
+        flag.add_(found)
+
     def multi_tensor_scale(chunk: int, flag: Tensor, lists: Any, scale: float) -> None:
         sources, targets = lists
         with torch.no_grad():
             if sources[0] is not targets[0]:
                 torch._foreach_copy_(targets, sources)
             if scale != 1.0 or sources[0] is targets[0]:
-                factor = factors.setdefault(scale, torch.tensor(scale))
-                found.zero_()
-                torch._amp_foreach_non_finite_check_and_unscale_(targets, found, factor)
-                flag.add_(found)
+                unscale_and_check(targets, flag, scale)
 
-    def unused(*_: Any) -> None:
-        raise NotImplementedError("the benchmark does not accumulate gradients")
+    def multi_tensor_axpby(chunk: int, flag: Tensor, lists: Any, a: float, b: float, checked: int) -> None:
+        sources, addends, targets = lists
+        with torch.no_grad():
+            fresh = torch._foreach_mul(sources, 1.0)
+            unscale_and_check(fresh, flag, a)
+            torch._foreach_add_(fresh, addends, alpha=b)
+            torch._foreach_copy_(targets, fresh)
 
     module: Any = types.ModuleType("amp_C")
     module.multi_tensor_scale = multi_tensor_scale
-    module.multi_tensor_axpby = module.multi_tensor_l2norm = unused
+    module.multi_tensor_axpby = multi_tensor_axpby
+    module.multi_tensor_l2norm = None  # looked up, and not called by amp
     return module  # type: ignore[no-any-return]
