@@ -71,7 +71,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
 def _inner(text: str) -> Arm:
     """Parse an arm; one that only packs the activations of another is that other one, as far as its state goes."""
     arm = Arm.parse(text)
-    return _inner(str(arm.options.get("over", "fp32"))) if arm.backend == "actnn" else arm
+    return _inner(str(arm.options.get("over", "fp32")).replace("+", ",")) if arm.backend == "actnn" else arm
 
 
 def native_twin(arm: str) -> str:

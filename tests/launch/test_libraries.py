@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.adapters import ADAPTERS
+from ampcompare.apex.amp import _amp_state
 from ampcompare.config import RunConfig
 from ampcompare.launch.worker import run_cell
 from ampcompare.record import RunRecord
@@ -24,10 +25,11 @@ TWINS = {
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerator() -> Iterator[None]:
-    """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
+def fresh_process() -> Iterator[None]:
+    """Leave no `Accelerator` and no amp session behind: a run has a process of its own, tests share one."""
     yield
-    if "accelerate" in sys.modules:
+    _amp_state.close()
+    if sys.modules.get("accelerate") is not None:
         from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -71,6 +73,27 @@ def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: s
     second = train(arm, resume="auto")
     assert (second.status, [resumption.step for resumption in second.resumed]) == ("completed", [3])
     assert second.summary.losses_sha256 == train(arm, "whole").summary.losses_sha256
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "scale"),
+    [
+        ("native:fp16,init_scale=1024", "actnn:bits=8,over=native:fp16", 1024),
+        ("actnn:bits=8,over=native:fp16+init_scale=1024", "apex:O2,engine=compat", 1024),
+        ("fabric:bf16-mixed", "native:bf16", None),
+        ("native:bf16", "accelerate:bf16", None),
+    ],
+)
+def test_a_run_moves_from_one_arm_to_another(
+    train: Callable[..., RunRecord], tmp_path: Path, source: str, target: str, scale: float | None
+) -> None:
+    """A checkpoint of our own arm goes on in another library's and back, with its loss scale where both have one."""
+    assert train(source, stop_at_step=3).status == "interrupted"
+    (checkpoint,) = tmp_path.glob("cell */checkpoints/step-*.pt")
+    record = train(target, "moved", resume=str(checkpoint), resume_into_other_arm=True)
+    assert (record.status, record.error) == ("completed", None)
+    assert [(resumption.step, resumption.arm) for resumption in record.resumed] == [(3, source)]
+    assert record.summary.final_loss_scale == scale
 
 
 def test_what_cannot_run_here_is_one_line(train: Callable[..., RunRecord]) -> None:

@@ -22,7 +22,7 @@ def closed_amp_session() -> Iterator[None]:
 def fresh_accelerator() -> Iterator[None]:
     """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
     yield
-    if "accelerate" in sys.modules:
+    if sys.modules.get("accelerate") is not None:
         from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state(reset_partial_state=True)
