@@ -27,7 +27,10 @@ SUMMARY_FIELDS = (
     "final_loss_scale",
     "first_nonfinite_loss_step",
     "diverged_step",
+    "start_seconds",
+    "loader_start_seconds",
 )
+PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
 VERDICTS = ("accuracy_verdict", "time_verdict")
@@ -51,7 +54,7 @@ class Csv(Reporter):
         writer = csv.writer(out, lineterminator="\n")
         published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
         beside = [f"published_{name}" for name in PUBLISHED] if published else []
-        writer.writerow([*HEAD, *SUMMARY_FIELDS, *VERDICTS, "error", *beside])
+        writer.writerow([*HEAD, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *beside])
         arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
             row = arms.get(record.arm)
@@ -73,5 +76,6 @@ class Csv(Reporter):
             _safe(engine.version) if engine else "",
         ]
         values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
+        values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
         shown = ["" if value is None else value for value in values]
         return [*head, _safe(record.half or ""), recipe.optimizer.lr, *shown]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.record import ArmSummary, Comparison, EngineInfo, RunRecord, read_comparison
+from ampcompare.record import ArmSummary, Comparison, EngineInfo, ProcessFacts, RunRecord, read_comparison
 from ampcompare.report.base import COLUMNS, VERDICTS, columns, printable, table_rows
 from ampcompare.report.files import FORMATS, write_reports
 
@@ -65,6 +65,17 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})
     assert table_rows(started)[0][-2:] == ["1.25", "0.5"]
     assert table_rows(started)[1][-2:] == ["-", "-"]
+    facts = ProcessFacts(
+        world_size=2,
+        nodes=1,
+        global_batch_size=32,
+        backend="gloo",
+        wrapper="x.DDP",
+        launcher="spawn",
+        allreduce_share=0.25,
+    )
+    (line,) = _csv(FORMATS["csv"]().render(comparison.model_copy(update={"records": [_with(first, facts)]})))
+    assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})
     together = comparison.model_copy(update={"arms": [row, comparison.arms[1]]})
     for name in LINES:
@@ -72,6 +83,10 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
             text = FORMATS[name]().render(together)
             assert "12.50" in text, name
             assert "first batch" not in text
+
+
+def _with(record: RunRecord, facts: ProcessFacts) -> RunRecord:
+    return record.model_copy(update={"processes": facts})
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
