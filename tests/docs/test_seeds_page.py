@@ -1,0 +1,34 @@
+"""The page on the seed documents: what it points to exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "seeds.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+
+
+def test_many_tests_are_named() -> None:
+    """The page proves its rows by tests."""
+    assert len(NAMED) > 25
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=[f"{path}::{name}" for path, name in NAMED])
+def test_the_tests_that_it_names_exist(path: str, name: str) -> None:
+    """A test that was renamed or removed is noticed here."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert not name or re.search(rf"^def {name}\(", source, flags=re.MULTILINE)
+
+
+def test_every_row_says_how_and_what_was_seen() -> None:
+    """No row of the page has an empty cell."""
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| in the seeds")]
+    assert len(rows) > 30
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        assert len(cells) == 3, row
+        assert all(cells), row
