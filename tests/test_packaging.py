@@ -86,17 +86,19 @@ def test_version_has_one_source(metadata: Path) -> None:
 
 def test_requirements_are_lower_bounds(metadata: Path) -> None:
     """No requirement has an upper bound or a pin, and `apex` is not among them."""
-    lines = (metadata / "requires.txt").read_text(encoding="utf-8").split()
-    names = {re.match(r"[\w-]+", line).group().lower() for line in lines if line[0] != "["}  # type: ignore[union-attr]
+    text = (metadata / "requires.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and line[0] != "["]  # a marker is a part of its heading
+    names = {re.match(r"[\w-]+", line).group().lower() for line in lines}  # type: ignore[union-attr]
     assert {"torch", "torchvision", "numpy", "scipy", "scikit-learn", "click", "pydantic", "safetensors"} <= names
     assert "apex" not in names
     assert not [line for line in lines if re.search(r"==|<|~=|!=", line)]
 
 
 def test_sources_are_packaged(metadata: Path) -> None:
-    """Every source file of the package and the mark of typed packages are in the list of sources."""
+    """Every source file and recipe of the package and the mark of typed packages are in the list of sources."""
     listed = set((metadata / "SOURCES.txt").read_text(encoding="utf-8").split("\n"))
-    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ampcompare").rglob("*.py")}
+    package = ROOT / "ampcompare"
+    wanted = {path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.yaml") for path in package.rglob(kind)}
     assert wanted | {"ampcompare/py.typed", "LICENSE", "constraints/cpu.txt", "scripts/test"} <= listed
 
 

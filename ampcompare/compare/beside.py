@@ -49,13 +49,14 @@ def published_beside(reference: Reference, shape: Shape, measured: Sequence[Row]
     twins = dict(zip(map(_key, shape.rows), shape.full_rows, strict=False))
     here = [(row.label, twins.get(_key(row), row)) for row in measured]
     varied = {place for row in measured for place in row.varied}
+    base = dict(settings(config.model_dump())) if shape.scale is None else {}
     return Published(
         source=reference.source,
         machine=reference.machine,
         recipe=shape.recipe,
         scale=shape.scale,
         differs=[] if shape.scale is not None else _departures(shape.config, config, varied),
-        rows=[_row(figure, here) for figure in reference.figures],
+        rows=[_row(figure, here, base) for figure in reference.figures],
     )
 
 
@@ -63,11 +64,11 @@ def _key(row: Row) -> tuple[str, str]:
     return row.arm, repr(sorted(row.varied.items()))
 
 
-def _row(figure: Figure, here: Sequence[tuple[str, Row]]) -> PublishedRow:
+def _row(figure: Figure, here: Sequence[tuple[str, Row]], base: Mapping[str, Any]) -> PublishedRow:
     arm = str(Arm.parse(figure.arm))
     at = {find_setting(name, f"at: {name}"): value for name, value in figure.at.items()}
     own = Row(arm, at)
-    fit = [(label, row) for label, row in here if row.arm == arm and _covers(row.varied, at)]
+    fit = [(label, row) for label, row in here if row.arm == arm and _covers({**base, **row.varied}, at)]
     found = min(fit, key=lambda pair: len(pair[1].varied))[0] if fit else None
     return PublishedRow(
         name=figure.name or own.label,
@@ -82,9 +83,9 @@ def _row(figure: Figure, here: Sequence[tuple[str, Row]]) -> PublishedRow:
     )
 
 
-def _covers(varied: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
+def _covers(values: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
     """Tell whether a row is what a figure was published for; a row may vary more than the publication did."""
-    return all(place in varied and varied[place] == value for place, value in at.items())
+    return all(place in values and values[place] == value for place, value in at.items())
 
 
 def _seconds(text: str | None) -> float | None:

@@ -25,11 +25,9 @@ def published_table(comparison: Comparison) -> PublishedTable | None:
         _line(line, arms.get(line.row or ""), [record for record in comparison.records if record.arm == line.row])
         for line in comparison.published.rows
     ]
-    shown = [name for name in lines[0] if any(line[name] for line in lines)]
-    measured = [
-        name for name in shown if not name.endswith(", measured") or name.replace("measured", "published") in shown
-    ]
-    return measured, [[line[name] or "-" for name in measured] for line in lines]
+    said = {name for name in lines[0] if any(line[name] for line in lines)}
+    shown = [name for name in lines[0] if name.replace(", measured", ", published") in said]
+    return shown, [[line[name] or "-" for name in shown] for line in lines]
 
 
 def _line(published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]) -> dict[str, str]:

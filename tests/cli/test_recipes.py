@@ -69,6 +69,16 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     assert len(labels("--seeds", "0-1")) == 10
 
 
+def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> None:
+    """A figure at a learning rate stands beside the arm that was given that rate; others are shown without a row."""
+    words = ("compare", "--recipe", "seeds/r18-leaves", "--arm", "fp32", "--lr", "0.1", "--workers", "0")
+    done = call(*words, *LITTLE, "--data", "digits", "--image-size", "8", "--batch-size", "16", "-o", str(tmp_path))
+    rows = call("report", str(tmp_path), "--format", "json").json()["published"]["rows"]
+    assert [row["row"] for row in rows if row["name"] == "fp32"] == ["fp32"]
+    assert {row["row"] for row in rows if row["name"] != "fp32"} == {None}
+    assert "best %, measured" in done.out
+
+
 def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path) -> None:
     """A recipe at its full scale with other settings names them under the table."""
     words = (

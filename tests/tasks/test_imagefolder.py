@@ -22,6 +22,13 @@ def test_images_are_read_by_class(image_root: Path) -> None:
     assert brightest.tolist() == [2, 2, 2, 1, 1, 1, 0, 0, 0]  # blue, green and red lie in channels 2, 1 and 0
 
 
+def test_the_folder_can_be_that_of_the_data(image_root: Path) -> None:
+    """Without a path in its name the images lie in the data folder; a path in the name comes first."""
+    data = load_data("imagefolder", seed=0, data_dir=str(image_root), image_size=8)
+    assert (data.num_train, data.num_val) == (15, 9)
+    assert load_data(f"imagefolder:{image_root}", seed=0, data_dir="elsewhere", image_size=8).num_train == 15
+
+
 def test_the_default_size_is_that_of_imagenet(image_root: Path) -> None:
     """Without an image size, training and validation images are 224x224."""
     data = load_data(f"imagefolder:{image_root}", seed=0, val_size=2)
