@@ -35,8 +35,8 @@ __all__ = ["command"]
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """Run small versions of published claims: claim, published, measured, verdict.
 
-    Each claim is tried on a small shape with five seeds or more, on the bundled data. What needs a GPU says so where there is
-    none. Running the same command again goes on where it stopped. CLAIM is a name of --list; all by default.
+    Each claim is tried on a small shape with five seeds or more, on the bundled data. What needs a GPU says so where
+    there is none. Running the same command again goes on where it stopped. CLAIM is a name of --list; all by default.
     """
     from ampcompare.cli.show import Display
     from ampcompare.compare.claims import load_study
