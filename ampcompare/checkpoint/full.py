@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ampcompare.checkpoint.parts import Parts
 
-__all__ = ["Conversion", "at_place", "copied", "into_fp32", "replace", "strip_prefix"]
+__all__ = ["Conversion", "at_place", "copied", "into_fp32", "replace", "strip_prefix", "unfuse"]
 
 PREFIX = "module."
 
@@ -106,10 +106,10 @@ def _full_optimizers(parts: Parts, result: Conversion) -> None:
         if halves:
             result.changed.append(f"{halves} fp16 tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in fp16")
-        _unfuse(optimizer, ".".join(place), result)
+        unfuse(optimizer, ".".join(place), result)
 
 
-def _unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
     """Give the state of `apex.optimizers.FusedAdam` the counts of steps that torch keeps beside each parameter."""
     for group in optimizer["param_groups"]:
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:

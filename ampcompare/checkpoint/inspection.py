@@ -90,7 +90,7 @@ def inspect_file(path: Path) -> Inspection:
     used = {place[0] for kind in (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers)
             for place in kind if place}  # fmt: skip
     if isinstance(root, Mapping) and () not in parts.models:
-        found.keys = [str(key) for key in root if str(key) not in used][:50]
+        found.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
     return found
 
 

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from ampcompare.checkpoint.file import read_checkpoint
 from ampcompare.checkpoint.foreign import open_foreign
+from ampcompare.checkpoint.full import Conversion, at_place, copied, strip_prefix, unfuse
+from ampcompare.checkpoint.layout import one_or_list
+from ampcompare.checkpoint.parts import find_parts
 from ampcompare.errors import CheckpointError
 
-__all__ = ["load_any", "objects_of"]
+__all__ = ["as_ours", "load_any", "objects_of"]
 
 
 def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -46,6 +49,32 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
     return state, left_out
+
+
+def as_ours(root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights, optimizers and loss scalers of a checkpoint of any program under the keys of ours.
+
+    Names lose the `module.` of a DDP wrapper, and the state of FusedAdam becomes one of AdamW.
+
+    Raises:
+        CheckpointError: it lacks weights or optimizers.
+    """
+    parts = find_parts(root)
+    if not parts.models or not parts.optimizers:
+        raise CheckpointError("training cannot go on from a checkpoint without weights and optimizer state")
+    held = Conversion(copied(root), "", None)
+    strip_prefix(parts, held)
+    for place in parts.optimizers:
+        unfuse(at_place(held.state, place), "", held)
+    state: dict[str, Any] = {
+        "model": one_or_list([at_place(held.state, place) for place in parts.models]),
+        "optimizer": one_or_list([at_place(held.state, place) for place in parts.optimizers]),
+        "masters": one_or_list(parts.masters) if parts.masters else {},
+    }
+    for key, found in (("amp", parts.apex), ("scaler", parts.scalers)):
+        if found:
+            state[key] = next(iter(found.values()))
+    return state
 
 
 def objects_of(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from ampcompare.checkpoint.inspection import Inspection
 
-__all__ = ["conversion_lines", "inspection_lines"]
+__all__ = ["continued_lines", "conversion_lines", "inspection_lines"]
 
 MOST_LINES = 20
 LONGEST = 500
@@ -51,6 +51,28 @@ def conversion_lines(document: dict[str, Any]) -> list[str]:
     lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
+    return [_harmless(line) for line in lines]
+
+
+def continued_lines(found: dict[str, Any]) -> list[str]:
+    """Return how training went on from both files, for a terminal; `found` is what `--json` prints."""
+    one, other = found["arms"]
+    rows = [
+        [step, f"{first:.6g}", f"{second:.6g}", f"{difference:.1e}"]
+        for step, (first, second, difference) in enumerate(
+            zip(*found["losses"], found["differences"], strict=True), start=1
+        )
+    ]
+    lines = tabulate(
+        rows, headers=["step", one, other, "difference"], tablefmt="simple", disable_numparse=True
+    ).splitlines()
+    for arm, scales, skipped in zip(found["arms"], found["scales"], found["skipped"], strict=True):
+        if scales:
+            lines.append(
+                f"{arm}: loss scale {scales[0]:g} at first, {scales[-1]:g} at the end, {skipped} skipped steps"
+            )
+    verdict = "within" if found["agrees"] else "more than"
+    lines.append(f"the first losses differ by {found['differences'][0]:.1e}, {verdict} what fp16 rounding explains")
     return [_harmless(line) for line in lines]
 
 

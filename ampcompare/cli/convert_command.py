@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+
+from ampcompare.cli.settings import gather
 
 __all__ = ["command"]
 
@@ -24,6 +27,15 @@ __all__ = ["command"]
 )
 @click.option("--inspect", is_flag=True, help="show what IN holds, and write nothing")
 @click.option("--trust-checkpoint", is_flag=True, help="unpickle objects that IN holds, which runs code of its author")
+@click.option("--verify", is_flag=True, help="train on from IN and from OUT, and show the difference; 1 if they differ")
+@click.option("--verify-steps", default=10, show_default=True, type=click.IntRange(1), help="steps of --verify")
+@click.option(
+    "--config",
+    "-c",
+    "config_file",
+    metavar="FILE",
+    help="model and data for --verify, where IN is of another program",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
 def command(
     source: Path,
@@ -33,6 +45,9 @@ def command(
     apex_layout: bool,
     inspect: bool,
     trust_checkpoint: bool,
+    verify: bool,
+    verify_steps: int,
+    config_file: str | None,
     as_json: bool,
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
@@ -48,7 +63,7 @@ def command(
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.checkpoint.convert import convert_file
     from ampcompare.checkpoint.loading import objects_of
-    from ampcompare.checkpoint.text import conversion_lines
+    from ampcompare.checkpoint.text import continued_lines, conversion_lines
 
     if trust_checkpoint:
         for place in objects_of(source):
@@ -61,7 +76,7 @@ def command(
         legacy_layout=apex_layout,
         trust=trust_checkpoint,
     )
-    document = {
+    document: dict[str, Any] = {
         "in": str(source),
         "out": str(target),
         "from": result.source,
@@ -71,8 +86,21 @@ def command(
         "changed": result.changed,
         "lost": result.lost,
     }
-    _show(document, conversion_lines(document), as_json)
-    return 0
+    lines = conversion_lines(document)
+    agrees = True
+    if verify:
+        from ampcompare.compare.verify_conversion import verify_conversion
+
+        settings = {"config_file": config_file, "overrides": (), "model_args": ()}
+        config = None if config_file is None else gather(settings, one_run=True).config
+        found = verify_conversion(
+            source, target, level=result.level, to=to, config=config, steps=verify_steps, trust=trust_checkpoint
+        )
+        agrees = found.agrees
+        document["verified"] = {**asdict(found), "differences": found.differences(), "agrees": agrees}
+        lines += continued_lines(document["verified"])
+    _show(document, lines, as_json)
+    return 0 if agrees else 1
 
 
 def _inspect(source: Path, as_json: bool) -> int:
