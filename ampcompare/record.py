@@ -156,7 +156,7 @@ class RunSummary(_Record):
     epoch_seconds: float | None = Field(
         None, description="median wall time of an epoch of training, without evaluation"
     )
-    wall_seconds: float | None = None
+    wall_seconds: float | None = Field(None, description="since the run was started, or last resumed")
     peak_bytes: int | None = Field(
         None, description="CUDA: most allocated; CPU: peak of resident memory over its value before the run"
     )

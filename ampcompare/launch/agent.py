@@ -122,6 +122,7 @@ def _run_spawn(request: Request) -> list[dict[str, int]]:
                 place |= {"LOCAL_WORLD_SIZE": request.nproc_per_node, "TORCHELASTIC_RESTART_COUNT": attempt}
                 ranks.append(_start_rank(request.folder, url, place))
             failures = _watch(ranks, first)
+            grace = 0.0  # ranks that wait for one that is gone do not hear of anything else
         except _Ended as ended:
             grace = SAVE_SECONDS if ended.may_save else grace
             raise

@@ -121,13 +121,23 @@ def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_pa
     assert second[0][2] == []
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_path: Path) -> None:
-    """A checkpoint of two ranks is gone on from by one process with the whole batch, and the record says so."""
-    arm, folder = "fp32", str(tmp_path / "b")
-    whole, _, _ = ranks(2, on_ranks, arm=arm, kind="ddp", processes=2, folder=str(tmp_path / "a"), stop=None)[0]
-    first, _, _ = ranks(2, on_ranks, arm=arm, kind="ddp", processes=2, folder=folder, stop=3)[0]
-    second, _, notes = trained(configuration(arm, "none", 1), Alone(), folder, None)
-    assert notes == ["2 processes then, 1 now: random generators of all ranks are derived anew"]
+@pytest.mark.parametrize("ranks_first", [True, False])
+def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_path: Path, ranks_first: bool) -> None:
+    """A checkpoint of two ranks is gone on from by one process with the whole batch, or by two; the record says so."""
+
+    def train(on_two: bool, folder: Path, stop: int | None) -> tuple[list[Any], Any, list[str]]:
+        if not on_two:
+            return trained(configuration("fp32", "none", 1), Alone(), str(folder), stop)
+        result: tuple[list[Any], Any, list[str]] = ranks(
+            2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(folder), stop=stop
+        )[0]
+        return result
+
+    whole, _, _ = train(ranks_first, tmp_path / "a", None)
+    first, _, _ = train(ranks_first, tmp_path / "b", 3)
+    second, _, notes = train(not ranks_first, tmp_path / "b", None)
+    sizes = (2, 1) if ranks_first else (1, 2)
+    assert notes == ["{} processes then, {} now: random generators of all ranks are derived anew".format(*sizes)]
     assert len(first + second) == len(whole)
     losses, others = ([event.loss for event in events if not isinstance(event, dict)] for events in (second, whole[3:]))
     assert losses == pytest.approx(others, rel=0.2)  # batch norm sees halves there and wholes here
@@ -144,3 +154,23 @@ def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
         CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"
     ):
         trained(other, Alone(), str(tmp_path), None)
+
+
+def from_the_first(fails: bool) -> Any:
+    group = Group(CPU)
+
+    def make() -> dict[str, Any]:
+        if fails:
+            raise CheckpointError(f"no checkpoint, says rank {group.rank}")
+        return {"weight": torch.full((2,), float(group.rank + 1))}
+
+    try:
+        return group.from_first(make)
+    except CheckpointError as error:
+        return str(error)
+
+
+def test_what_the_first_rank_reads_is_told_to_all(ranks: Run) -> None:
+    """Both get its tensors, or both its error, so that none waits for the other."""
+    assert [value["weight"].tolist() for value in ranks(2, from_the_first, fails=False)] == [[1.0, 1.0]] * 2
+    assert ranks(2, from_the_first, fails=True) == ["no checkpoint, says rank 0"] * 2
