@@ -131,6 +131,12 @@ class Recipe(_Frozen):
         None, description="share that a moving average of the weights keeps at each step; it is evaluated beside them"
     )
     channels_last: bool = False
+    compile: Literal["none", "eager", "aot_eager", "inductor"] = Field(
+        "none", description="backend of torch.compile that the model is trained by; evaluation is never compiled"
+    )
+    tta: Literal["none", "flips", "shifts"] = Field(
+        "none", description="test-time augmentation: further views of an image whose logits are averaged with its own"
+    )
     early_stop: PositiveInt | None = Field(None, description="end after so many epochs without a better top-1")
     target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None, description="end when top-1 reaches so many percent"
@@ -232,6 +238,12 @@ class RunConfig(_Frozen):
     )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
     workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
+    pin_memory: bool | None = Field(
+        None, description="bring batches to a GPU through pinned memory, without waiting for the copy; on by default"
+    )
+    prefetch: Annotated[int, Field(ge=0)] = Field(
+        0, description="batches brought to a GPU ahead of the step that trains on them, beside its computation"
+    )
     threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
     tf32: Literal["torch", "on", "off"] = Field(
         "torch",
@@ -257,6 +269,19 @@ class RunConfig(_Frozen):
             raise ValueError(
                 f"{self.processes} processes with parallel kind {self.parallel.kind} would not share their gradients; "
                 "use ddp or apex-ddp, or one process"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compile_fits(self) -> RunConfig:
+        if self.recipe.compile == "none":
+            return self
+        if self.parallel.kind == "dp":
+            raise ValueError("dp copies the model anew at each step, and each copy would be compiled; use ddp")
+        if self.cpu_half == "emulated":
+            raise ValueError(
+                "torch.compile does not see into emulated fp16 and would silently compile nothing; "
+                "use cpu_half native, or compile none"
             )
         return self
 

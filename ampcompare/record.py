@@ -245,6 +245,7 @@ class RunRecord(_Record):
     jobs: int = Field(1, description="cells that ran at the same time")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
+    notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
 
 

@@ -42,6 +42,7 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
     if not completed:
         yield "No run was completed, so there is nothing to compare."
         return
+    yield from sorted({f"{note}." for record in records for note in record.notes})
     averaged = [text for row in completed if (text := _averaged(row.arm, records))]
     if averaged:
         yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."

@@ -37,6 +37,7 @@ from ampcompare.precision.tf32 import require_tf32, set_tf32
 from ampcompare.record import EpochResult, ProcessFacts, Resumption, RunRecord, RunSummary, dump_json
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.checkpoint import restore_session
+from ampcompare.training.compiling import cpu_half_of
 from ampcompare.training.exchange import allreduce_share
 from ampcompare.training.measure import make_memory_meter
 from ampcompare.training.resume import AUTO, find_checkpoint, fitted
@@ -187,7 +188,7 @@ def _train(
     if state is not None and resumption is not None:
         restore_session(session, state, resumption)
     del state, found
-    how, context = cpu_half(config.cpu_half, precision.half_dtype, place)
+    how, context = cpu_half(cpu_half_of(config.cpu_half, config.recipe.compile), precision.half_dtype, place)
     machine = MachineWatch(place)
     path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
     with context, saver, path.open("a", encoding="utf-8") as steps, stopped_by_sigterm(stop):
@@ -221,8 +222,17 @@ def _train(
         readings=machine.readings(tally.seconds),
         processes=processes,
         resumed=session.resumed,
+        notes=_idle_settings(config, place),
         error=f"told to end after {session.position.step} updates, and saved" if session.interrupted else None,
     )
+
+
+def _idle_settings(config: RunConfig, device: torch.device) -> list[str]:
+    """Return what was asked for and changes nothing here, with the reason."""
+    if device.type == "cuda":
+        return []
+    asked = [*(["--pin-memory"] if config.pin_memory else []), *(["--prefetch"] if config.prefetch else [])]
+    return [f"{name} does nothing here: it is for copies to a GPU, and the device is {device}" for name in asked]
 
 
 def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:

@@ -49,11 +49,13 @@ class Data(abc.ABC):
         world_size: int = 1,
         drop_last: bool = True,
         start: int = 0,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch, from `start` on.
 
         The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch
         would see i-th. Without `drop_last` the last batch may be smaller, and unequal between ranks by one sample.
+        On a GPU batches come through pinned memory, unless `pin_memory` is False; elsewhere it changes nothing.
 
         Raises:
             ConfigError: no batch can be made.
@@ -68,6 +70,7 @@ class Data(abc.ABC):
         workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield every `world_size`-th validation sample from `rank` on: all ranks together see each exactly once."""
 

@@ -31,7 +31,7 @@ class MemoryData(Data):
 
     What a shift uncovers is filled with `background`.
 
-    `workers` is accepted and not used: there is nothing to do beside the training process.
+    `workers` and `pin_memory` are accepted and not used: the images lie on the device.
     """
 
     seed: int
@@ -55,6 +55,7 @@ class MemoryData(Data):
         world_size: int = 1,
         drop_last: bool = True,
         start: int = 0,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
         ready = self._ready(epoch, torch.device(device))
@@ -70,6 +71,7 @@ class MemoryData(Data):
         workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         images, labels = self._on(torch.device(device))[1]
         order = torch.arange(self.num_val, device=images.device)

@@ -127,11 +127,12 @@ class StreamData(Data):
         world_size: int = 1,
         drop_last: bool = True,
         start: int = 0,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
         order = training_order(self.seed, epoch, self.num_train)
         batches = cut_batches(order, batch_size, count, rank=rank, world_size=world_size)
-        return self._read("train", epoch, batches[start:], torch.device(device), workers)
+        return self._read("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
 
     def val_batches(
         self,
@@ -141,14 +142,15 @@ class StreamData(Data):
         workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         batches = cut_batches(torch.arange(self.num_val), batch_size, self.num_val, rank=rank, world_size=world_size)
-        return self._read("val", 0, batches, torch.device(device), workers)
+        return self._read("val", 0, batches, torch.device(device), workers, pin_memory)
 
     def _read(
-        self, part: str, epoch: int, batches: list[Tensor], device: torch.device, workers: int
+        self, part: str, epoch: int, batches: list[Tensor], device: torch.device, workers: int, pin_memory: bool | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        kept = self._loader(part, workers, pin=device.type == "cuda")
+        kept = self._loader(part, workers, pin=device.type == "cuda" and pin_memory is not False)
         kept.batches.epoch, kept.batches.batches = epoch, batches
         kept.passes += 1
         number = kept.passes

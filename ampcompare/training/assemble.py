@@ -1,8 +1,8 @@
 """The order in which a run is put together; the only place that knows it.
 
 seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, a checkpoint where there is
-one, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and DDP last
-because it records dtypes.
+one, torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and
+DDP last because it records dtypes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
 from ampcompare.training.average import WeightAverage
 from ampcompare.training.checkpoint import Names, parameter_names, restore_training
+from ampcompare.training.compiling import compiled
 from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
 
@@ -125,7 +126,7 @@ def assemble(
     if average is not None:
         average.follow(replicas, optimizers, owned)
     require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
-    models = [parallel.wrap(model) for model in replicas]
+    models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:

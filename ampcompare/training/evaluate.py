@@ -30,11 +30,13 @@ def evaluate(
     batches: Iterable[tuple[Tensor, Tensor]],
     device: torch.device,
     total: Callable[[Tensor], Tensor] | None = None,
+    views: Sequence[Callable[[Tensor], Tensor]] = (),
 ) -> Evaluation:
     """Run `models[0]` in evaluation mode over `batches`; counts stay on the device until the end.
 
     Args:
         total: sums a float64 tensor over the processes that evaluate a part each; counts below 2^53 stay exact.
+        views: what else the model is shown of each batch; the logits of all are averaged.
     """
     model = models[0]
     was_training = model.training
@@ -45,8 +47,8 @@ def evaluate(
     with torch.no_grad():
         for inputs, labels in batches:
             with precision.autocast():
-                logits = model(inputs)
-            logits = logits.float()
+                seen = [model(inputs), *(model(view(inputs)) for view in views)]
+            logits = seen[0].float() if len(seen) == 1 else torch.stack([part.float() for part in seen]).mean(0)
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices
             hits = best == labels[:, None]
             counts += torch.stack([hits[:, 0].sum(), hits.sum()])
@@ -54,5 +56,5 @@ def evaluate(
             samples += len(labels)
     model.train(was_training)
     sums = torch.cat([counts.double(), loss[None], counts.new_tensor([samples]).double()])
-    top1, top5, loss_sum, seen = (sums if total is None else total(sums)).tolist()
-    return Evaluation(int(seen), int(top1), int(top5), loss_sum / max(1.0, seen))
+    top1, top5, loss_sum, count = (sums if total is None else total(sums)).tolist()
+    return Evaluation(int(count), int(top1), int(top5), loss_sum / max(1.0, count))

@@ -22,9 +22,11 @@ from ampcompare.training.limits import EarlyStop, ScaleLimits
 from ampcompare.training.loop import Loop
 from ampcompare.training.measure import make_clock
 from ampcompare.training.nonfinite import SkipNonFinite
+from ampcompare.training.prefetch import CudaLane, ahead
 from ampcompare.training.rollback import Rollback
 from ampcompare.training.saving import Saver
 from ampcompare.training.stopping import StopRequest
+from ampcompare.training.views import make_views
 
 __all__ = ["Position", "Session"]
 
@@ -104,6 +106,7 @@ class Session:
             every, most = config.rollback_every, config.max_rollbacks
             self.rollback = Rollback(*parts, assembly.average, every=every, most=most)
             self.parts["rollback"] = self.rollback
+        self._views = make_views(config.recipe.tta, assembly.task.data.sample_shape)
         skips = config.on_nan == "skip"
         recipe = config.recipe
         self.loop = Loop(
@@ -135,6 +138,7 @@ class Session:
         """
         assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
         share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
+        share["pin_memory"] = self.config.pin_memory
         if self.rollback is not None:
             self.rollback.keep(position.step)
         for epoch in range(position.epoch, recipe.epochs):
@@ -142,9 +146,11 @@ class Session:
             if (left <= 0 and position.batch == 0) or self.ended:
                 break
             begin = self._now() - position.train_seconds
-            batches = assembly.task.data.train_batches(
+            batches: Iterator[tuple[torch.Tensor, ...]] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
             )
+            if self.config.prefetch and assembly.device.type == "cuda":
+                batches = ahead(batches, self.config.prefetch, CudaLane(assembly.device))
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 diverged = self.watch.look(records, assembly.replicas)
                 position.skipped += sum(not all(record.applied) for record in records)
@@ -236,6 +242,7 @@ class Session:
             assembly.task.data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
             assembly.device,
             ranks.total if ranks.size > 1 else None,
+            self._views,
         )
 
     def _evaluate_average(self, share: dict[str, Any]) -> Evaluation | None:

@@ -118,3 +118,34 @@ def test_the_compat_engine_says_that_it_ran(launcher: ForkedLauncher, make_confi
     assert record.engine.name == "compat"
     assert record.engine.version
     assert record.engine.reason
+
+
+def test_settings_for_a_gpu_say_that_they_do_nothing(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """On a CPU pinned memory and prefetch leave a note in the record, and the losses as they are."""
+    plain = launcher.launch(make_config(), tmp_path / "plain")
+    record = launcher.launch(make_config(pin_memory=True, prefetch=2), tmp_path / "asked")
+    assert plain.notes == []
+    assert record.notes == [
+        f"{name} does nothing here: it is for copies to a GPU, and the device is cpu"
+        for name in ("--pin-memory", "--prefetch")
+    ]
+    assert record.summary.losses_sha256 == plain.summary.losses_sha256
+
+
+def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """Arm and switch fail as something that this machine lacks; switched off, TF32 is what a CPU has anyway."""
+    for name, options in (("arm", {"arm": "fp32:tf32"}), ("switch", {"tf32": "on"})):
+        record = launcher.launch(make_config(**options), tmp_path / name)
+        assert (record.status, record.environment["exit_code"]) == ("failed", 4)
+        assert "compute capability 8.0" in (record.error or "")
+    assert launcher.launch(make_config(tf32="off"), tmp_path / "off").status == "completed"
+
+
+def test_compiled_fp16_is_not_emulated(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """torch.compile cannot see into emulation, so that a compiled cell computes fp16 natively, and says so."""
+    recipe = {"compile": "eager", "max_steps": 2, "data": {"train_size": 32, "val_size": 16}, "batch_size": 16}
+    record = launcher.launch(make_config(arm="half", arch="mlp", recipe=recipe), tmp_path)
+    assert record.status == "completed", record.error
+    assert record.half == "fp16 native"

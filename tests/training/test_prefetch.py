@@ -1,0 +1,61 @@
+"""Batches that are fetched ahead are the same, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.training.prefetch import Batch, CudaLane, Lane, ahead
+
+
+class Noted(Lane):
+    """A lane that writes down what is fetched and handed over."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def fetch(self, batches: Iterator[Batch]) -> tuple[Batch, Any] | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        self.seen.append(f"fetch {int(batch[0])}")
+        return batch, int(batch[0])
+
+    def hand_over(self, batch: Batch, mark: Any) -> None:
+        assert mark == int(batch[0])
+        self.seen.append(f"give {mark}")
+
+
+def numbered(count: int) -> Iterator[Batch]:
+    return ((torch.tensor(number),) for number in range(count))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 9])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_order_is_kept(depth: int, count: int) -> None:
+    """Whatever the depth, also beyond the number of batches, each comes once and in order."""
+    assert [int(batch[0]) for batch in ahead(numbered(count), depth, Noted())] == list(range(count))
+
+
+def test_so_many_are_begun_ahead() -> None:
+    """While the first batch is trained on, the next two are under way, and no more."""
+    lane = Noted()
+    batches = ahead(numbered(5), 2, lane)
+    next(batches)
+    assert lane.seen == ["fetch 0", "fetch 1", "fetch 2", "give 0"]
+    next(batches)
+    assert lane.seen[4:] == ["fetch 3", "give 1"]
+
+
+@pytest.mark.requires(cuda=1)
+def test_on_a_gpu_batches_are_whole() -> None:
+    """Copies on a stream of their own have arrived when the main stream computes with them."""
+    device = torch.device("cuda")
+    host = [torch.full((1 << 20,), float(number)).pin_memory() for number in range(8)]
+    batches = ((part.to(device, non_blocking=True),) for part in host)
+    assert [float(batch[0].sum()) for batch in ahead(batches, 3, CudaLane(device))] == [
+        n * float(1 << 20) for n in range(8)
+    ]
