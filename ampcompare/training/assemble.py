@@ -1,8 +1,8 @@
 """The order in which a run is put together; the only place that knows it.
 
 seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, a checkpoint where there is
-one, torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and
-DDP last because it records dtypes.
+one, torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it,
+and DDP last because it records dtypes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
 from ampcompare.training.average import WeightAverage
 from ampcompare.training.checkpoint import Names, parameter_names, restore_training
-from ampcompare.training.compiling import compiled
+from ampcompare.training.compiling import compiled, ready_compiler
 from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
 
@@ -116,6 +116,7 @@ def assemble(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(recipe.optimizer, model)
+    ready_compiler(recipe.compile)
     average = None if recipe.ema_decay is None else WeightAverage([model], recipe.ema_decay)
     owned = owned_params(optimizer)
     names = parameter_names([model], [optimizer])

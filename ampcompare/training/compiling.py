@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcompare.errors import EnvironmentUnfit
 
-__all__ = ["compiled", "cpu_half_of"]
+__all__ = ["compiled", "cpu_half_of", "ready_compiler"]
 
 COMPILERS = ("g++", "clang++", "cl", "icpx")
+
+
+def ready_compiler(backend: str) -> None:
+    """Let torch.compile learn torch's functions by name, before an arm replaces some of them: call it first.
+
+    It learns them at its first use. After O1 it would take our functions for torch's, and torch's for unknown ones.
+    """
+    if backend != "none":
+        torch.compile(_first_use, backend="eager")(torch.zeros(1))
+
+
+def _first_use(value: Tensor) -> Tensor:
+    return torch.relu(value).add(1).float()
 
 
 def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
@@ -31,7 +44,18 @@ def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
                 f"--compile inductor compiles C++ on a CPU, and none of {', '.join(names)} is there; install one, or "
                 "use --compile aot_eager"
             )
-    return cast(nn.Module, torch.compile(model, backend=backend))
+    return cast(nn.Module, torch.compile(_Whole(model), backend=backend))
+
+
+class _Whole(nn.Module):
+    """A call of a model as a frame of its own: hooks on the model, which cast in some arms, are then in the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
 
 
 def cpu_half_of(choice: str, backend: str) -> str:

@@ -100,3 +100,24 @@ def test_a_bad_batch_on_one_rank(ranks: Run, on_nan: str, skipped: list[int], re
     assert one[:4] == other[:4] == (10, skipped, returns, None)
     assert torch.equal(one[4], other[4])
     assert one[4].isfinite().all()
+
+
+def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], Tensor]:
+    """Train with two micro-batches in a compiled model with channels last."""
+    recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": "convnet"}}
+    recipe["data"] = {"name": "synthetic", "train_size": 64, "val_size": 16, "image_size": 8}
+    config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
+    session = make_session(config, Group(CPU))
+    losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]
+    return losses, torch.cat([param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()])
+
+
+@pytest.mark.parametrize(("arm", "kind"), [("native:bf16", "ddp"), ("apex:O1", "apex-ddp")])
+def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str) -> None:
+    """Compiled replicas stay equal, and train as those that are not compiled."""
+    (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="eager")
+    assert losses == other_losses
+    assert torch.equal(weights, other_weights)
+    plain, expected = ranks(2, compiled_on_ranks, arm=arm, kind=kind, backend="none")[0]
+    assert losses == pytest.approx(plain, rel=1e-3)
+    torch.testing.assert_close(weights, expected, rtol=1e-2, atol=1e-3)

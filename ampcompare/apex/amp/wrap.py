@@ -73,7 +73,7 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
                 if dtype is target or not dtype.is_floating_point:
                     continue
                 new = convert(value)
-            elif kind in _SCALARS:
+            elif isinstance(value, _SCALARS):
                 continue
             else:
                 new = cast_tree(value, target, convert)
@@ -84,7 +84,7 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
             if keep_out and kwargs.get("out") is not None:
                 return _into_out(original, args if cast is None else cast, kwargs, target, convert)
             for name, value in kwargs.items():
-                if value.__class__ not in _SCALARS:
+                if not isinstance(value, _SCALARS):
                     # `kwargs` is this call's own dict, and its keys stay.
                     kwargs[name] = cast_tree(value, target, convert)
         return original(*(args if cast is None else cast), **kwargs)
@@ -92,7 +92,8 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
     return wrapper
 
 
-_SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+# A tuple for isinstance: torch.compile takes a class for missing in a frozenset of classes that holds it.
+_SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
@@ -214,7 +215,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
                 convert = to_float
             else:
                 return original(arg0, *args, **kwargs)
-            new_args = [value if value.__class__ in _SCALARS else cast_tree(value, dtype, convert) for value in args]
+            new_args = [value if isinstance(value, _SCALARS) else cast_tree(value, dtype, convert) for value in args]
             if kwargs:
                 kwargs = {key: cast_tree(value, dtype, convert) for key, value in kwargs.items()}
             return original(arg0, *new_args, **kwargs)

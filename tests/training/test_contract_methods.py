@@ -1,0 +1,257 @@
+"""Every arm keeps the contract under each method of training: memory formats, an average, cuts, clipping, compilation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.optim import SGD
+
+from ampcompare.parallel.single import Single
+from ampcompare.precision.base import owned_params
+from ampcompare.precision.factory import make_precision
+from ampcompare.record import StepRecord
+from ampcompare.tasks.task import classification_loss
+from ampcompare.training.average import WeightAverage
+from ampcompare.training.compiling import compiled, ready_compiler
+from ampcompare.training.loop import Loop
+from ampcompare.training.measure import HostClock
+
+ARMS = [
+    "fp32",
+    "apex:O0,engine=compat",
+    "apex:O1,engine=compat",
+    "apex:O1,loss_scale=128,engine=compat",
+    "apex:O2,engine=compat",
+    "apex:O2,loss_scale=128,engine=compat",
+    "apex:O3,engine=compat",
+    "apex:O3,loss_scale=dynamic,engine=compat",
+    "native:fp16",
+    "native:bf16",
+    "half",
+    "half:bn_fp32",
+    "half:dtype=bf16",
+    "half:loss_scale=128",
+    "half:dynamic",
+    "half:master_weights",
+    "half:master_weights,dynamic",
+]
+DYNAMIC = [
+    "apex:O1,engine=compat",
+    "apex:O2,engine=compat",
+    "apex:O3,loss_scale=dynamic,engine=compat",
+    "native:fp16",
+    "half:dynamic",
+    "half:master_weights,dynamic",
+]
+COMPILED = [
+    pytest.param(arm, marks=() if arm.startswith(("apex:O1,e", "half:master_weights,d")) else pytest.mark.slow)
+    for arm in ARMS
+]
+CPU = torch.device("cpu")
+SMOOTHING = 0.1
+LR = 0.5
+
+
+class Net(nn.Module):
+    """A convolution with batch norm before a linear layer, small enough for fp16 on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.convolution(images)))
+        return self.head(hidden.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def net() -> Net:
+    """The same network at every call."""
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches(count: int = 1, *, size: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """Different images, the same at every call."""
+    draws = torch.Generator().manual_seed(1)
+    return [(torch.randn(size, 3, 5, 5, generator=draws), torch.arange(size) % 3) for _ in range(count)]
+
+
+def loss_of(models: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """Cross entropy with smoothed labels, as the task has it."""
+    return classification_loss(models[0](batch[0]), batch[1], label_smoothing=SMOOTHING)
+
+
+class Run:
+    """An arm under one method, trained by the loop."""
+
+    def __init__(self, arm: str, method: str = "plain", **options: Any) -> None:
+        model: nn.Module = net()
+        if method == "channels_last":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = SGD(model.parameters(), lr=LR)
+        average = WeightAverage([model], 0.5)
+        ready_compiler("eager" if method == "compiled" else "none")
+        owned = owned_params(optimizer)
+        self.precision = make_precision(arm)
+        (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])
+        average.follow([self.model], [self.optimizer], owned)
+        self.average = average
+        self.loop = Loop(
+            [compiled(self.model, "aot_eager" if method == "compiled" else "none", CPU)],
+            [self.optimizer],
+            self.precision,
+            Single(),
+            loss_of,
+            HostClock(),
+            accumulation=2 if method == "accumulation" else 1,
+            channels_last=method == "channels_last",
+            after_step=(average.update,) if method == "average" else (),
+            **options,
+        )
+
+    def train(self, data: list[tuple[Tensor, Tensor]]) -> list[StepRecord]:
+        return list(itertools.chain.from_iterable(self.loop.run(data, epoch=0)))
+
+    def weights(self) -> list[Tensor]:
+        return [param.detach().float().clone() for param in self.model.parameters()]
+
+
+METHODS = ["channels_last", "average", "accumulation"]
+Check = Callable[[str, str], None]
+
+
+def one_step(arm: str, method: str) -> None:
+    """The step is that of fp32 by hand: smoothed labels, no loss scale left, the mean over micro-batches."""
+    reference = net()
+    (images, labels) = batches()[0]
+    cuts = [slice(0, 4), slice(4, 8)] if method == "accumulation" else [slice(0, 8)]
+    for cut in cuts:
+        loss = nn.functional.cross_entropy(reference(images[cut]), labels[cut], label_smoothing=SMOOTHING)
+        (loss / len(cuts)).backward()
+    run = Run(arm, method)
+    (record,) = run.train(batches())
+    assert record.applied == (True,)
+    for got, param in zip(run.weights(), reference.parameters(), strict=True):
+        assert param.grad is not None
+        torch.testing.assert_close(got, param.detach() - LR * param.grad, rtol=0.02, atol=0.01)
+
+
+def clipped(arm: str, method: str) -> None:
+    """The norm is that of unscaled gradients, and the weights move by the clipped one."""
+    free = Run("fp32", "accumulation" if method == "accumulation" else "plain", clip_norm=1e9).train(batches())[0]
+    assert free.grad_norm is not None
+    run = Run(arm, method, clip_norm=free.grad_norm / 4)
+    before = run.weights()
+    (record,) = run.train(batches())
+    assert record.grad_norm == pytest.approx(free.grad_norm, rel=0.03)
+    moved = torch.stack([(a - b).norm() for a, b in zip(run.weights(), before, strict=True)]).norm().item()
+    assert moved == pytest.approx(LR * free.grad_norm / 4, rel=0.1)
+
+
+def trains(arm: str, method: str) -> None:
+    """Ten steps on one batch lower the loss, and leave finite weights and statistics."""
+    run = Run(arm, method)
+    records = run.train(batches() * 10)
+    assert records[-1].loss < 0.95 * records[0].loss
+    assert all(tensor.isfinite().all() for tensor in run.model.state_dict().values())
+
+
+def overflow(arm: str, method: str) -> None:
+    """An overflow skips its step alone, halves the scale, and the next is applied."""
+    run = Run(arm, method)
+    run.train(batches())
+    (scale,), before = run.precision.loss_scales(), run.weights()
+    images, labels = batches()[0]
+    (skipped,) = run.train([(images * float("inf"), labels)])
+    run.model.norm.reset_running_stats()  # type: ignore[operator, union-attr]
+    assert (skipped.applied, skipped.loss_scales) == ((False,), (scale / 2,))
+    assert all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))
+    (applied,) = run.train(batches())
+    assert (applied.applied, applied.loss_scales) == ((True,), (scale / 2,))
+    assert not all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))
+
+
+@pytest.mark.parametrize("check", [one_step, clipped, trains], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("arm", ARMS)
+def test_methods_hold_for_every_arm(arm: str, method: str, check: Check) -> None:
+    """Steps, norms and training of an arm are what they are without the method."""
+    check(arm, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("arm", DYNAMIC)
+def test_overflows_are_skipped_under_every_method(arm: str, method: str) -> None:
+    """Dynamic loss scaling works as without the method."""
+    overflow(arm, method)
+
+
+@pytest.mark.parametrize("arm", COMPILED)
+def test_a_compiled_model_keeps_the_contract(arm: str) -> None:
+    """torch.compile traces the casts of every arm, those of O1's patched functions too."""
+    for check in (one_step, clipped, trains):
+        check(arm, "compiled")
+    if arm in DYNAMIC:
+        overflow(arm, "compiled")
+
+
+@pytest.mark.parametrize("arm", COMPILED)
+def test_a_compiled_model_is_really_compiled(arm: str) -> None:
+    """One graph holds convolution and linear layer, with the casts around them; nothing has silently stayed eager."""
+    torch._dynamo.reset()  # forget graphs of other tests, which would serve this one
+    run = Run(arm, "compiled")
+    counters.clear()
+    run.train(batches(3))
+    stats = counters["stats"]
+    assert stats["unique_graphs"] == 1
+    assert stats["calls_captured"] >= 5
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_channels_last_stays(arm: str) -> None:
+    """Weights and images of every arm lie with channels last, after `prepare` and after a step."""
+    run = Run(arm, "channels_last")
+    layouts: list[bool] = []
+
+    def look(module: nn.Module, args: Any) -> None:
+        layouts.append(args[0].is_contiguous(memory_format=torch.channels_last))
+        layouts.append(module.weight.is_contiguous(memory_format=torch.channels_last))  # type: ignore[union-attr, operator]
+
+    run.model.convolution.register_forward_pre_hook(look)  # type: ignore[operator, union-attr]
+    run.train(batches(2))
+    assert layouts == [True] * 4
+
+
+class Scalars(nn.Module):
+    """Functions that O1 patches, with numbers given by place and by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        hidden = nn.functional.softmax(hidden, -1) + nn.functional.softmax(hidden, dim=0) + torch.sum(hidden, 1, True)
+        return torch.matmul(torch.pow(hidden, 2), torch.cat([hidden, hidden], 1)[:, :4])
+
+
+def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
+    """A model whose patched functions get numbers compiles under O1, and gives what it gives without."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ready_compiler("eager")
+    model = Scalars()
+    (model,), _ = make_precision("apex:O1").prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
+    x = torch.randn(4, 4)
+    expected = model(x)
+    assert torch.equal(compiled(model, "eager", CPU)(x), expected)
+    assert expected.dtype is torch.float16
