@@ -132,7 +132,7 @@ class Precision(abc.ABC):
         return ()
 
     def weights_replaced(self) -> None:  # noqa: B027  most backends remember nothing
-        """Forget what is remembered of the weights, which were written from outside between two forward passes."""
+        """Forget what is remembered of the weights: they were written from outside, or an evaluation has ended."""
 
     def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
         """Back-propagate `loss`; takes the options of `scale_loss`."""

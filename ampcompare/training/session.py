@@ -236,7 +236,7 @@ class Session:
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks
-        return evaluate(
+        result = evaluate(
             assembly.replicas,
             assembly.precision,
             assembly.task.data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
@@ -244,6 +244,8 @@ class Session:
             ranks.total if ranks.size > 1 else None,
             self._views,
         )
+        self.precision.weights_replaced()  # casts of an evaluation carry no gradient, and training makes its own
+        return result
 
     def _evaluate_average(self, share: dict[str, Any]) -> Evaluation | None:
         average, ranks = self.assembly.average, self.assembly.ranks

@@ -1,4 +1,4 @@
-"""Every arm keeps the contract under each method of training: memory formats, an average, cuts, clipping, compilation."""
+"""Every arm keeps the contract under each method of training: memory formats, an average, cuts, clipping, compiling."""
 
 from __future__ import annotations
 
@@ -250,8 +250,10 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     torch.manual_seed(0)
     ready_compiler("eager")
     model = Scalars()
-    (model,), _ = make_precision("apex:O1").prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
+    precision = make_precision("apex:O1")
+    (model,), _ = precision.prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
     x = torch.randn(4, 4)
     expected = model(x)
+    precision.weights_replaced()
     assert torch.equal(compiled(model, "eager", CPU)(x), expected)
     assert expected.dtype is torch.float16
