@@ -123,7 +123,10 @@ def recipe_options(function: Function) -> Function:
     """Add `--recipe` and `--scale`, every option of a recipe, `--model-arg`, `--config` and `--set`."""
     first = [
         click.option(
-            "--recipe", "recipe_name", metavar="NAME", help="a complete, named configuration; see list recipes"
+            "--recipe",
+            "recipe_name",
+            metavar="NAME|FILE",
+            help="a complete, named configuration (see list recipes), or a YAML file of your own",
         ),
         click.option("--scale", metavar="NAME", help="a smaller shape of the recipe, such as small"),
     ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gathered", "gather", "plan_for", "published_for_run", "read_file", "rows_for", "seeds_text"]
 
+FILES = (".yaml", ".yml")  # of a recipe that is not one of ours
 BESIDE_OPTIONS = {"processes": "processes", "seed": "recipe.seed", "arm_text": "arm"}
 
 
@@ -64,7 +65,7 @@ def gather(parameters: Mapping[str, Any], *, one_run: bool = False) -> Gathered:
     name, scale, file_name = (parameters.get(key) for key in ("recipe_name", "scale", "config_file"))
     if scale is not None and name is None:
         raise ConfigError(f"--scale {scale} is for a recipe; name it with --recipe")
-    full = load_recipe(name) if name is not None else None
+    full = None if name is None else read_file(name) if name.endswith(FILES) else load_recipe(name)
     matrix = full.matrix if full is not None else Matrix()
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
     if full is not None and scale is not None:
@@ -73,6 +74,8 @@ def gather(parameters: Mapping[str, Any], *, one_run: bool = False) -> Gathered:
         layers.append(Layer(f"recipe {name}, scale {scale}", smaller.settings))
     scaled = matrix if full is not None else None
     file = read_file(file_name) if file_name is not None else SettingsFile(Matrix())
+    if file.matrix.reference is not None or file.matrix.scales:
+        raise ConfigError(f"{file_name} has published figures or scales, and so is a recipe; give it with --recipe")
     by_flags = _given(parameters)
     upper = [Layer(f"file {file_name}", file.settings), *by_flags]
     matrix = joined(matrix, file.matrix)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ampcompare.published import PublishedRow
 from ampcompare.record import ArmSummary, Comparison, RunRecord
-from ampcompare.report.base import printable
+from ampcompare.report.base import LONGEST_LINE, printable
 
 __all__ = ["PublishedTable", "published_legend", "published_table"]
 
@@ -86,4 +86,4 @@ def published_legend(comparison: Comparison) -> str:
     elif published.differs:
         more = f" and {len(published.differs) - MOST_NAMED} more" if len(published.differs) > MOST_NAMED else ""
         words += f", with other settings than published: {'; '.join(published.differs[:MOST_NAMED])}{more}"
-    return f"{words}."
+    return printable(f"{words}.", LONGEST_LINE)

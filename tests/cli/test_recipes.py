@@ -129,6 +129,25 @@ def test_a_file_may_name_rows_and_what_is_varied(call: Call, tmp_path: Path) -> 
     assert f"{path}: there is no setting 'vari' (did you mean 'vary'?)" in done.err
 
 
+def test_a_recipe_of_ones_own(call: Call, tmp_path: Path) -> None:
+    """A file with figures and scales is a recipe by its path, and no file for `--config`."""
+    path = tmp_path / "ours.yaml"
+    path.write_text(
+        "recipe: {epochs: 9, data: {name: digits, train_size: 256, val_size: 64}, model: {arch: mlp}}\n"
+        "arms: [fp32]\nreference: {source: our spring, figures: [{arm: fp32, top1: 97.2, memory_mib: 40}]}\n"
+        "scales: {small: {recipe: {epochs: 1}}}\n"
+    )
+    done = call("compare", "--recipe", str(path), "--scale", "small", "--device", "cpu", "-o", str(tmp_path / "out"))
+    assert done.code == 0
+    assert "Published: our spring; one run per line." in done.out
+    row = next(line for line in done.out.partition("as published")[2].splitlines() if line.startswith("fp32"))
+    assert (row.split()[1], row.split()[3]) == ("97.20", "40")
+    refused = call("compare", "--config", str(path), "--dry-run")
+    assert (refused.code, len(refused.lines)) == (2, 1)
+    assert "give it with --recipe" in refused.err
+    assert "cannot read" in call("compare", "--recipe", str(tmp_path / "none.yaml"), "--dry-run").err
+
+
 def test_origins_of_settings(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value says which flag, variable, --set, file or recipe it came from, the strongest of them."""
     path = tmp_path / "mine.yaml"
