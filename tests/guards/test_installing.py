@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import ampcompare.guards
 from ampcompare.apex import amp
+from ampcompare.apex.amp import _syncfree
 from ampcompare.guards import GuardWarning
 from ampcompare.guards.place import Place, user_place
 from ampcompare.guards.saving import AmpStateUnsaved
@@ -136,3 +137,14 @@ def test_a_guard_that_fails_is_switched_off(script, monkeypatch) -> None:
     assert len(messages) == 2
     assert messages[0] == "the guard amp-state-unsaved failed and is off: ZeroDivisionError('division by zero')"
     assert messages[1].startswith("step-twice")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_engine_still_leaves_overflows_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guards are no reason for our engine to wait for the device at every step."""
+    monkeypatch.setattr(_syncfree, "_DEVICE_TYPES", frozenset({"cpu"}))
+    with ampcompare.guards.install():
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        assert _syncfree.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
