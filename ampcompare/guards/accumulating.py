@@ -57,16 +57,17 @@ class LossUndivided(Detector):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         # Of this update: passes by call site, and of those that came again the stack and whether all are undivided.
-        self._passes: Counter[tuple[object, ...]] = Counter()
-        self._again: dict[tuple[object, ...], tuple[Stack, bool]] = {}
+        self._passes: Counter[tuple[int, ...]] = Counter()
+        self._again: dict[tuple[int, ...], tuple[Stack, bool]] = {}
         # Over all updates: how often a call site looked wrong; None once it proved right.
-        self._wrong: dict[tuple[object, ...], int | None] = {}
+        self._wrong: dict[tuple[int, ...], int | None] = {}
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._versions: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._clipped = False
 
     def backward(self, losses: Any, seeds: Any) -> None:
-        if self.facts.stepping or seeds is not None or not isinstance(losses, Tensor):
+        weighted = seeds is not None and not self.facts.blocks  # in a block our engine seeds the pass with the scale
+        if self.facts.stepping or weighted or not isinstance(losses, Tensor):
             return
         site = call_site()
         self._passes[site] += 1
@@ -91,6 +92,9 @@ class LossUndivided(Detector):
 
     def attempt(self, optimizer: Any, scaler: Any) -> None:
         self._optimizers.add(optimizer)
+        if not self._again:
+            self._passes.clear()
+            return
         again, untouched = dict(self._again), self._are_untouched(optimizer)
         self._forget()
         for site, (stack, undivided) in again.items():
