@@ -24,6 +24,7 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
 
     Args:
         trust: let torch unpickle objects of other programs, which runs their code; whole models become state dicts.
+            Where that fails, the objects are left out.
 
     Returns:
         What it holds, and the places of objects that are left out.
@@ -45,7 +46,12 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
             "if you trust it as you would a program, add --trust-checkpoint"
         )
     else:
-        state, left_out = _unpickled(path)
+        try:
+            state, left_out = _unpickled(path)
+        except Exception as error:  # whatever the objects' own code raises; often it is not installed here
+            state, left_out = contents.plain()
+            text = " ".join(str(error).split())[:120]
+            left_out.insert(0, f"all objects, which cannot be made here ({type(error).__name__}: {text})")
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a checkpoint")
     return state, left_out
@@ -87,11 +93,7 @@ def objects_of(path: Path) -> list[str]:
 
 
 def _unpickled(path: Path) -> tuple[Any, list[str]]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever the objects' own code raises
-        text = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path} cannot be loaded even when trusted: {type(error).__name__}: {text}") from None
+    loaded = torch.load(path, map_location="cpu", weights_only=False)
     left_out: list[str] = []
     return _without_objects(loaded, "", left_out, {}), left_out
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -389,6 +391,20 @@ def test_objects_need_trust(tmp_path: Path) -> None:
     state, left_out = load_any(path, trust=True)
     assert torch.equal(state["model"]["weight"], net.weight)
     assert [line.partition(":")[0] for line in left_out] == ["sampler", "rate"]
+
+
+def test_objects_of_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusted objects whose code is not installed are left out, and the tensors beside them are carried."""
+    path = tmp_path / "a.pt"
+    module = ModuleType("lost_program")
+    module.Hub = type("Hub", (), {"__module__": "lost_program", "__qualname__": "Hub"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lost_program", module)
+    torch.save({"meta": {}, "message_hub": module.Hub(), "state_dict": WEIGHTS, "amp": APEX}, path)
+    monkeypatch.delitem(sys.modules, "lost_program")
+    result = convert_file(path, tmp_path / "b.pt", "native", trust=True)
+    assert torch.equal(result.state["state_dict"]["w"], WEIGHTS["w"])
+    assert "ModuleNotFoundError" in result.lost[-2]
+    assert result.lost[-1].startswith("message_hub: an object of lost_program.Hub")
 
 
 class Rate:
