@@ -15,7 +15,7 @@ import click
 from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.settings import gather, plan_for, rows_for, seeds_text
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, Ended
 
 if TYPE_CHECKING:
     from ampcompare.compare.plan import Plan
@@ -149,7 +149,7 @@ def command(**parameters: Any) -> int:
                 comparison = run_auto(make, folder, launcher, budget_seconds=budget, **settings)
             else:
                 comparison = run_plan(plan, folder, launcher, **settings)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended):
         if remains := launchers[0].remains():
             display.note(remains)
         if (folder / "report.md").exists():

@@ -98,7 +98,7 @@ def command(**parameters: Any) -> int:
             return _verify(config, folder / "verify-resume", launcher, display, as_json=parameters["as_json"])
         try:
             record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Ended):
             if remains := launcher.remains():
                 display.note(remains)
             raise

@@ -247,6 +247,9 @@ def _started(
     try:
         cells = {place: executor.submit(run, place) for place in places}
         yield {place: functools.partial(followed, place, cell) for place, cell in cells.items()}
+    except Ended:
+        executor.shutdown(cancel_futures=True)  # the other cells that run were told to end too, and are saving
+        raise
     except BaseException:
         launcher.close()  # ends the cells that threads wait for
         executor.shutdown(cancel_futures=True)

@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
+from ampcompare.checkpoint.file import write_checkpoint
 from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.checkpoint.layout import SCHEMA
 
 Call = Callable[..., object]
 SAVING = ("--drain-every", "1", "--epochs", "2")
@@ -51,7 +54,8 @@ def test_bad_checkpoints_are_one_line(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text.pt").write_text("a text\n")
     (tmp_path / "empty.pt").write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    for name in ("text.pt", "empty.pt", "folder", "nowhere.pt"):
+    write_checkpoint(tmp_path / "newer.pt", {"schema": SCHEMA + 1})
+    for name in ("text.pt", "empty.pt", "folder", "nowhere.pt", "newer.pt"):
         words = ("run", *TINY, "-q", "-o", str(tmp_path / "out"), "--resume", str(tmp_path / name))
         done = call(*words)
         assert done.code == 2  # type: ignore[attr-defined]
@@ -92,6 +96,25 @@ def test_a_resumed_run_is_verified(call: Call, tmp_path: Path) -> None:
     assert "those of the unbroken run to the last bit" in done.out  # type: ignore[attr-defined]
     found = call(*words, "--json").json()  # type: ignore[attr-defined]
     assert (found["steps"], found["difference"]) == (8, "")
+
+
+@pytest.mark.slow
+def test_sigterm_reaches_all_cells_that_run(tmp_path: Path) -> None:
+    """Cells that run at the same time all save before the comparison ends."""
+    words = ["compare", *TINY, "--arm", "fp32", "--arm", "native:bf16", "--jobs", "2", "--epochs", "5000", "-o", "out"]
+    process = subprocess.Popen([sys.executable, "-m", "ampcompare", *words], stderr=subprocess.PIPE, cwd=tmp_path)
+    with process:
+        deadline = time.monotonic() + 90
+        while sum(path.stat().st_size > 0 for path in tmp_path.glob("out/cells/*/steps.jsonl")) < 2:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    folders = list(tmp_path.glob("out/cells/*/checkpoints"))
+    assert len(folders) == 2
+    assert all(CheckpointFolder(folder).newest() is not None for folder in folders)
 
 
 def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:

@@ -139,6 +139,26 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
         require_fit(model, many)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "package"),
+    [
+        ("actnn:bits=4", "torch"),
+        ("fabric:16-mixed", "lightning_fabric"),
+        ("fabric:bf16-true", "lightning_fabric"),
+        ("mmengine:fp32", "mmengine"),
+    ],
+)
+def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, tmp_path: Path) -> None:
+    """What another library keeps of a run lies in weights, optimizers and its precision state as well."""
+    pytest.importorskip(package)
+    unbroken = Played(config(arm), tmp_path / "a")
+    first = Played(config(arm), tmp_path / "b", stop=3)
+    second = Played(config(arm), tmp_path / "b", resume=True)
+    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+    assert first_difference(unbroken.end, second.end, apart=APART) == ""
+
+
 def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:
     """Apex zeroes gradients of fp32 parameters under O2 where torch drops them; the sign of a zero hangs on it."""
     settings = config("apex:O2,engine=compat")
