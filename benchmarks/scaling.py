@@ -5,10 +5,12 @@
 Six trainings of the same model take turns: alone (one rank, the others wait), torch's DDP, the same again, which
 shows the noise, Apex's DDP, torch's DDP without reducing, which gives the share of a step that the all-reduce takes,
 and torch's DDP with Apex's SyncBN. They run in the same processes one after the other, in random order within a
-repeat, which all ranks share; every ratio is taken within a repeat, and a row shows medians and the middle half of
-the repeats. The batch of a rank is that of the model, so that two ranks work on twice the samples. fp16 is computed
-as cells compute it: emulated in fp32 on a CPU without fp16 instructions, since ATen's own fp16 convolutions take
-minutes here and look like a hang. Ranks that share cores slow each other down: read the cores and the load beside.
+repeat, which all ranks share. Rates and ratios are of the fastest tenth of all steps of a kind, which on a busy
+machine are those that nothing disturbed; beside them stands the middle half over repeats of the ratio of their
+medians, with all that disturbed it. The batch of a rank is that of the model, so that two ranks work on twice the
+samples. fp16 is computed as cells compute it: emulated in fp32 on a CPU without fp16 instructions, since ATen's own
+fp16 convolutions take minutes here and look like a hang. Ranks that share cores slow each other down: read the cores
+and the load beside.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ def _loss(models: Any, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(models[0](batch[0]).float(), batch[1])
 
 
-def _seconds(model_name: str, arm: str, variant: str) -> tuple[float, int]:
-    """Return the seconds of a step of one training, by this rank's clock between two barriers, and its samples."""
+def _seconds(model_name: str, arm: str, variant: str) -> tuple[list[float], int]:
+    """Return the seconds of each step of one training, by this rank's clock, and its samples."""
     torch.manual_seed(0)
     model, inputs, labels = WORKLOADS[model_name]()
     device = torch.device("cpu")
@@ -74,21 +76,16 @@ def _seconds(model_name: str, arm: str, variant: str) -> tuple[float, int]:
     model = parallel.convert_batchnorm(model)
     models, optimizers = precision.prepare([model], [sgd(model.parameters())])
     models = [parallel.wrap(model) for model in models]
-    begin = 0.0
+    seconds = []
     with cpu_half("auto", precision.half_dtype, device)[1]:
-        for number in range(WARMUP + STEPS):
-            if number == WARMUP:
-                _meet(variant)
-                begin = time.perf_counter()
+        for _ in range(WARMUP + STEPS):
+            if variant == "local":
+                dist.barrier()  # elsewhere the exchange keeps ranks together
+            begin = time.perf_counter()
             with parallel.no_sync(models, enabled=True) if variant == "local" else nullcontext():
                 update(models, optimizers, precision, parallel, _loss, [(inputs, labels)])
-        _meet(variant)
-    return (time.perf_counter() - begin) / STEPS, len(labels)
-
-
-def _meet(variant: str) -> None:
-    if variant != "alone":
-        dist.barrier()
+            seconds.append(time.perf_counter() - begin)
+    return seconds[WARMUP:], len(labels)
 
 
 def _measure(rank: int, ranks: int, arm: str, model_name: str, repeats: int, meeting: str, out: str) -> None:
@@ -96,7 +93,7 @@ def _measure(rank: int, ranks: int, arm: str, model_name: str, repeats: int, mee
     torch.set_num_threads(1)
     world = World(rank, ranks, rank, ranks, f"file://{meeting}", 0, "benchmark")
     variants = [name for name in VARIANTS if name != "sync-bn" or model_name == "medium"]
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in variants}
     samples, order = 0, random.Random(0)
     with process_group(world, "gloo", "cpu"):
         for _ in range(repeats):
@@ -126,24 +123,24 @@ def _times(arm: str, ranks: int, model_name: str, repeats: int) -> dict[str, Any
 def _row(arm: str, ranks: int, found: dict[str, Any]) -> dict[str, Any]:
     seconds, samples = found["seconds"], found["samples"]
 
+    def fast(name: str) -> float:
+        return statistics.quantiles([step for repeat in seconds[name] for step in repeat], n=10)[0]
+
     def rate(name: str, processes: int) -> float:
-        return processes * samples / statistics.median(seconds[name])
+        return processes * samples / fast(name)
 
-    def ratios(one: str, other: str) -> list[float]:
-        return [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
-
-    between = ratios("ddp", "apex-ddp")
-    low, _, high = statistics.quantiles(between, n=4, method="inclusive")
+    pairs = zip(seconds["ddp"], seconds["apex-ddp"], strict=True)
+    low, _, high = statistics.quantiles([statistics.median(a) / statistics.median(b) for a, b in pairs], n=4)
     return {
         "arm": arm,
         "1 rank /s": rate("alone", 1),
         f"{ranks} ranks, ddp /s": rate("ddp", ranks),
         f"{ranks} ranks, apex-ddp /s": rate("apex-ddp", ranks),
-        "apex-ddp / ddp": statistics.median(between),
-        "middle half": f"{low:.2f} to {high:.2f}",
-        "ddp again / ddp": statistics.median(ratios("ddp", "ddp again")),
-        "all-reduce share": max(0.0, 1 - statistics.median(ratios("local", "ddp"))),
-        "sync-bn time": statistics.median(ratios("sync-bn", "ddp")) if "sync-bn" in seconds else None,
+        "apex-ddp / ddp": fast("ddp") / fast("apex-ddp"),
+        "ddp again / ddp": fast("ddp") / fast("ddp again"),
+        "apex-ddp / ddp, by repeats": f"{low:.2f} to {high:.2f}",
+        "all-reduce share": max(0.0, 1 - fast("local") / fast("ddp")),
+        "sync-bn time": fast("sync-bn") / fast("ddp") if "sync-bn" in seconds else None,
     }
 
 

@@ -79,7 +79,7 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text() == (tmp_path / "rank1.log").read_text() == ""
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
 def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
     """A rank that SIGKILL ends is named with the signal and its last words, and no other rank lives on."""
     begin = time.monotonic()
@@ -148,9 +148,10 @@ def test_ranks_that_are_told_to_end_save_together(make_config: MakeConfig, tmp_p
     ("arch", "error"),
     [
         ("launched:rank_1_raises", "rank 1: RuntimeError: the forward pass of one rank"),
-        (
+        pytest.param(
             "launched:other_on_rank_1",
             "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32",
+            marks=pytest.mark.slow,
         ),
         pytest.param("launched:all_raise", "nobody can build this", marks=pytest.mark.slow),
     ],
