@@ -96,7 +96,13 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, dtype: torch.dty
 
 def _rebuild_tensor(arguments: tuple[Any, ...], call: Call) -> StoredTensor:
     storage, offset, shape, stride = arguments[:4]
-    return _tensor(storage, offset, shape, stride)
+    return _with_flags(_tensor(storage, offset, shape, stride), arguments[6:7])
+
+
+def _with_flags(made: StoredTensor, metadata: tuple[Any, ...]) -> StoredTensor:
+    if metadata and isinstance(metadata[0], dict):
+        made.conjugate, made.negative = bool(metadata[0].get("conj")), bool(metadata[0].get("neg"))
+    return made
 
 
 def _rebuild_v3(arguments: tuple[Any, ...], call: Call) -> StoredTensor:
@@ -104,7 +110,7 @@ def _rebuild_v3(arguments: tuple[Any, ...], call: Call) -> StoredTensor:
     if not isinstance(dtype, torch.dtype):
         raise NotPickled("a tensor has no known dtype")
     storage, offset, shape, stride = arguments[:4]
-    return _tensor(storage, offset, shape, stride, dtype)
+    return _with_flags(_tensor(storage, offset, shape, stride, dtype), arguments[7:8])
 
 
 def _first(arguments: tuple[Any, ...], call: Call) -> Any:

@@ -71,7 +71,9 @@ class Contents:
         if (stored.offset + reach) * stored.dtype.itemsize > held.nbytes:
             raise CheckpointError(f"{self.path} is damaged: a tensor reaches beyond its {held.nbytes} stored bytes")
         whole = held[: held.nbytes // stored.dtype.itemsize * stored.dtype.itemsize].view(stored.dtype)
-        return whole.as_strided(stored.shape, stored.stride, stored.offset)
+        found = whole.as_strided(stored.shape, stored.stride, stored.offset)
+        found = found.conj().resolve_conj() if stored.conjugate else found
+        return found.neg() if stored.negative else found
 
     def plain(self) -> tuple[Any, list[str]]:
         """Return what the file holds as tensors and plain values, and the places of objects that this leaves out.

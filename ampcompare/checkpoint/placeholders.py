@@ -69,6 +69,7 @@ class StoredTensor:
         stored: elements of the storage, as the pickle claims.
         offset: of its first element in the storage.
         device: where it was when it was saved.
+        conjugate, negative: whether it is the conjugate or the negative of what is stored, which torch does lazily.
     """
 
     storage: str
@@ -78,6 +79,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     device: str
+    conjugate: bool = False
+    negative: bool = False
 
     @property
     def count(self) -> int:
