@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 from torch.autograd import graph
@@ -10,7 +12,8 @@ from torch.overrides import has_torch_function_unary
 __all__ = ["run_from"]
 
 _TENSOR_BACKWARD = Tensor.backward
-_AUTOGRAD_BACKWARD = torch.autograd.backward
+# Torch's own, even where someone had replaced it before this module was imported.
+_AUTOGRAD_BACKWARD = inspect.unwrap(torch.autograd.backward)
 
 
 def run_from(loss: Tensor, seed: Tensor | None) -> None:
