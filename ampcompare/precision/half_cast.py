@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ __all__ = ["cast_model"]
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place, and what it is called with and returns, by hooks.
+    """Cast the parameters and buffers of `model` in place, and what it is called with and returns from now on.
 
     Args:
         dtype: float16 or bfloat16.
@@ -23,20 +25,43 @@ def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.float()
+    _CastForward(model, model.forward, dtype).install()
 
-    def cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if len(args) == 1 and isinstance(args[0], Tensor):  # the usual call, without a walk
-            args = (_cast_tensor(args[0], dtype),)
+
+class _CastForward:
+    """Stands as `forward` of one model, which costs a fraction of two hooks on it.
+
+    It holds the model that it serves: copies run their own weights, and replicas of `nn.DataParallel`, which share what
+    is set on the instance, get one each.
+    """
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any], dtype: torch.dtype) -> None:
+        self.module = module
+        self.original = original
+        self.dtype = dtype
+
+    def install(self) -> None:
+        """Replace `forward` on this instance of the model."""
+        self.module.forward = self
+        self.module._replicate_for_data_parallel = self.replicate  # type: ignore[method-assign]
+
+    def replicate(self) -> nn.Module:
+        """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""
+        replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
+        original = self.original
+        if isinstance(original, MethodType) and original.__self__ is self.module:
+            original = MethodType(original.__func__, replica)
+        _CastForward(replica, original, self.dtype).install()
+        return replica
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dtype = self.dtype
+        if len(args) == 1 and not kwargs and args[0].__class__ is Tensor:  # the usual call, without a walk
+            value = args[0]
+            output = self.original(value.to(dtype) if value.is_floating_point() else value)
         else:
-            args = _cast(args, dtype)
-        return args, _cast(kwargs, dtype) if kwargs else kwargs
-
-    model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    model.register_forward_hook(_cast_outputs)
-
-
-def _cast_outputs(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    return output.float() if isinstance(output, Tensor) else _cast(output, torch.float32)
+            output = self.original(*_cast(args, dtype), **_cast(kwargs, dtype))
+        return output.float() if output.__class__ is Tensor else _cast(output, torch.float32)
 
 
 def _cast_tensor(value: Tensor, dtype: torch.dtype) -> Tensor:
