@@ -18,14 +18,14 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Give verdicts on figures that someone else measured (a CSV).",
-    "reproduce": "Run small versions of published claims: claim, published, measured, verdict.",
+    "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of a run directory again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "doctor": "Say what this machine offers, what is wrong, and what to do.",
     "explain": "Say what an arm does to numbers, and what its native twin is.",
-    "list": "Show arms, models, data, launchers, recipes, guards: available or why not.",
-    "config": "Say where each setting came from, or print the JSON Schema of settings.",
+    "list": "Show arms, models, data, launchers, recipes, guards, or why not.",
+    "config": "Say where each setting came from; print the schema of files.",
 }
 SILENT_SECONDS = 2.0
 EPILOG = (

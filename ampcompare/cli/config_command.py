@@ -26,7 +26,7 @@ __all__ = ["command"]
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
-    """Say where each setting came from, or print the JSON Schema of settings.
+    """Say where each setting came from; print the schema of files.
 
     `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints what they come to as
     YAML that --config takes again. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first

@@ -12,7 +12,7 @@ KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 @click.command("list")
 @click.argument("what", type=click.Choice([*KINDS, "all"]), default="all")
 def command(what: str) -> int:
-    """Show arms, models, data, launchers, recipes, guards: available or why not."""
+    """Show arms, models, data, launchers, recipes, guards, or why not."""
     from tabulate import tabulate
 
     for name, rows in _sections():

@@ -33,7 +33,7 @@ __all__ = ["command"]
 @click.option("--no-progress", is_flag=True, help="no progress bar")
 @click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr")
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
-    """Run small versions of published claims: claim, published, measured, verdict.
+    """Run small versions of published claims, each with a verdict.
 
     Each claim is tried on a small shape with five seeds or more, on the bundled data. What needs a GPU says so where
     there is none. Running the same command again goes on where it stopped. CLAIM is a name of --list; all by default.

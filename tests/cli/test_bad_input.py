@@ -62,7 +62,7 @@ def test_bad_words(call: Call, words: list[str], parts: list[str]) -> None:
     ("words", "part"),
     [
         (["comapre"], "Did you mean 'compare'?"),
-        (["run", "--opt-levle", "O2"], "Did you mean '--opt-level'?"),
+        (["run", "--opt-levell", "O2"], "Did you mean '--opt-level'?"),
         (["run", "--epochs", "many"], "'many' is not a valid integer"),
         (["report", ".", "--format", "pdf"], "'pdf' is not one of"),
         (["run", "surplus"], "unexpected extra argument (surplus)"),
