@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -42,10 +43,13 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 class ApexScript:
     """A script with `apex.amp`."""
 
-    def __init__(self, amp: Any, opt_level: str, kind: Any = torch.optim.AdamW, **options: Any) -> None:
-        model, optimizer = build(kind)
+    def __init__(
+        self, amp: Any, opt_level: str, kind: Any = torch.optim.AdamW, model: Any = None, optimizer: Any = None
+    ) -> None:
+        if model is None:
+            model, optimizer = build(kind)
         self.amp = amp
-        self.model, self.optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0, **options)
+        self.model, self.optimizer = amp.initialize(model, optimizer, opt_level=opt_level, verbosity=0)
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore a checkpoint in the documented order."""
@@ -165,6 +169,37 @@ def test_what_an_o2_checkpoint_has_lost_is_listed_exactly(tmp_path: Path, amp: A
         for name, value in state.items():
             assert torch.equal(result.state["optimizer"]["state"][index][name], value)
     assert list(saved) == ["model", "optimizer", "amp", "epoch"], "the source is untouched"
+
+
+def test_a_legacy_layout_resumes_alike_in_both_orders(tmp_path: Path, amp: Any) -> None:
+    """Loaded after or before `initialize`, an O2 file keeps its moments to the last bit, and trains on alike."""
+    path = tmp_path / "legacy.pt"
+    script = ApexScript(amp, "O2")
+    steps(script, 0, STEPS)
+    torch.save(script.save(), path)
+    unbroken = steps(script, STEPS, 4)
+    amp._amp_state.close()
+    losses, moments = [], []
+    for load_first in (False, True):
+        saved = torch.load(path)
+        model, optimizer = build()
+        if load_first:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        script = ApexScript(amp, "O2", model=model, optimizer=optimizer)
+        if load_first:
+            amp.load_state_dict(saved["amp"])
+        else:
+            script.load(saved)
+        script.optimizer.zero_grad()  # makes the masters, which take the state over
+        moments.append(copy.deepcopy(script.save()["optimizer"]["state"]))
+        losses.append(steps(script, STEPS, 4))
+        amp._amp_state.close()
+    saved = torch.load(path)["optimizer"]["state"]
+    for found in moments:
+        assert all(torch.equal(found[index]["exp_avg_sq"], state["exp_avg_sq"]) for index, state in saved.items())
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(unbroken, rel=HALF)
 
 
 def ours(arm: str, **more: Any) -> dict[str, Any]:
