@@ -48,7 +48,7 @@ def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
 
 
 class _Whole(nn.Module):
-    """A call of a model as a frame of its own: hooks on the model, which cast in some arms, are then in the graph."""
+    """A call of a model as a frame of its own: hooks on it are in the graph, and so are models of torch's classes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class SkipNonFinite(Precision):
         self._any_rank = any_rank
         self._losses: list[Tensor] = []
         self._buffers = [buffer for model in models for buffer in model.buffers()]
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._kept: list[Tensor] | None = None
 
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -44,6 +44,8 @@ class SkipNonFinite(Precision):
         return self.inner.prepare(models, optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
+        if self._kept is None:  # before the first forward pass, and after all that a checkpoint brings
+            self._kept = [buffer.clone() for buffer in self._buffers]
         return self.inner.autocast()
 
     def scale_loss(
@@ -63,10 +65,11 @@ class SkipNonFinite(Precision):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         finite = all(bool(loss.isfinite().all()) for loss in self._losses)
         self._losses.clear()
+        kept = self._kept or []
         if not self._any_rank(not finite):
-            _copy(self._buffers, self._kept)
+            _copy(self._buffers, kept)
             return self.inner.step(*optimizers)
-        _copy(self._kept, self._buffers)
+        _copy(kept, self._buffers)
         for optimizer in optimizers:
             for param in self.inner.unscale(optimizer):
                 param.grad = None  # an optimizer passes over parameters without gradient
@@ -86,5 +89,5 @@ class SkipNonFinite(Precision):
 
 
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-    if sources:
+    if sources and targets:
         torch._foreach_copy_(targets, sources)

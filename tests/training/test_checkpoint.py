@@ -121,6 +121,21 @@ def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str,
         assert len({step.loss_scales for step in unbroken.steps}) > 1
 
 
+@pytest.mark.parametrize("on_nan", ["skip", "rollback"])
+def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
+    """Dropped updates, returns to a good state and patience are those of the unbroken run, to the last bit."""
+    recipe = {"early_stop": 1, "epochs": 4, "optimizer": {"lr": 1e-30}}
+    options = {"on_nan": on_nan, "rollback_every": 1, "max_skipped": 3, "recipe": recipe}
+    unbroken = Played(config(**options), tmp_path / "a")
+    assert (len(unbroken.tally.epochs), unbroken.session.ended is not None) == (2, True)
+    for stop in (5, 7):
+        first = Played(config(**options), tmp_path / f"{stop}", stop=stop)
+        second = Played(config(**options), tmp_path / f"{stop}", resume=True)
+        assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+        assert second.session.ended == unbroken.session.ended
+        assert first_difference(unbroken.end, second.end, apart=APART) == ""
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
     """Missing, unexpected and mis-shaped tensors are named, at most ten of them, with their number."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
