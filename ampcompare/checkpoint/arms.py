@@ -15,7 +15,7 @@ from ampcompare.checkpoint.parts import find_parts
 from ampcompare.checkpoint.scalers import APEX_INTERVAL, FIRST_SCALE, NEVER, apex_from_scalers, scalers_from_apex
 from ampcompare.errors import ConversionError
 
-__all__ = ["into_arm", "native_twin"]
+__all__ = ["into_arm", "native_twin", "source_kind"]
 
 # backend that keeps a GradScaler: the option that tells its type, and which of its values are fp16
 WITH_GRAD_SCALER: dict[str, tuple[tuple[str, tuple[str | None, ...]], ...]] = {
@@ -52,7 +52,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     was, target = _inner(parts.arm), _inner(arm)
     level = str(target.options.get("opt_level", "O1")) if target.backend == "apex" else None
     was_level = str(was.options.get("opt_level", "O1")) if was.backend == "apex" else None
-    result = Conversion(copied(state), "apex" if was_level else "native", level or was_level, text)
+    result = Conversion(copied(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
     into_fp32(parts, result, was_level)
     key, entry = _precision_state(target, level, scalers, result)
@@ -74,9 +74,17 @@ def _inner(text: str) -> Arm:
     return _inner(str(arm.options.get("over", "fp32")).replace("+", ",")) if arm.backend == "actnn" else arm
 
 
+def source_kind(arm: str) -> str:
+    """Return "apex" or "native" for the arms that convert to each other, and the name of the backend for others."""
+    backend = _inner(arm).backend
+    return "native" if backend in WITH_GRAD_SCALER else backend
+
+
 def native_twin(arm: str) -> str:
-    """Return the arm of torch.amp, or fp32, that comes nearest to an Apex arm."""
-    options = Arm.parse(arm).options
+    """Return the arm of torch.amp, or fp32, that comes nearest to an Apex arm; native:fp16 for others."""
+    if source_kind(arm) != "apex":
+        return "native:fp16"
+    options = _inner(arm).options
     level, scale = options.get("opt_level", "O1"), options.get("loss_scale")
     if level == "O0":
         return "fp32"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from ampcompare.checkpoint.arms import into_arm, native_twin
+from ampcompare.checkpoint.arms import into_arm, native_twin, source_kind
 from ampcompare.checkpoint.file import write_checkpoint, write_safely
 from ampcompare.checkpoint.full import Conversion, at_place, copied, into_fp32, replace, strip_prefix
 from ampcompare.checkpoint.inspection import guess_level
@@ -56,7 +56,7 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
 
 def _kind(parts: Parts, to: Target, given_level: str | None) -> str:
     if parts.arm is not None:
-        return "apex" if parts.arm.partition(":")[0] == "apex" else "native"
+        return source_kind(parts.arm)
     if parts.apex or (not parts.scalers and (given_level or guess_level(parts)[1])):
         return "apex"
     if parts.scalers or to == "apex":

@@ -22,7 +22,7 @@ class Conversion:
 
     Attributes:
         state: in the layout of the program that wrote the source, with the other kind of precision state.
-        source: "native" or "apex": what it was.
+        source: what it was: "native", "apex", or the backend of another arm of ours.
         level: opt level of the source or of the target, whichever is Apex.
         arm: of the result, where it is a checkpoint of ours.
         changed: a line for each entry that is written otherwise, with the same meaning.

@@ -47,7 +47,8 @@ def inspection_lines(found: Inspection) -> list[str]:
 def conversion_lines(document: dict[str, Any]) -> list[str]:
     """Return what a conversion did, for a terminal; `document` is what `--json` prints."""
     level = f" {document['opt_level']}" if document["opt_level"] else ""
-    was, becomes = ("Apex" + level, "torch.amp") if document["from"] == "apex" else ("torch.amp", "Apex" + level)
+    names = {"apex": "Apex" + level, "native": "torch.amp"}
+    was, becomes = names.get(document["from"], document["from"]), names[document["to"]]
     lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]

@@ -90,6 +90,7 @@ def test_options_of_the_target_arm_stand() -> None:
 def test_native_twins() -> None:
     """The arm that a conversion to torch.amp ends in."""
     assert native_twin("apex:O0") == "fp32"
+    assert native_twin("half:loss_scale=8") == "native:fp16"
     assert native_twin("apex:O2,loss_scale=dynamic") == "native:fp16"
     assert native_twin("apex:O1,loss_scale=64") == "native:fp16,init_scale=64,growth_interval=2147483647"
 

@@ -265,6 +265,17 @@ def test_arms_become_their_native_twins(
         torch.amp.GradScaler("cpu").load_state_dict(state)
 
 
+def test_arms_that_are_neither_convert_too() -> None:
+    """What a run of fp32 or half saved goes to torch.amp and to Apex, and says what it was."""
+    state = {"schema": 1, **ours("fp32", precision={})}
+    result = convert_state(state, "native")
+    assert (result.source, result.arm, result.state["scaler"]["scale"]) == ("fp32", "native:fp16", 65536.0)
+    result = convert_state(state, "apex", opt_level="O2")
+    assert (result.source, result.arm) == ("fp32", "apex:O2")
+    with pytest.raises(ConversionError, match=r"torch\.amp already"):
+        convert_state({"schema": 1, **ours("native:bf16", scaler={})}, "native")
+
+
 def test_the_legacy_layout_of_ours(tmp_path: Path) -> None:
     """`--apex-layout` writes what a script with Apex loads, from either kind, and lists what such a script has not."""
     write_checkpoint(tmp_path / "a.pt", ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1}}))
