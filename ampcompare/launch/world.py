@@ -114,8 +114,10 @@ def _in_slurm(environment: Mapping[str, str]) -> bool:
 def _slurm_world(environment: Mapping[str, str], url: str | None) -> World:
     size, nodes = _number(environment, "SLURM_STEP_NUM_TASKS"), _number(environment, "SLURM_STEP_NUM_NODES", 1)
     if url is None:
-        # A port of its own for each step of each job, the same for all its tasks.
+        # A port of its own for each step of each job, the same for all its tasks; the one that srun itself listens at
+        # tells two clusters apart that use one machine and count their jobs alike.
         step = _number(environment, "SLURM_JOB_ID", 0) * 31 + _number(environment, "SLURM_STEP_ID", 0)
+        step += _number(environment, "SLURM_SRUN_COMM_PORT", 0)
         host = environment.get("MASTER_ADDR") or _first_host(environment)
         port = environment.get("MASTER_PORT") or str(FIRST_PORT + step % PORTS)
         url = f"tcp://{host}:{port}"

@@ -47,6 +47,7 @@ def test_srun() -> None:
     assert world == World(5, 8, 1, 4, "tcp://gpu03:20529", 0, "slurm")
     assert world_of({**SRUN, "SLURM_PROCID": "0"}).url == world.url  # type: ignore[union-attr]
     assert world_of({**SRUN, "SLURM_STEP_NUM_NODES": "1"}).url == "tcp://127.0.0.1:20529"  # type: ignore[union-attr]
+    assert world_of({**SRUN, "SLURM_SRUN_COMM_PORT": "7"}).url == "tcp://gpu03:20536"  # type: ignore[union-attr]
     assert rank_of(SRUN) == 5
 
 
