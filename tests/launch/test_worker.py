@@ -120,6 +120,15 @@ def test_the_compat_engine_says_that_it_ran(launcher: ForkedLauncher, make_confi
     assert record.engine.reason
 
 
+def test_deterministic_refuses_what_is_not(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """An operation without a deterministic version ends such a cell with torch's words, and no other cell."""
+    arch = "launched:puts_in_any_order"
+    record = launcher.launch(make_config(arch=arch, deterministic=True), tmp_path / "strict")
+    assert record.status == "failed"
+    assert "put_ does not have a deterministic implementation" in (record.error or "")
+    assert launcher.launch(make_config(arch=arch), tmp_path / "free").status == "completed"
+
+
 def test_settings_for_a_gpu_say_that_they_do_nothing(
     launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
 ) -> None:
