@@ -250,7 +250,10 @@ def _traps(parts: Parts, level: str | None) -> Iterator[str]:
     if _half_state(parts):
         yield "optimizer state is fp16: " + _lost_moments(parts)
     elif is_rounded(_moments(parts)):
-        yield "optimizer state went through fp16 on an earlier resume: " + _lost_moments(parts)
+        yield (
+            "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume: "
+            + _lost_moments(parts)
+        )
     if level in ("O2", "O3") or rounded:
         yield from _loading_order(parts)
     if parts.optimizers and rounded and not parts.apex and not parts.scalers:
