@@ -228,7 +228,7 @@ def main(runs: int, seed: int, out: str | None) -> None:
     )
     click.echo(text)
     if out is not None:
-        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {seconds:.0f} s in all"
+        facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {seconds:.0f} s in all, seed {seed}"
         Path(out + ".md").write_text(f"# Runs killed and resumed\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
         data = {"environment": facts, "lost": len(lost), "different": len(different), "runs": rows}
         Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
