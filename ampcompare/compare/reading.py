@@ -43,6 +43,7 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
         yield "No run was completed, so there is nothing to compare."
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
+    yield from _events(rows, records)
     averaged = [text for row in completed if (text := _averaged(row.arm, records))]
     if averaged:
         yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
@@ -120,6 +121,21 @@ def _saving(row: ArmSummary) -> float:
 
 def _size(row: ArmSummary) -> str:
     return f"{100 * _saving(row):.0f} % less memory"
+
+
+def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield which arms trained for fewer epochs than others, and which went back to a good state."""
+    ended, returned = [], []
+    for row in rows:
+        runs = [record.summary for record in records if record.arm == row.arm]
+        if early := sum(run.ended is not None for run in runs):
+            ended.append(f"{row.arm} {early}/{len(runs)}")
+        if back := sum(bool(run.rollbacks) for run in runs):
+            returned.append(f"{row.arm} {back}/{len(runs)}")
+    if ended:
+        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
+    if returned:
+        yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
 def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
