@@ -28,6 +28,7 @@ from ampcompare.launch.worker import failed_with, train_cell
 from ampcompare.launch.world import World, world_of
 from ampcompare.parallel.ranks import Group, require_equal
 from ampcompare.record import RunRecord, write_atomically
+from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -76,7 +77,8 @@ def run_rank(
                 traceback.print_exc(file=file)
             record = failed_with(config, error, who=f"rank {world.rank}")
             if not _is_first_to_fail(store, world):
-                time.sleep(GRACE_SECONDS)
+                with stopped_by_sigterm(StopRequest()):  # torchrun's to the other ranks: one has spoken for all
+                    time.sleep(GRACE_SECONDS)
                 return record, False
             write_record(record, folder)
             return record, True
