@@ -16,7 +16,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import click
 import torch
-from overhead import BLOCK, bare_block
+from overhead import BLOCK, bare_block, in_fresh_process
 from tabulate import tabulate
 
 import ampcompare.guards
@@ -65,15 +64,6 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _in_fresh_process(arm: str, model_name: str, seed: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", arm, "--models", model_name, "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise click.ClickException(f"{arm} on {model_name} failed: {done.stderr.strip().splitlines()[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 @click.command()
 @click.option("--processes", default=5, show_default=True, help="fresh processes per row")
 @click.option("--models", default="tiny,deep", show_default=True)
@@ -89,7 +79,7 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
     rows = []
     for name in models.split(","):
         for arm in arms.split(","):
-            found = [_in_fresh_process(arm, name, number) for number in range(processes)]
+            found = [in_fresh_process(__file__, arm, name, number) for number in range(processes)]
             base = statistics.median(one["without_microseconds"] for one in found)
             for row in ROWS[1:]:
                 medians = [one["ratios"][row] for one in found]

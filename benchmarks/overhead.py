@@ -175,8 +175,9 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _in_fresh_process(arm: str, model_name: str, seed: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--child", arm, "--models", model_name, "--seed", str(seed)]
+def in_fresh_process(script: str, arm: str, model_name: str, seed: int) -> dict[str, Any]:
+    """Return what `measure` of a benchmark's script says in a process of its own."""
+    command = [sys.executable, script, "--child", arm, "--models", model_name, "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise click.ClickException(f"{arm} on {model_name} failed: {done.stderr.strip().splitlines()[-1]}")
@@ -200,7 +201,7 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
     random.Random(1).shuffle(jobs)
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for place, (arm, name, number) in enumerate(jobs, start=1):
-        results.setdefault((name, arm), []).append(_in_fresh_process(arm, name, number))
+        results.setdefault((name, arm), []).append(in_fresh_process(__file__, arm, name, number))
         click.echo(f"[{place}/{len(jobs)}] {arm} on {name}", err=True)
     rows = []
     for name in models.split(","):
