@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
-from ampcompare.precision.half_cast import cast_model
+from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
 
 __all__ = ["Half", "make_half"]
@@ -54,8 +54,7 @@ class Half(Precision):
         for model in models:
             cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
-            if optimizer.state:
-                optimizer.load_state_dict(optimizer.state_dict())  # casts the state to its parameters' new dtype
+            cast_state(optimizer)
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:

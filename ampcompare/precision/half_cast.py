@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
-__all__ = ["cast_model"]
+__all__ = ["cast_model", "cast_state"]
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
@@ -78,3 +79,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_cast(item, dtype) for item in value)
     return value
+
+
+def cast_state(optimizer: Optimizer) -> None:
+    """Give the state of an optimizer, where it has any, the dtypes that its parameters have now."""
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())

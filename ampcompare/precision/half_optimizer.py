@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
-from ampcompare.precision.half_cast import cast_model
+from ampcompare.precision.half_cast import cast_model, cast_state
 
 __all__ = ["HalfOptimizer"]
 
@@ -69,8 +69,8 @@ class HalfOptimizer(Precision):
         for optimizer in optimizers:
             if self.master_weights:
                 self._masters[id(optimizer)] = _Masters(optimizer)
-            elif optimizer.state:
-                optimizer.load_state_dict(optimizer.state_dict())  # casts the state to its parameters' new dtype
+            else:
+                cast_state(optimizer)
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
