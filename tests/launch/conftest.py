@@ -82,7 +82,7 @@ def first_try():
 
 
 def kills_rank_1(num_classes, sample_shape, tries):
-    print("rank", rank(), "is about to train", flush=True)
+    print(f"rank {rank()} is about to train", flush=True)
     dies = rank() == 1 and (first_try() or tries > 1)
     return make(num_classes, sample_shape, lambda x: dies and os.kill(os.getpid(), signal.SIGKILL))
 

@@ -158,7 +158,7 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
     write(
         "train.py",
         """
-        import argparse, os
+        import argparse, os, sys
         import torch
         parser = argparse.ArgumentParser()
         parser.add_argument("--local_rank", type=int, default=0)
@@ -167,7 +167,8 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
         torch.distributed.init_process_group(backend="nccl", init_method="env://")
         total = torch.tensor([args.local_rank + 1.0]).cuda()
         torch.distributed.all_reduce(total)
-        print(f"rank {args.local_rank} total {total.item()}", flush=True)
+        # One write: two ranks share the pipe, and an unbuffered print writes its line end apart.
+        sys.stdout.write(f"rank {args.local_rank} total {total.item()}\\n")
         torch.distributed.destroy_process_group()
         """,
     )
@@ -197,7 +198,7 @@ def test_the_older_launcher_in_front(write, python) -> None:
         torch.distributed.init_process_group(backend="gloo", init_method="env://")
         total = torch.tensor([args.local_rank + args.lr])
         torch.distributed.all_reduce(total)
-        print(f"rank {args.local_rank} total {total.item()} {sys.argv[1:]}", flush=True)
+        sys.stdout.write(f"rank {args.local_rank} total {total.item()} {sys.argv[1:]}\\n")
         torch.distributed.destroy_process_group()
         """,
     )
