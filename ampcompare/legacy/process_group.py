@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from typing import Any
 
@@ -16,6 +17,10 @@ def gloo_for_nccl() -> None:
     """Let `init_process_group` and `new_group` take gloo where the script says nccl, and say so once."""
     if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
         return
+    # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
+    import torch.distributed.nn.functional
+
+    atexit.register(_leave)
     init, new = dist.init_process_group, dist.new_group
 
     @functools.wraps(init)
@@ -38,3 +43,9 @@ def _backend(asked: Any) -> Any:
         note("process groups use gloo in place of nccl: there is no CUDA device")
         return "gloo"
     return asked
+
+
+def _leave() -> None:
+    """Destroy the group that a script left open: a thread of gloo that outlives the interpreter can abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -18,7 +18,7 @@ SLURM_DEV = Path(__file__).resolve().parents[2] / "scripts" / "slurm-dev"
 MODULE = '''
 """Models of a user, each with its own way to go wrong."""
 
-import os, signal, sys, time, torch
+import atexit, os, pathlib, signal, sys, time, torch
 
 
 class Net(torch.nn.Module):
@@ -109,6 +109,15 @@ def other_on_rank_1(num_classes, sample_shape):
     if rank() == 1:
         net.extra = torch.nn.Linear(2, 2)
     return net
+
+
+def tells_threads_at_its_end(num_classes, sample_shape, file):
+    def tell():
+        tasks = pathlib.Path("/proc/self/task").iterdir()
+        names = [task.joinpath("comm").read_text().strip() for task in tasks]
+        pathlib.Path(f"{file}.{rank()}").write_text(" ".join(names))
+    atexit.register(tell)
+    return make(num_classes, sample_shape, lambda x: None)
 
 
 def waits_for(num_classes, sample_shape, file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,6 +151,34 @@ def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
         text = path.read_text()
         assert text.count('"kind": "step"') == steps
         assert text.count('"kind": "end"') == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
+@pytest.mark.parametrize("end", ["torch.distributed.destroy_process_group()", "pass"])
+def test_no_thread_of_a_group_outlives_the_script(write, python, end) -> None:
+    """The threads of gloo end with the script, whether or not it destroys its group: one that lived on could abort it."""
+    write(
+        "train.py",
+        f"""
+        import atexit, pathlib, torch
+        from ampcompare.legacy.cpu_device import run_on_cpu
+
+        def tell():
+            tasks = pathlib.Path("/proc/self/task").iterdir()
+            print(*(task.joinpath("comm").read_text().strip() for task in tasks))
+
+        atexit.register(tell)  # runs after what run_on_cpu registers
+        run_on_cpu()
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+        torch.distributed.all_reduce(torch.ones(1).cuda())
+        {end}
+        """,
+    )
+    done = python("train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("python")
+    assert "gloo" not in done.stdout
 
 
 @pytest.mark.slow
