@@ -110,26 +110,29 @@ class CastForward:
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        inputs, outputs, expect_cuda = self.inputs, self.outputs, self.expect_cuda
-        if inputs is not None and (
-            kwargs or len(args) != 1 or expect_cuda or args[0].__class__ is not Tensor or args[0].dtype is not inputs
-        ):
+        if len(args) == 1 and not kwargs and self.inner is None and "handle" not in _amp_state.__dict__:
+            # What a step is in most scripts, with nothing in the way.
+            module, value = self.module, args[0]
+            if value.__class__ is not Tensor or value.dtype is not self.inputs or self.expect_cuda:
+                value = value if self.inputs is None else self._cast(value, self.inputs)
+            result = type(module).forward(module, value)
+        else:
+            result = self._call_any(args, kwargs)
+        if result.__class__ is Tensor and result.dtype is self.outputs and not self.expect_cuda:
+            return result
+        return self._cast(result, self.outputs)
+
+    def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = self.inputs
+        if inputs is not None:
             args = tuple([self._cast(value, inputs) for value in args])
-            if kwargs:
-                kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
-        inner, module = self.inner, self.module
+            kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
         handle = _amp_state.__dict__.get("handle")
         if handle is not None and inputs is not None and handle._is_active and not _amp_state.strict:
             # Another model's O1 patches are in force: this one was prepared for a level without them.
             with handle._disable_casts():
-                result = self._original()(*args, **kwargs)
-        elif inner is None:
-            result = type(module).forward(module, *args, **kwargs)
-        else:
-            result = inner(*args, **kwargs)
-        if result.__class__ is Tensor and not expect_cuda and result.dtype is outputs:
-            return result
-        return self._cast(result, outputs)
+                return self._original()(*args, **kwargs)
+        return self._original()(*args, **kwargs)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if value.__class__ is Tensor and not self.expect_cuda:

@@ -17,6 +17,7 @@ from ._backward import abandon_backward
 from ._errors import AmpNotInitialized, UnknownLossId, UnknownOptimizer
 from ._run_backward import run_from
 from ._skip import skip_next_step
+from ._stash import AmpOptimizerState
 from .scaler import LossScaler
 
 __all__ = ["ScaledLoss", "scale_loss"]
@@ -50,7 +51,30 @@ def scale_loss(
 
     After an overflow the next `step` of each of these optimizers does nothing but say so.
     """
+    state = _amp_state.__dict__
+    scalers = state.get("loss_scalers")
+    if scalers and loss_id == 0 and "handle" not in state and state["deferred"] is None:
+        scaler, options = scalers[0], state["opt_properties"].options
+        if not scaler.dynamic and scaler._host_scale == 1.0 and options["enabled"] and not options["master_weights"]:
+            if not AmpOptimizerState.any_masters:
+                return UnscaledLoss(loss)
     return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
+
+
+class UnscaledLoss(AbstractContextManager[Any]):
+    """The block of `scale_loss` where `ScaledLoss` would find nothing to do: O0 as it comes."""
+
+    __slots__ = ("_loss",)
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+
+    def __enter__(self) -> Any:
+        loss = self._loss
+        return loss if loss.__class__ is Tensor and loss.dtype is torch.float32 else loss.float()
+
+    def __exit__(self, *_exc: object) -> None:
+        return
 
 
 class ScaledLoss(AbstractContextManager[Any]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ class AmpOptimizerState:
     The lists appear at lazy initialization, and those with `fp32_from` in their names under master weights only:
     `FusedSGD.step` and scripts test for them with `hasattr`.
     """
+
+    any_masters: ClassVar[bool] = False  # whether this process ever made an optimizer with master weights
 
     lazy_init_called: bool
     already_patched: bool
@@ -55,6 +57,8 @@ class AmpOptimizerState:
         self.already_patched = False
         self.params_have_scaled_gradients = False
         self.master_weights = master_weights
+        if master_weights:
+            AmpOptimizerState.any_masters = True
         self.uniform_device = True
         self.stashed = False
         self.takes_flags = False
