@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 # Its functions have the group as a default argument. Imported after the group is made, as torch does at the first
-# operation under a dispatch mode, they would keep a destroyed group and its threads, which can abort a process that ends.
+# operation under a dispatch mode, they would keep a destroyed group and its threads, which can abort an ending process.
 import torch.distributed.nn.functional
 
 from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 from typing import Any
 
 import torch.distributed as dist
@@ -18,8 +19,7 @@ def gloo_for_nccl() -> None:
     if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
         return
     # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
-    import torch.distributed.nn.functional
-
+    importlib.import_module("torch.distributed.nn.functional")
     atexit.register(_leave)
     init, new = dist.init_process_group, dist.new_group
 

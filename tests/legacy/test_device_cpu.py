@@ -156,7 +156,7 @@ def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
 @pytest.mark.parametrize("end", ["torch.distributed.destroy_process_group()", "pass"])
 def test_no_thread_of_a_group_outlives_the_script(write, python, end) -> None:
-    """The threads of gloo end with the script, whether or not it destroys its group: one that lived on could abort it."""
+    """The threads of gloo end with the group, at the script's end at the latest: one that lived on could abort it."""
     write(
         "train.py",
         f"""
