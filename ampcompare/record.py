@@ -1,4 +1,4 @@
-"""What a run leaves behind: step records, the record of a cell, and a comparison of cells, to and from strict JSON.
+"""What a run leaves behind: step records and the record of a cell, to and from strict JSON.
 
 Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none. Reading needs no torch.
 """
@@ -10,21 +10,21 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, RecordError
-from ampcompare.published import Published
 
 __all__ = [
+    "NON_FINITE",
     "SCHEMA",
-    "ArmSummary",
-    "Comparison",
     "Effective",
     "EngineInfo",
     "EpochResult",
+    "FrozenRecord",
+    "Number",
     "ProcessFacts",
     "Readings",
     "Resumption",
@@ -32,10 +32,9 @@ __all__ = [
     "RunSummary",
     "StepRecord",
     "Trace",
-    "Twin",
     "dump_json",
     "iter_steps",
-    "read_comparison",
+    "read_model",
     "read_record",
     "write_atomically",
 ]
@@ -48,11 +47,17 @@ def _number(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
+# A float that strict JSON may hold as a string.
 Number = Annotated[float, BeforeValidator(_number)]
 
 
-class _Record(BaseModel):
+class FrozenRecord(BaseModel):
+    """Data of a record; fields that a newer version has added are ignored."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+
+Stored = TypeVar("Stored", bound=FrozenRecord)
 
 
 class StepRecord(NamedTuple):
@@ -81,7 +86,7 @@ class StepRecord(NamedTuple):
     data_seconds: float
 
 
-class EpochResult(_Record):
+class EpochResult(FrozenRecord):
     """Evaluation after one epoch: exact counts over the whole validation set, and what the epoch took."""
 
     epoch: int
@@ -111,7 +116,7 @@ class EpochResult(_Record):
         return None if self.ema_top1_correct is None else self.ema_top1_correct / self.samples
 
 
-class EngineInfo(_Record):
+class EngineInfo(FrozenRecord):
     """Which implementation of `apex.amp` ran, and why that one."""
 
     name: Literal["nvidia", "compat"]
@@ -119,7 +124,7 @@ class EngineInfo(_Record):
     reason: str
 
 
-class Effective(_Record):
+class Effective(FrozenRecord):
     """What really ran where another library decides it, in the words of this package's own arms."""
 
     arm: str = Field(description="our arm of the precision that ran, such as native:bf16")
@@ -129,7 +134,7 @@ class Effective(_Record):
     reason: str = Field("", description="why it is another one")
 
 
-class RunSummary(_Record):
+class RunSummary(FrozenRecord):
     """A run in numbers. Shares are 0 to 1, times in seconds, sizes in bytes."""
 
     top1_final: float | None = None
@@ -171,7 +176,7 @@ class RunSummary(_Record):
     rollbacks: list[int] = Field([], description="updates made at each return to the last good state")
 
 
-class Trace(_Record):
+class Trace(FrozenRecord):
     """How a run went, in at most about a hundred of its steps, so that a record alone can be drawn."""
 
     steps: list[int] = Field([], description="updates before each point; the last step is always there")
@@ -181,7 +186,7 @@ class Trace(_Record):
     step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
 
 
-class ProcessFacts(_Record):
+class ProcessFacts(FrozenRecord):
     """How several processes trained one cell together."""
 
     world_size: int
@@ -203,7 +208,7 @@ class ProcessFacts(_Record):
     weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
 
 
-class Readings(_Record):
+class Readings(FrozenRecord):
     """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
 
     timed_steps: int
@@ -217,7 +222,7 @@ class Readings(_Record):
     other_processes: int | None = Field(None, description="most compute processes beside this one on the GPU")
 
 
-class Resumption(_Record):
+class Resumption(FrozenRecord):
     """One time that a run went on from a checkpoint."""
 
     step: int = Field(description="updates that the checkpoint held")
@@ -226,7 +231,7 @@ class Resumption(_Record):
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
 
 
-class RunRecord(_Record):
+class RunRecord(FrozenRecord):
     """Everything known about one cell."""
 
     schema_number: int = Field(SCHEMA, alias="schema")
@@ -247,81 +252,6 @@ class RunRecord(_Record):
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
-
-
-class ArmSummary(_Record):
-    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs."""
-
-    arm: str
-    engine: str | None
-    half: str | None
-    lr: float
-    seeds: list[int]
-    completed: int
-    diverged: int
-    failed: int
-    top1_mean: float | None = None
-    top1_sd: float | None = None
-    top1_best: float | None = None
-    epoch_seconds: float | None = None
-    epoch_seconds_sd: float | None = None
-    step_seconds_median: float | None = None
-    samples_per_second: float | None = None
-    start_seconds: float | None = None
-    loader_start_seconds: float | None = None
-    allreduce_share: float | None = None
-    peak_bytes: int | None = None
-    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
-    time_ratio_low: float | None = None
-    time_ratio_high: float | None = None
-    top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
-    top1_difference_low: float | None = None
-    top1_difference_high: float | None = None
-    top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
-    pairs: int = Field(0, description="seeds that both this arm and the reference completed")
-    accuracy_verdict: str = ""
-    time_verdict: str = ""
-    memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
-    diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
-    diverged_high: float | None = None
-    final_loss_scale: Number | None = None
-    skipped_steps: int | None = None
-    num_steps: int | None = None
-    status: str = ""
-    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
-
-
-class Twin(_Record):
-    """An arm that another library runs, beside our arm of the precision that it really ran in."""
-
-    arm: str
-    twin: str
-    library: str = Field(description="name and version")
-    pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
-    top1_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
-    accuracy_verdict: str = ""
-    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
-    same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
-
-
-class Comparison(_Record):
-    """The matrix that was run: its records, one summary per arm, and a plain reading."""
-
-    schema_number: int = Field(SCHEMA, alias="schema")
-    command: str
-    reference: str
-    seeds: list[int]
-    order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
-    environment: dict[str, Any] = {}
-    tag: str = ""
-    margin: float = Field(0.5, description="points of top-1 that do not matter")
-    time_margin: float = Field(0.02, description="share of the step time that does not matter")
-    prefer: str = "time"
-    arms: list[ArmSummary]
-    reading: list[str]
-    twins: list[Twin] = []
-    records: list[RunRecord]
-    published: Published | None = Field(None, description="what others published for these rows")
 
 
 def _strict(value: Any) -> Any:
@@ -368,7 +298,12 @@ def write_atomically(path: Path, text: str) -> None:
         ) from error
 
 
-def _read(path: Path, model: type[Any], what: str) -> Any:
+def read_model(path: Path, model: type[Stored], what: str) -> Stored:
+    """Read a file that holds one `model`, called `what` in messages.
+
+    Raises:
+        RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -397,20 +332,9 @@ def read_record(path: Path) -> RunRecord:
     """Read the record of a cell.
 
     Raises:
-        RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
+        RecordError: as for `read_model`.
     """
-    record: RunRecord = _read(path, RunRecord, "run record")
-    return record
-
-
-def read_comparison(path: Path) -> Comparison:
-    """Read a `report.json`.
-
-    Raises:
-        RecordError: as for `read_record`.
-    """
-    comparison: Comparison = _read(path, Comparison, "comparison")
-    return comparison
+    return read_model(path, RunRecord, "run record")
 
 
 def iter_steps(path: Path) -> Iterator[StepRecord]:

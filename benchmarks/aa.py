@@ -35,9 +35,10 @@ from ampcompare.compare.summary import TIME_FLOOR, summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.validity import why_invalid
 from ampcompare.compare.verdict import Effect, count_floor, decide, p_values, paired, pairs_needed
+from ampcompare.comparison import ArmSummary
 from ampcompare.config import RunConfig
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.record import ArmSummary, RunRecord
+from ampcompare.record import RunRecord
 
 NAMES = ("first", "second")
 OWN_SEEDS = 1_000_000

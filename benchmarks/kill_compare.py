@@ -30,7 +30,8 @@ import click
 import psutil
 from tabulate import tabulate
 
-from ampcompare.record import read_comparison, read_record
+from ampcompare.comparison import read_comparison
+from ampcompare.record import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0

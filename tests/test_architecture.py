@@ -34,6 +34,7 @@ FLOORS = {
     "config": 1,
     "published": 1,
     "record": 1,
+    "comparison": 1,
     "adapters": 1,
     "environment": 1,
     "registry": 1,

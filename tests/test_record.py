@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from ampcompare.comparison import read_comparison
 from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, RecordError
 from ampcompare.record import (
@@ -24,7 +25,6 @@ from ampcompare.record import (
     StepRecord,
     dump_json,
     iter_steps,
-    read_comparison,
     read_record,
     write_atomically,
 )

@@ -19,7 +19,7 @@ from ampcompare.errors import ConfigError, Ended
 
 if TYPE_CHECKING:
     from ampcompare.compare.plan import Plan
-    from ampcompare.record import Comparison
+    from ampcompare.comparison import Comparison
     from ampcompare.report.junit import Check
 
 __all__ = ["command"]

@@ -9,10 +9,11 @@ from typing import Any
 from ampcompare.compare.plan import DEFAULT_ARMS, make_plan
 from ampcompare.compare.run import Observer, cell_folder, check_output_dir, reusable, run_plan
 from ampcompare.compare.terms import Preference, Terms
+from ampcompare.comparison import Comparison
 from ampcompare.config import Recipe, RunConfig
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.factory import make_launcher
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.record import RunRecord
 
 __all__ = ["compare", "run", "run_in"]
 

@@ -11,8 +11,9 @@ from ampcompare.compare.run import Observer, run_plan
 from ampcompare.compare.summary import accuracy_effects
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.verdict import ERROR_RATE, MIN_PAIRS, pairs_needed
+from ampcompare.comparison import Comparison
 from ampcompare.launch.base import Launcher
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.record import RunRecord
 
 __all__ = ["run_auto", "seeds_needed"]
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from ampcompare.comparison import Comparison
 from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
-from ampcompare.record import Comparison, EpochResult, RunRecord, iter_steps
+from ampcompare.record import EpochResult, RunRecord, iter_steps
 
 __all__ = ["EventFiles", "run_name"]
 

@@ -10,7 +10,8 @@ from ampcompare.compare.claims import Accuracy, Below, Claim, Diverges, Memory, 
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.verdict import wilson
-from ampcompare.record import ArmSummary, RunRecord
+from ampcompare.comparison import ArmSummary
+from ampcompare.record import RunRecord
 
 __all__ = ["FAILS", "HOLDS", "NOT_RUN", "UNKNOWN", "Finding", "judge_claim"]
 

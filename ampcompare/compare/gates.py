@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from ampcompare.compare.comparable import why_not_accuracy, why_not_time
 from ampcompare.compare.validity import why_invalid
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.record import RunRecord
 from ampcompare.report.junit import Check
 
 __all__ = ["Gate", "check_gates", "parse_gate"]

@@ -25,8 +25,8 @@ from ampcompare.compare.verdict import (
     unpaired,
     wilson,
 )
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import ArmSummary, Comparison
 
 __all__ = ["EXAMPLE_SD", "example_table", "judge"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.verdict import MIN_PAIRS
-from ampcompare.record import ArmSummary, RunRecord
+from ampcompare.comparison import ArmSummary
+from ampcompare.record import RunRecord
 
 __all__ = ["bitwise_equal", "read", "recommend"]
 

@@ -10,9 +10,10 @@ from ampcompare.compare.comparable import differing
 from ampcompare.compare.run import labeled, load_records
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
+from ampcompare.comparison import Comparison, read_comparison
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.published import Published
-from ampcompare.record import Comparison, RunRecord, read_comparison, read_record
+from ampcompare.record import RunRecord, read_record
 
 __all__ = ["reload_comparison"]
 

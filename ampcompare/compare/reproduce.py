@@ -15,13 +15,14 @@ from ampcompare.compare.claims import Claim, Shape, Study
 from ampcompare.compare.findings import Finding, judge_claim
 from ampcompare.compare.plan import make_plan, parse_seeds
 from ampcompare.compare.run import Observer, check_output_dir, run_plan
+from ampcompare.comparison import Comparison
 from ampcompare.config import RunConfig
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.environment import fingerprint
 from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.launch.base import Launcher
 from ampcompare.recipes.layers import Layer, settle
-from ampcompare.record import Comparison, RunRecord, dump_json, write_atomically
+from ampcompare.record import RunRecord, dump_json, write_atomically
 
 __all__ = ["Reproduction", "chosen", "reproduce", "sees_gpu"]
 

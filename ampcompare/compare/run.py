@@ -14,11 +14,12 @@ from typing import Any
 from ampcompare.compare.plan import Plan
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
+from ampcompare.comparison import Comparison
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint, installed_version
 from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.launch.base import Launcher, Progress, write_record
-from ampcompare.record import Comparison, RunRecord, dump_json, read_record, write_atomically
+from ampcompare.record import RunRecord, dump_json, read_record, write_atomically
 
 __all__ = ["Observer", "cell_folder", "check_output_dir", "labeled", "load_records", "reusable", "run_plan"]
 

@@ -22,8 +22,9 @@ from ampcompare.compare.verdict import (
     together,
     wilson,
 )
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.published import Published
-from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.record import RunRecord
 
 __all__ = ["accuracy_effects", "summarize"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ampcompare.compare.reading import bitwise_equal
-from ampcompare.record import ArmSummary, Effective, RunRecord, Twin
+from ampcompare.comparison import ArmSummary, Twin
+from ampcompare.record import Effective, RunRecord
 
 __all__ = ["find_twins", "twin_sentence"]
 

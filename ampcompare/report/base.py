@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 
-from ampcompare.record import ArmSummary, Comparison
+from ampcompare.comparison import ArmSummary, Comparison
 
 __all__ = ["COLUMNS", "LONGEST_LINE", "VERDICTS", "Reporter", "columns", "printable", "table_rows", "verdict_rows"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.published import PublishedRow
-from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.record import RunRecord
 from ampcompare.report.base import LONGEST_LINE, printable
 
 __all__ = ["PublishedTable", "published_legend", "published_table"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.comparison import Comparison
+from ampcompare.record import RunRecord
 from ampcompare.report.base import Reporter, printable
 
 __all__ = ["Csv"]

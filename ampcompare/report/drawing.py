@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.record import ArmSummary, RunRecord
+from ampcompare.comparison import ArmSummary
+from ampcompare.record import RunRecord
 from ampcompare.report.base import printable
 from ampcompare.report.resolved import listed
 from ampcompare.report.series import Band, Curve

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.comparison import Comparison
+from ampcompare.record import RunRecord
 from ampcompare.report.base import printable
 from ampcompare.report.drawing import (
     ArmRuns,

@@ -6,7 +6,8 @@ import math
 import time
 from pathlib import Path
 
-from ampcompare.record import Comparison, write_atomically
+from ampcompare.comparison import Comparison
+from ampcompare.record import write_atomically
 from ampcompare.report.base import Reporter
 from ampcompare.report.csv import Csv
 from ampcompare.report.html import Html, html_available

@@ -12,8 +12,9 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import BackendUnavailable
-from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.record import RunRecord
 from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.drawing import Figure

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.record import Comparison, dump_json
+from ampcompare.comparison import Comparison
+from ampcompare.record import dump_json
 from ampcompare.report.base import Reporter
 
 __all__ = ["Json"]

@@ -6,7 +6,7 @@ import textwrap
 
 from tabulate import tabulate
 
-from ampcompare.record import ArmSummary, Comparison
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable
 from ampcompare.report.terminal import WIDTH
 

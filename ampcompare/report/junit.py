@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from ampcompare.record import Comparison
+from ampcompare.comparison import Comparison
 from ampcompare.report.base import Reporter, printable
 
 __all__ = ["Check", "JUnit"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ampcompare.record import Comparison
+from ampcompare.comparison import Comparison
 from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend

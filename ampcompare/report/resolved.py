@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.arm import Arm
+from ampcompare.comparison import Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.record import RunRecord
 from ampcompare.report.base import printable
 
 __all__ = ["Shared", "arm_facts", "listed", "shared_environment", "shared_settings"]

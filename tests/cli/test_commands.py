@@ -13,8 +13,9 @@ import click
 import pytest
 
 from ampcompare.cli import COMMANDS, cli, main
+from ampcompare.comparison import read_comparison
 from ampcompare.config import RunConfig
-from ampcompare.record import read_comparison, read_record
+from ampcompare.record import read_record
 
 Call = Callable[..., Any]
 MLP = ["--arch", "mlp"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.record import read_comparison
+from ampcompare.comparison import read_comparison
 
 Call = Callable[..., Any]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampcompare.record import read_comparison
+from ampcompare.comparison import read_comparison
 
 COMMAND = [sys.executable, "-m", "ampcompare"]
 SMALL = [

@@ -12,8 +12,9 @@ import pytest
 
 from ampcompare.compare.events import EventFiles, run_name
 from ampcompare.compare.summary import summarize
+from ampcompare.comparison import Comparison
 from ampcompare.errors import ConfigError, EnvironmentUnfit
-from ampcompare.record import Comparison, RunRecord, StepRecord, dump_json
+from ampcompare.record import RunRecord, StepRecord, dump_json
 
 MakeRecord = Callable[..., RunRecord]
 TAGS = {"train/loss", "train/loss_scale", "train/skipped", "eval/top1", "eval/loss", "time/step_seconds"}

@@ -10,8 +10,9 @@ import pytest
 
 from ampcompare.compare.gates import check_gates, parse_gate
 from ampcompare.compare.summary import summarize
+from ampcompare.comparison import Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import Comparison, RunRecord
+from ampcompare.record import RunRecord
 from ampcompare.report.junit import Check, JUnit
 
 MakeRecord = Callable[..., RunRecord]

@@ -8,8 +8,8 @@ from scipy import stats
 from ampcompare.compare.judge import EXAMPLE_SD, example_table, judge
 from ampcompare.compare.table import read_table
 from ampcompare.compare.terms import Terms
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import ArmSummary, Comparison
 
 ARM, REFERENCE = [70.1, 70.5, 69.8, 70.9], [74.9, 75.2, 75.3, 74.6]
 

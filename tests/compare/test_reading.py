@@ -10,7 +10,8 @@ import pytest
 from ampcompare.compare.reading import recommend
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Preference, Terms
-from ampcompare.record import ArmSummary, RunRecord
+from ampcompare.comparison import ArmSummary
+from ampcompare.record import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 

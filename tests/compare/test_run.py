@@ -13,10 +13,11 @@ import pytest
 from ampcompare.compare.plan import Plan, make_plan
 from ampcompare.compare.reload import reload_comparison
 from ampcompare.compare.run import Observer, cell_folder, load_records, run_plan
+from ampcompare.comparison import Comparison
 from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.record import Comparison, RunRecord, dump_json
+from ampcompare.record import RunRecord, dump_json
 from ampcompare.report.files import FORMATS, write_reports
 
 # A model that says what it saw, ends its process on float16 inputs, and raises on bfloat16 ones.

@@ -11,8 +11,9 @@ from scipy import stats
 
 from ampcompare.compare.summary import summarize
 from ampcompare.compare.terms import Terms
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import ConfigError
-from ampcompare.record import ArmSummary, Comparison, RunRecord
+from ampcompare.record import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]

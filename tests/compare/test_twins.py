@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from ampcompare.compare.summary import summarize
-from ampcompare.record import ArmSummary, Comparison, Effective, RunRecord, Twin
+from ampcompare.comparison import ArmSummary, Comparison, Twin
+from ampcompare.record import Effective, RunRecord
 from ampcompare.report.base import COLUMNS, VERDICTS
 from ampcompare.report.json import Json
 

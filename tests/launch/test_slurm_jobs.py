@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.comparison import read_comparison
 from ampcompare.config import RunConfig
 from ampcompare.launch import slurm as slurm_launcher
 from ampcompare.launch.base import Progress
 from ampcompare.launch.slurm import SlurmLauncher
-from ampcompare.record import read_comparison, read_record
+from ampcompare.record import read_record
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = pytest.mark.slow

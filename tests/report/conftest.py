@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ampcompare.compare.summary import summarize
+from ampcompare.comparison import Comparison
 from ampcompare.config import Recipe, RunConfig
-from ampcompare.record import Comparison, EngineInfo, EpochResult, RunRecord, RunSummary
+from ampcompare.record import EngineInfo, EpochResult, RunRecord, RunSummary
 
 
 @pytest.fixture(scope="session")

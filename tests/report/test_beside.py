@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ampcompare.comparison import Comparison
 from ampcompare.published import Published, PublishedRow
-from ampcompare.record import Comparison
 from ampcompare.report.beside import published_legend, published_table
 from ampcompare.report.files import FORMATS
 

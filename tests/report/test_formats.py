@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.record import ArmSummary, Comparison, EngineInfo, ProcessFacts, RunRecord, read_comparison
+from ampcompare.comparison import ArmSummary, Comparison, read_comparison
+from ampcompare.record import EngineInfo, ProcessFacts, RunRecord
 from ampcompare.report.base import COLUMNS, VERDICTS, columns, printable, table_rows
 from ampcompare.report.files import FORMATS, write_reports
 

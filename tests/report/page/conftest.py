@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from ampcompare.compare.summary import summarize
+from ampcompare.comparison import Comparison
 from ampcompare.config import Recipe, RunConfig
-from ampcompare.record import Comparison, EngineInfo, EpochResult, RunRecord, RunSummary, Trace
+from ampcompare.record import EngineInfo, EpochResult, RunRecord, RunSummary, Trace
 
 MakeRich = Callable[..., Comparison]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

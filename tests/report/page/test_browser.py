@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.record import Comparison
+from ampcompare.comparison import Comparison
 from ampcompare.report.files import FORMATS
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")

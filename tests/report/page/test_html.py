@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import ampcompare.report.html as report_html
+from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.errors import BackendUnavailable
-from ampcompare.record import ArmSummary, Comparison
 from ampcompare.report.base import VERDICTS
 from ampcompare.report.files import FORMATS, write_reports
 
