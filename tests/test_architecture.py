@@ -32,6 +32,7 @@ FLOORS = {
     "guards": 2,
     "migrate": 2,
     "config": 1,
+    "validation": 1,
     "published": 1,
     "record": 1,
     "comparison": 1,

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ampcompare.config import validated
 from ampcompare.errors import ConfigError
+from ampcompare.validation import validated
 
 __all__ = ["Accuracy", "Below", "Claim", "Diverges", "Memory", "Shape", "Study", "Test", "Time", "Trains", "load_study"]
 
@@ -122,5 +122,4 @@ def load_study(name: str) -> Study:
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
     text = (files("ampcompare.compare") / "data" / f"{name}.yaml").read_text(encoding="utf-8")
-    study: Study = validated(Study, yaml.safe_load(text))
-    return study
+    return validated(Study, yaml.safe_load(text))

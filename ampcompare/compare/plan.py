@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.compare.rows import DEFAULT_ARMS, Row, crossed, find_setting
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
 from ampcompare.published import Published
+from ampcompare.validation import validated
 
 __all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
 
@@ -146,5 +147,4 @@ def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> Ru
         del recipe["batch_size"]  # follows anew from what was varied
     if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
         del optimizer["lr"]
-    config: RunConfig = validated(RunConfig, values)
-    return config
+    return validated(RunConfig, values)

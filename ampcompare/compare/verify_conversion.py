@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.doctor.child import ask
 from ampcompare.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.validation import validated
 
 __all__ = ["ROUNDING", "Continued", "verify_conversion"]
 

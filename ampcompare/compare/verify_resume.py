@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.compare.run import Observer, check_output_dir
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.launch.base import Launcher
 from ampcompare.record import RunRecord, iter_steps
+from ampcompare.validation import validated
 
 __all__ = ["Verification", "verify_resume"]
 

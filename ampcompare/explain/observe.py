@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import AmpCompareError
 from ampcompare.launch.worker import resolve_device
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.training.assemble import Assembly, assemble, make_task
+from ampcompare.validation import validated
 
 __all__ = ["observe"]
 

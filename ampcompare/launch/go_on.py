@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ampcompare.checkpoint.loading import as_ours, load_any
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import AmpCompareError
 from ampcompare.launch.worker import resolve_device
 from ampcompare.parallel.single import Single
@@ -19,6 +19,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.loop import Loop
 from ampcompare.training.measure import make_clock
+from ampcompare.validation import validated
 
 __all__ = ["go_on"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.launch.base import Progress, log_name, write_record
 from ampcompare.launch.group import choose_backend, local_device, process_group
@@ -29,6 +29,7 @@ from ampcompare.launch.world import World, world_of
 from ampcompare.parallel.ranks import Group, require_equal
 from ampcompare.record import RunRecord, write_atomically
 from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
+from ampcompare.validation import validated
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

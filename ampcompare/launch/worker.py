@@ -20,7 +20,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.launch.base import Progress, write_record
@@ -45,6 +45,7 @@ from ampcompare.training.saving import Saver
 from ampcompare.training.session import Session
 from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
 from ampcompare.training.summary import Tally
+from ampcompare.validation import validated
 
 __all__ = ["failed_with", "resolve_device", "run_cell", "train_cell"]
 

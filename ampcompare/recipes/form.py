@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
+from ampcompare.validation import validated
 
 __all__ = ["Figure", "Matrix", "Reference", "SettingsFile", "joined", "read_settings", "schema"]
 
@@ -121,7 +122,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
-        matrix: Matrix = validated(Matrix, {key: value for key, value in values.items() if key in about_many})
+        matrix = validated(Matrix, {key: value for key, value in values.items() if key in about_many})
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return SettingsFile(matrix, {key: value for key, value in values.items() if key not in about_many})

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.config import RunConfig, validated
+from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
+from ampcompare.validation import validated
 
 __all__ = ["RIVALS", "Layer", "Settled", "leaves", "put", "settle"]
 
@@ -74,7 +75,7 @@ def settle(layers: Sequence[Layer]) -> Settled:
                 continue  # a group that a file leaves empty takes nothing away
             put(values, place, value)
             given[place] = layer.origins.get(place, layer.origin)
-    config: RunConfig = validated(RunConfig, values)
+    config = validated(RunConfig, values)
     return Settled(config, _origins(config, given), given)
 
 

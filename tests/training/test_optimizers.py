@@ -10,10 +10,11 @@ from torch import nn
 from torch.optim import SGD
 
 from ampcompare.apex.parallel.LARC import LARC
-from ampcompare.config import OptimizerConfig, RunConfig, validated
+from ampcompare.config import OptimizerConfig, RunConfig
 from ampcompare.errors import ConfigError
 from ampcompare.precision.factory import make_precision
 from ampcompare.training.optimizers import make_optimizer, param_groups
+from ampcompare.validation import validated
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 

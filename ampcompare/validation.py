@@ -1,0 +1,68 @@
+"""What a user wrote, as a checked group of settings, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ampcompare.errors import ConfigError
+
+__all__ = ["validated"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Build `model` from `values`.
+
+    Raises:
+        ConfigError: one line naming each bad field, the value seen and what it takes.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(model, fault) for fault in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {where!r} ({_meant(_generic(fault['loc']), list(_places(model)))})"
+    inside = [place[len(where) + 1 :] for place in _places(model) if place.startswith(f"{where}.")]
+    if fault["type"] == "model_type" and inside:
+        text = f"it is a group of settings, {', '.join(inside)}"
+    else:
+        text = fault["msg"].removeprefix("Value error, ")
+    seen = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
+    return f"{where}: {text}{seen}" if where else text
+
+
+def _generic(loc: Iterable[int | str]) -> str:
+    return ".".join("N" if isinstance(part, int) else part for part in loc)
+
+
+def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the place of every setting, such as `recipe.optimizer.lr`."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _places(field.annotation, f"{above}{name}.")
+            continue
+        yield above + name
+        for item in get_args(field.annotation):
+            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the place in it
+                yield from _places(item, f"{above}{name}.N.")
+
+
+def _meant(where: str, places: list[str]) -> str:
+    """Return what `where` may have been meant to be: a similar name beside it, or the same name elsewhere."""
+    group, dot, name = where.rpartition(".")
+    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in places if place.startswith(group)))
+    close = [group + dot + match for match in difflib.get_close_matches(name, beside, n=1)]
+    close = close or [place for place in places if place.rpartition(".")[2] == name]
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"
