@@ -24,7 +24,7 @@ from ampcompare.checkpoint.foreign import Contents, explained, open_members
 from ampcompare.checkpoint.layout import SCHEMA, require_plain
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
-__all__ = ["read_checkpoint", "verify_file", "write_checkpoint", "write_safely", "write_weights"]
+__all__ = ["put_on_disk", "read_checkpoint", "verify_file", "write_checkpoint", "write_safely", "write_weights"]
 
 COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
 COMMENT_SIZE = len(COMMENT.format("0" * 32))
@@ -127,6 +127,22 @@ def write_safely(path: Path, write: Callable[[IO[bytes]], Any], verify: Callable
         raise EnvironmentUnfit(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another --output-dir"
         ) from error
+
+
+def put_on_disk(path: Path) -> None:
+    """See that a file that others have written, and its name, survive a power cut.
+
+    Raises:
+        EnvironmentUnfit: the system refused.
+    """
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"cannot put {path} on the disk: {error.strerror or error}; free some space or choose another --output-dir"
+        ) from error
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.checkpoint.file import read_checkpoint, write_checkpoint
+from ampcompare.checkpoint.file import put_on_disk, read_checkpoint, write_checkpoint
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
 __all__ = ["BEST", "CheckpointFolder"]
@@ -29,6 +29,7 @@ class CheckpointFolder:
         keep_last: how many of the newest stay. An older one goes only after a newer one was read back from the disk.
         note: is told, in one line, what a caller should know that is not an error.
         beside: is called with the state, and whether it is the best, once it is written; it may write more files here.
+        counted: what a checkpoint counts on beside itself; it is on the disk before the checkpoint is.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class CheckpointFolder:
         keep_last: int = 2,
         note: Callable[[str], None] = lambda text: None,
         beside: Callable[[Mapping[str, Any], bool], None] = lambda state, best: None,
+        counted: Path | None = None,
     ) -> None:
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}, and at least one checkpoint stays")
@@ -44,6 +46,7 @@ class CheckpointFolder:
         self.keep_last = keep_last
         self.note = note
         self.beside = beside
+        self.counted = counted
 
     def path_of(self, step: int) -> Path:
         """Return where the checkpoint after `step` updates lies."""
@@ -63,6 +66,8 @@ class CheckpointFolder:
         """
         path = self.path_of(step)
         self._drop_unfinished()
+        if self.counted is not None:
+            put_on_disk(self.counted)
         try:
             write_checkpoint(path, state)
         except EnvironmentUnfit as error:

@@ -181,7 +181,8 @@ def _train(
     assembly = assemble(
         config.recipe, task, precision, parallel, place, workers=config.workers, ranks=ranks, state=state
     )
-    saver = Saver(folder / CHECKPOINTS, config.saving, _say)
+    path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
+    saver = Saver(folder / CHECKPOINTS, config.saving, _say, path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
     tally = Tally(config.warmup_steps, config.recipe.batch_size * ranks.size)
@@ -191,7 +192,6 @@ def _train(
     del state, found
     how, context = cpu_half(cpu_half_of(config.cpu_half, config.recipe.compile), precision.half_dtype, place)
     machine = MachineWatch(place)
-    path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
     with context, saver, path.open("a", encoding="utf-8") as steps, stopped_by_sigterm(stop):
         for event in session.events():
             if isinstance(event, EpochResult):

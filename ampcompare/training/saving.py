@@ -31,12 +31,21 @@ class Saver:
     Args:
         folder: of the checkpoints.
         note: is told what went wrong, in one line.
+        steps: file with a row for each step that a checkpoint counts, flushed whenever the session is asked for the
+            next event; it is put on the disk before the checkpoint.
     """
 
-    def __init__(self, folder: Path, config: SavingConfig, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: SavingConfig,
+        note: Callable[[str], None] = lambda text: None,
+        steps: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.config = config
         self.note = note
+        self.steps = steps
         self._saved: tuple[int, int, int] | None = None
         self._failure: EnvironmentUnfit | None = None
         self._background: BackgroundFolder | None = None
@@ -108,7 +117,7 @@ class Saver:
         from ampcompare.checkpoint.background import BackgroundFolder
         from ampcompare.checkpoint.folder import CheckpointFolder
 
-        files = CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_beside)
+        files = CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_beside, self.steps)
         if not self.config.in_background:
             return files
         self._background = BackgroundFolder(files)

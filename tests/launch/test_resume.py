@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,45 @@ def test_steps_are_kept_up_to_the_checkpoint(tmp_path: Path) -> None:
     assert steps.read_text() == ""
     (tmp_path / "other.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
     assert not continue_steps(tmp_path, [tmp_path / "other.jsonl"], 2)
+
+
+class Disk:
+    """What a power cut leaves of a cell: files as they were at their last fsync, under the names they had."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.rows: bytes = b""
+        self.at_saves: dict[int, bytes] = {}
+        self.fsyncs = 0
+        fsync, replace = os.fsync, os.replace
+
+        def note_content(descriptor: int) -> None:
+            fsync(descriptor)
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / "steps.jsonl")):
+                self.fsyncs += 1
+                self.rows = (folder / "steps.jsonl").read_bytes()
+
+        def note_checkpoint(source: Any, target: Any) -> None:
+            replace(source, target)
+            if Path(target).name.startswith("step-"):
+                self.at_saves[int(Path(target).stem.removeprefix("step-"))] = self.rows
+
+        monkeypatch.setattr(os, "fsync", note_content)
+        monkeypatch.setattr(os, "replace", note_checkpoint)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_power_cut_leaves_every_row_that_a_checkpoint_counts(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    """When a checkpoint gets its name, the rows up to its step are on the disk, by one fsync for each save."""
+    disk = Disk(tmp_path / "cell", monkeypatch)
+    cell(every_steps=3, in_background=in_background)
+    assert list(disk.at_saves) == [3, 4, 6, 8]
+    assert disk.fsyncs == len(disk.at_saves)
+    for step, rows in disk.at_saves.items():
+        left = tmp_path / f"after-{step}"
+        left.mkdir()
+        (left / "steps.jsonl").write_bytes(rows)
+        assert continue_steps(left, [], step)
+        assert [row.step for row in iter_steps(left / "steps.jsonl")] == list(range(step))
