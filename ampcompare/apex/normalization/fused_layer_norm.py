@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,14 @@ __all__ = [
 
 class _Norm(nn.Module):
     weight: nn.Parameter | None
+    _own_parameters: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float, elementwise_affine: bool, memory_efficient: bool
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
     ) -> None:
         super().__init__()
         sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -44,10 +49,9 @@ class _Norm(nn.Module):
         self.eps = eps
         self.elementwise_affine = elementwise_affine
         self.memory_efficient = memory_efficient
-        self.register_parameter("weight", self._new_parameter())
-
-    def _new_parameter(self) -> nn.Parameter | None:
-        return nn.Parameter(torch.empty(self.normalized_shape)) if self.elementwise_affine else None
+        for name in self._own_parameters:
+            self.register_parameter(name, nn.Parameter(torch.empty(sizes)) if elementwise_affine else None)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the weight to ones."""
@@ -71,17 +75,7 @@ class FusedLayerNorm(_Norm):
     """
 
     bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-    ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
-        self.register_parameter("bias", self._new_parameter())
-        self.reset_parameters()
+    _own_parameters = ("weight", "bias")
 
     def reset_parameters(self) -> None:
         """Set the weight to ones and the bias to zeros."""
@@ -100,16 +94,6 @@ class FusedLayerNorm(_Norm):
 
 class FusedRMSNorm(_Norm):
     """RMS normalization over the last dimensions; arguments and dtypes as for `FusedLayerNorm`, without `bias`."""
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-    ) -> None:
-        super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
-        self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
