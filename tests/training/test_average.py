@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import owned_params
-from ampcompare.precision.factory import make_precision
 from ampcompare.training.average import WeightAverage
 
 ARMS = [
@@ -27,55 +25,21 @@ ARMS = [
     "half:dtype=bf16",
     "half:master_weights,dynamic",
 ]
-X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
 
-def net() -> nn.Sequential:
-    """A network with statistics of batch norm."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-
-
-class Trained:
-    """A prepared model with an average that follows it."""
-
-    def __init__(self, arm: str, decay: float = 0.5) -> None:
-        model = net()
-        self.average = WeightAverage([model], decay)
-        self.precision = make_precision(arm)
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        owned = owned_params(optimizer)
-        (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])
-        self.average.follow([self.model], [self.optimizer], owned)
-
-    def step(self, x: Tensor = X) -> None:
-        with self.precision.autocast():
-            loss = self.model(x).float().square().mean()
-        self.precision.backward(loss, [self.optimizer])
-        self.precision.step(self.optimizer)
-        self.optimizer.zero_grad()
-        self.average.update()
-
-    def updated(self) -> list[Tensor]:
-        """What the optimizer updates, in fp32: masters where there are."""
-        return [param.detach().float().clone() for param in owned_params(self.optimizer)]
-
-    def stored(self) -> list[Tensor]:
-        return [tensor.clone() for tensor in (*self.model.parameters(), *self.model.buffers())]
-
-    def averaged(self) -> dict[str, Tensor]:
-        (model,) = self.average.state_dict()["models"]
-        return dict(model)
+def updated(run: Any) -> list[Tensor]:
+    """Return what the optimizer updates, in fp32: masters where there are."""
+    return [param.detach().float().clone() for param in owned_params(run.optimizer)]
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_average_is_that_of_what_the_optimizer_updates(arm: str) -> None:
+def test_the_average_is_that_of_what_the_optimizer_updates(averaged_run: Any, arm: str) -> None:
     """After three steps with decay 1/2 the average is w1/4 + w2/4 + w3/2, of fp32 masters where the arm has them."""
-    run = Trained(arm)
+    run = averaged_run(arm)
     seen = []
     for _ in range(3):
         run.step()
-        seen.append(run.updated())
+        seen.append(updated(run))
     names = [name for name, _ in run.model.named_parameters()]
     for place, name in enumerate(names):
         first, second, third = (weights[place] for weights in seen)
@@ -84,9 +48,9 @@ def test_the_average_is_that_of_what_the_optimizer_updates(arm: str) -> None:
         torch.testing.assert_close(mean, first / 4 + second / 4 + third / 2, rtol=1e-6, atol=1e-7)
 
 
-def test_masters_and_not_their_rounded_copies_are_averaged() -> None:
+def test_masters_and_not_their_rounded_copies_are_averaged(averaged_run: Any) -> None:
     """Under O2 the average lies apart from that of the fp16 weights, by what rounding takes away."""
-    run = Trained("apex:O2,engine=compat")
+    run = averaged_run("apex:O2,engine=compat")
     run.step()
     name, param = next(iter(run.model.named_parameters()))
     assert param.dtype is torch.float16
@@ -95,12 +59,12 @@ def test_masters_and_not_their_rounded_copies_are_averaged() -> None:
 
 
 @pytest.mark.parametrize("arm", ["half", "half:dtype=bf16"])
-def test_the_average_of_narrow_weights_moves_by_less_than_they_can(arm: str) -> None:
+def test_the_average_of_narrow_weights_moves_by_less_than_they_can(averaged_run: Any, arm: str) -> None:
     """With a decay of 0.9999 each move is below half a unit of the stored type, and the fp32 average still makes it."""
-    run = Trained(arm, decay=0.9999)
+    run = averaged_run(arm, decay=0.9999)
     run.step()
     before = run.averaged()["0.weight"].clone()
-    weights = run.model[0].weight  # type: ignore[index]
+    weights = run.model[0].weight
     with torch.no_grad():
         weights.mul_(1.5)
     run.average.update()
@@ -111,9 +75,9 @@ def test_the_average_of_narrow_weights_moves_by_less_than_they_can(arm: str) -> 
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_applied_evaluates_the_average_and_puts_the_weights_back(arm: str) -> None:
+def test_applied_evaluates_the_average_and_puts_the_weights_back(averaged_run: Any, arm: str) -> None:
     """Inside, the model gives what a model with the averaged weights gives; afterwards every bit is as before."""
-    run = Trained(arm)
+    run = averaged_run(arm)
     for _ in range(3):
         run.step()
     before = run.stored()
@@ -121,22 +85,22 @@ def test_applied_evaluates_the_average_and_puts_the_weights_back(arm: str) -> No
 
     def answer() -> Tensor:
         with torch.no_grad(), run.precision.autocast():
-            return run.model(X).float()
+            return run.model(run.X).float()
 
     raw = answer()
-    reference = net().eval()
+    reference = run.net().eval()
     reference.load_state_dict(run.averaged())
     with run.average.applied(run.precision):
         inside = answer()
-    torch.testing.assert_close(inside, reference(X).float(), rtol=0.02, atol=0.01)
+    torch.testing.assert_close(inside, reference(run.X).float(), rtol=0.02, atol=0.01)
     assert not torch.equal(inside, raw)
     assert all(torch.equal(a, b) for a, b in zip(run.stored(), before, strict=True))
     assert torch.equal(answer(), raw)
 
 
-def test_weights_come_back_when_an_evaluation_fails() -> None:
+def test_weights_come_back_when_an_evaluation_fails(averaged_run: Any) -> None:
     """An exception inside leaves the training weights as they were."""
-    run = Trained("fp32")
+    run = averaged_run("fp32")
     run.step()
     run.step()
     before = run.stored()
@@ -152,11 +116,11 @@ def test_weights_come_back_when_an_evaluation_fails() -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_average_does_not_touch_training(arm: str) -> None:
+def test_the_average_does_not_touch_training(averaged_run: Any, arm: str) -> None:
     """Weights after three steps are the same bits with an average that is applied in between, and without one."""
 
     def train(**options: Any) -> list[Tensor]:
-        run = Trained(arm)
+        run = averaged_run(arm)
         for _ in range(3):
             run.step()
             if options:
@@ -165,7 +129,7 @@ def test_the_average_does_not_touch_training(arm: str) -> None:
         return run.stored()
 
     with_average = train(applied=True)
-    plain = Trained(arm)
+    plain = averaged_run(arm)
     plain.average.update = lambda: None  # type: ignore[method-assign]
     for _ in range(3):
         plain.step()
@@ -173,15 +137,15 @@ def test_the_average_does_not_touch_training(arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", ["fp32", "apex:O2,engine=compat", "half"])
-def test_state_goes_on_where_it_was_saved(arm: str) -> None:
+def test_state_goes_on_where_it_was_saved(averaged_run: Any, arm: str) -> None:
     """An average that was saved and loaded takes the next step as the one that went on."""
-    first = Trained(arm)
+    first = averaged_run(arm)
     for _ in range(2):
         first.step()
     state = first.average.state_dict()
     saved = {"num_updates": state["num_updates"], "models": [{k: v.clone() for k, v in state["models"][0].items()}]}
     assert (state["decay"], state["num_updates"]) == (0.5, 2)
-    second = Trained(arm)
+    second = averaged_run(arm)
     second.step()
     second.step()
     second.average.load_state_dict({"decay": 0.5, **saved})
@@ -191,9 +155,9 @@ def test_state_goes_on_where_it_was_saved(arm: str) -> None:
     assert second.average.state_dict()["num_updates"] == 3
 
 
-def test_the_average_of_another_model_is_refused() -> None:
+def test_the_average_of_another_model_is_refused(averaged_run: Any) -> None:
     """A saved average whose tensors have other shapes is told of in one line that says what to do."""
-    run = Trained("fp32")
+    run = averaged_run("fp32")
     state = WeightAverage([nn.Linear(9, 9)], 0.5).state_dict()
     with pytest.raises(CheckpointError, match="does not fit this model"):
         run.average.load_state_dict(state)
