@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import click
 import torch
 from bare import LOOPS, Step, legacy
+from counts import count_calls, count_operations
 from genuine import load_amp
 from tabulate import tabulate
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
 PRELOADED = ["torch", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", "click", "tabulate"]
@@ -142,32 +142,6 @@ def _build_legacy(amp: Any, level: str, model: nn.Module, batches: Any, fused: b
         return legacy(model, batches, amp=amp, opt_level=level, fused=fused)
 
 
-def _calls(step: Step) -> int:
-    count = 0
-
-    def see(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(see)
-    step()
-    sys.setprofile(None)
-    return count
-
-
-def _operations(step: Step) -> int:
-    class Count(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            Count.seen += 1
-            return func(*args, **(kwargs or {}))
-
-    with Count():
-        step()
-    return Count.seen
-
-
 def _kernels_and_syncs(step: Step) -> tuple[int, int]:
     """Count CUDA kernels, and the calls by which the host waits for the device."""
     step()
@@ -194,7 +168,7 @@ def serve(pipe: Connection, name: str, model_name: str, device: str, apex_source
         return
     for _ in range(2 if is_slow(name, model_name, device) else 40):
         step()
-    facts: dict[str, Any] = {"calls": _calls(step), "operations": _operations(step)}
+    facts: dict[str, Any] = {"calls": count_calls(step), "operations": count_operations(step)}
     if device == "cuda":
         facts["kernels"], facts["syncs"] = _kernels_and_syncs(step)
     pipe.send(facts)

@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import click
 import torch
 from bare import LOOPS
+from counts import count_calls, count_operations
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS, sgd
 
 from ampcompare.parallel.single import Single
@@ -110,32 +110,6 @@ def loop_block(arm: str, model_name: str) -> Block:
     return block
 
 
-def _calls(block: Block) -> float:
-    count = 0
-
-    def see(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(see)
-    block()
-    sys.setprofile(None)
-    return count / BLOCK
-
-
-def _operations(block: Block) -> float:
-    class Count(TorchDispatchMode):
-        seen = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            Count.seen += 1
-            return func(*args, **(kwargs or {}))
-
-    with Count():
-        block()
-    return Count.seen / BLOCK
-
-
 def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     """Time the four loops in this process; return the medians of the paired ratios, and exact counts."""
     torch.set_num_threads(1)
@@ -165,8 +139,8 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
         bare_seconds.append(seconds["bare"])
         for name, value in seconds.items():
             ratios[name].append(value / seconds["bare"])
-    calls = {name: _calls(block) for name, block in blocks.items()}
-    operations = {name: _operations(block) for name, block in blocks.items()}
+    calls = {name: count_calls(block) / BLOCK for name, block in blocks.items()}
+    operations = {name: count_operations(block) / BLOCK for name, block in blocks.items()}
     return {
         "bare_microseconds": statistics.median(bare_seconds) * 1e6,
         "ratios": {name: statistics.median(values) for name, values in ratios.items() if name != "bare"},
