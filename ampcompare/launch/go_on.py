@@ -55,7 +55,7 @@ def _go_on(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> dict
         optimizers=assembly.optimizers,
         precision=precision,
         parallel=assembly.parallel,
-        loss_of=task.loss,  # type: ignore[arg-type]
+        loss_of=task.loss,
         clock=make_clock(device),
         accumulation=recipe.grad_accum_steps,
         clip_norm=recipe.clip_grad,

@@ -33,8 +33,8 @@ class Task:
     data: Data
     label_smoothing: float = 0.0
 
-    def loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the loss of the first model on a batch of `data`; call it inside the arm's autocast.
+    def loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, ...]) -> Tensor:
+        """Return the loss of the first model on samples and labels of `data`; call it inside the arm's autocast.
 
         Raises:
             ConfigError: the model returns something other than a tensor.

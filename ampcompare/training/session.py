@@ -114,7 +114,7 @@ class Session:
             optimizers=assembly.optimizers,
             precision=SkipNonFinite(assembly.precision, assembly.replicas, ranks.any) if skips else assembly.precision,
             parallel=assembly.parallel,
-            loss_of=assembly.task.loss,  # type: ignore[arg-type]
+            loss_of=assembly.task.loss,
             clock=make_clock(assembly.device),
             accumulation=recipe.grad_accum_steps,
             clip_norm=recipe.clip_grad,

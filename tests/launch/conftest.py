@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,21 @@ def launcher(user_folder: Path) -> Iterator[ForkedLauncher]:
             yield launcher
     finally:
         os.chdir(before)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], object], float], bool]:
+    """Wait for a condition so many seconds at most, and return whether it came true."""
+
+    def wait(condition: Callable[[], object], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.1)
+        return bool(condition())
+
+    return wait
 
 
 @pytest.fixture

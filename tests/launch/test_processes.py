@@ -22,6 +22,7 @@ from ampcompare.launch.processes import ProcessesLauncher
 from ampcompare.record import RunRecord, iter_steps, read_record
 
 MakeConfig = Callable[..., RunConfig]
+WaitUntil = Callable[[Callable[[], object], float], bool]
 SECONDS_TO_END = 15.0
 
 
@@ -42,15 +43,6 @@ def alive(text: str) -> list[psutil.Process]:
         if process.pid != os.getpid() and text in " ".join(process.info["cmdline"] or ()):
             found.append(process)
     return found
-
-
-def wait_until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return bool(condition())
 
 
 def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -252,7 +244,9 @@ ENDLESS = [
 @pytest.mark.parametrize(
     ("launcher", "number", "code"), [("torchrun", signal.SIGINT, 130), ("spawn", signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_all_ranks_end_with_the_command(tmp_path: Path, launcher: str, number: signal.Signals, code: int) -> None:
+def test_all_ranks_end_with_the_command(
+    wait_until: WaitUntil, tmp_path: Path, launcher: str, number: signal.Signals, code: int
+) -> None:
     """Ctrl-C, or the death of the command, ends every rank within 15 seconds."""
     command = [sys.executable, "-m", "ampcompare", *ENDLESS, "--launcher", launcher, "-o", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -22,6 +22,7 @@ from ampcompare.record import read_record
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = pytest.mark.slow
 MakeConfig = Callable[..., RunConfig]
+WaitUntil = Callable[[Callable[[], object], float], bool]
 Slurm = dict[str, str]
 OPTIONS = {"time": "10"}
 SMALL = [
@@ -44,21 +45,12 @@ def queued() -> list[str]:
     return done.stdout.split()
 
 
-def wait_until(condition: Callable[[], object], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return bool(condition())
-
-
 def jobs_of(folder: Path) -> dict[str, str]:
     """Return the number of each cell's job."""
     return {path.parent.name: json.loads(path.read_text())["job"] for path in folder.glob("cells/*/job.json")}
 
 
-def test_compare_killed_and_called_again(tmp_path: Path) -> None:
+def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) -> None:
     """After SIGKILL the same command waits for the jobs that run, submits none anew, and ends with the table."""
     go, out = tmp_path / "go", tmp_path / "out"
     words = ["compare", "--launcher", "slurm", "--arm", "fp32", "--arm", "native:bf16", *SMALL]
@@ -112,7 +104,7 @@ def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
     assert read_record(tmp_path / "record.json") == record
 
 
-def test_jobs_that_end_early(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp_path: Path) -> None:
     """A job that was cancelled, and one whose code raises, are failed records that say so; others are not disturbed."""
     waits = make_config("launched:waits_for", args={"file": str(tmp_path / "go")}, launcher="slurm")
     raises = make_config("launched:raises_in_forward", launcher="slurm")
@@ -152,7 +144,7 @@ def test_a_job_that_is_told_to_end(make_config: MakeConfig, tmp_path: Path) -> N
     assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
 
 
-def test_ctrl_c_leaves_jobs(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
     """Ctrl-C ends the command with 130 and says which jobs go on; the next call waits for them."""
     words = ["run", "--launcher", "slurm", *SMALL, "--arch", "launched:waits_for"]
     words += ["--model-arg", f"file={tmp_path / 'go'}", "-o", str(tmp_path / "out")]
