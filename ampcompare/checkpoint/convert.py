@@ -23,6 +23,8 @@ __all__ = ["convert_file", "convert_state"]
 Target = Literal["native", "apex"]
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program
 TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
+# where it had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
+LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 
 def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None = None) -> Conversion:
@@ -86,6 +88,8 @@ def _to_apex(parts: Parts, result: Conversion, level: str) -> None:
     back = {theirs: own for own, theirs in TWIN_KEYS.items()}
     if parts.writer == "timm":
         back["amp_scaler"] = "amp"
+    if parts.writer == "Lightning":
+        back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
     for place in list(parts.scalers)[1:]:
         at_place(result.state, place[:-1]).pop(place[-1], None)
     place = next(iter(parts.scalers), _scaler_place(result.state))

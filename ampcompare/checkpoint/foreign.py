@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.checkpoint.builders import Storage, storage_dtype
-from ampcompare.checkpoint.placeholders import DATA_ONLY, Global, NotPickled, Opaque, StoredTensor
+from ampcompare.checkpoint.placeholders import DATA_ONLY, LOGS, Global, NotPickled, Opaque, StoredTensor
 from ampcompare.checkpoint.unpickle import unpickle
 from ampcompare.errors import CheckpointError
 
@@ -125,6 +125,12 @@ class Contents:
     def objects(self) -> list[str]:
         """Return the places of objects that are neither tensors nor plain values nor holders of these, at most 200."""
         return [f"{place or 'the whole file'}: {value.name}" for place, value in self._find(self.root)]
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether it holds more than tensors, plain values, holders of these, and logs that are left out."""
+        ways_to_logs = {LOGS, "builtins.getattr", "__builtin__.getattr"}
+        return not ways_to_logs.issuperset(self.calls) or any(value.name != LOGS for _, value in self._find(self.root))
 
     def _find(self, root: Any) -> Iterator[tuple[str, Opaque | Global]]:
         """Yield objects of other programs, walking in order and each container once."""

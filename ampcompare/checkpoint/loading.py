@@ -35,10 +35,10 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
     contents = open_foreign(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
         return read_checkpoint(path), []
-    objects = contents.objects()
-    if not objects and not contents.calls:
+    if not contents.needs_trust:
         state, left_out = contents.plain()
     elif not trust:
+        objects = contents.objects()
         shown = ", ".join(objects[:10]) or ", ".join(contents.calls[:10])
         more = f" and {len(objects) - 10} more" if len(objects) > 10 else ""
         raise CheckpointError(

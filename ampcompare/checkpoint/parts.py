@@ -11,6 +11,8 @@ from torch import Tensor
 __all__ = ["Parts", "find_parts", "is_apex_state", "is_scaler_state", "is_weights"]
 
 Place = tuple[str, ...]
+BOOKKEEPING = {"callbacks", "loops"}
+"""What Lightning's own callbacks and loops count and keep, under names of theirs: no part of the training state."""
 SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 MOST_DEPTH = 3
 
@@ -93,7 +95,9 @@ def find_parts(root: Any) -> Parts:
         return Parts("a script", f"it holds a {type(root).__name__}")
     ours = isinstance(root.get("schema"), int) and "model" in root and "arm" in root
     parts = Parts("", "")
-    for place, value in _walk(root, (), set()):
+    lightning = "pytorch-lightning_version" in root
+    walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
+    for place, value in _walk(walked, (), set()):
         kind: dict[Place, dict[str, Any]] | None = None
         if ours and place[0] not in ("model", "optimizer", "amp", "scaler", "parts"):
             continue

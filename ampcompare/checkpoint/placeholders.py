@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DATA_ONLY", "Global", "NotPickled", "Opaque", "StoredTensor"]
+__all__ = ["DATA_ONLY", "LOGS", "Global", "NotPickled", "Opaque", "StoredTensor"]
 
 DATA_ONLY = frozenset(
     {
@@ -27,6 +27,9 @@ DATA_ONLY = frozenset(
     }
 )
 """Classes of the standard library that only hold values; what they hold is carried, the class is not."""
+
+LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
+"""Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""
 
 
 class NotPickled(ValueError):
