@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcompare.errors import ConfigError
 
-__all__ = ["BACKENDS", "Arm", "BackendOptions"]
+__all__ = ["BACKENDS", "SHORT_DTYPES", "Arm", "BackendOptions", "third_party_backends"]
 
 OPT_LEVELS = ("O0", "O1", "O2", "O3")
 DTYPES = {

@@ -18,7 +18,6 @@ from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, RecordError
 
 __all__ = [
-    "NON_FINITE",
     "SCHEMA",
     "Effective",
     "EngineInfo",
@@ -36,6 +35,7 @@ __all__ = [
     "iter_steps",
     "read_model",
     "read_record",
+    "to_float",
     "write_atomically",
 ]
 
@@ -49,6 +49,11 @@ def _number(value: Any) -> Any:
 
 # A float that strict JSON may hold as a string.
 Number = Annotated[float, BeforeValidator(_number)]
+
+
+def to_float(value: Any) -> float:
+    """Return a number that was read from what `dump_json` wrote."""
+    return float(_number(value))
 
 
 class FrozenRecord(BaseModel):
@@ -353,11 +358,11 @@ def iter_steps(path: Path) -> Iterator[StepRecord]:
             yield StepRecord(
                 step=raw["step"],
                 epoch=raw["epoch"],
-                loss=float(_number(raw["loss"])),
-                loss_scales_before=tuple(float(_number(scale)) for scale in raw["loss_scales_before"]),
-                loss_scales=tuple(float(_number(scale)) for scale in raw["loss_scales"]),
+                loss=to_float(raw["loss"]),
+                loss_scales_before=tuple(to_float(scale) for scale in raw["loss_scales_before"]),
+                loss_scales=tuple(to_float(scale) for scale in raw["loss_scales"]),
                 applied=tuple(raw["applied"]),
-                grad_norm=None if raw["grad_norm"] is None else float(_number(raw["grad_norm"])),
+                grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
                 seconds=raw["seconds"],
                 data_seconds=raw["data_seconds"],
             )

@@ -92,8 +92,3 @@ class StoredTensor:
         for size in self.shape:
             count *= size
         return count
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its elements."""
-        return self.count * self.dtype.itemsize

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ampcompare.cli.settings import gather
+
+if TYPE_CHECKING:
+    from ampcompare.checkpoint.convert import Target
 
 __all__ = ["command"]
 
@@ -40,7 +43,7 @@ __all__ = ["command"]
 def command(
     source: Path,
     target: Path | None,
-    to: str | None,
+    to: Target | None,
     opt_level: str | None,
     apex_layout: bool,
     inspect: bool,
@@ -71,7 +74,7 @@ def command(
     result = convert_file(
         source,
         target,
-        to,  # type: ignore[arg-type]
+        to,
         opt_level=opt_level,
         legacy_layout=apex_layout,
         trust=trust_checkpoint,

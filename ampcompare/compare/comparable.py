@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ampcompare.config import WITHOUT_EFFECT, RunConfig
+from ampcompare.recipes.layers import leaves
 from ampcompare.record import RunRecord
 
 __all__ = ["differing", "settings", "why_not_accuracy", "why_not_time"]
@@ -14,13 +15,9 @@ APART_BY_DESIGN = ("arm", "recipe.seed")
 MOST_NAMED = 3
 
 
-def settings(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting by its place, such as `recipe.optimizer.lr`."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from settings(value, f"{above}{name}.")
-        else:
-            yield above + name, value
+def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its place, such as `recipe.optimizer.lr`; an empty group has none."""
+    return ((place, value) for place, value in leaves(values) if value != {})
 
 
 def differing(one: RunConfig, other: RunConfig) -> list[str]:

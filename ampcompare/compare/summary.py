@@ -26,7 +26,7 @@ from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.published import Published
 from ampcompare.record import RunRecord
 
-__all__ = ["accuracy_effects", "summarize"]
+__all__ = ["TIME_FLOOR", "accuracy_effects", "summarize"]
 
 TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
 Pair = tuple[RunRecord, RunRecord]

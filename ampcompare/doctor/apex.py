@@ -11,7 +11,7 @@ from ampcompare.doctor.child import Answer, ask, search_path
 from ampcompare.doctor.finding import Finding
 from ampcompare.environment import ApexInstall, probe_apex
 
-__all__ = ["State", "examine_apex"]
+__all__ = ["INSTALL", "State", "examine_apex"]
 
 State = Literal["absent", "impostor", "no_amp", "python_only", "full", "other_build", "broken", "namespace", "shadowed"]
 UNINSTALL = "pip uninstall -y apex"

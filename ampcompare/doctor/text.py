@@ -12,6 +12,7 @@ from ampcompare.doctor.needs import ArmNeeds
 __all__ = ["render"]
 
 MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+PLURALS: dict[Verdict, str] = {"problem": "problems", "warning": "warnings"}
 NAMED = 18  # columns of a name
 
 
@@ -73,11 +74,11 @@ def _entry(
 
 def _summary(examination: Examination, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
     lines = []
-    for verdict, plural in (("problem", "problems"), ("warning", "warnings")):
+    for verdict, plural in PLURALS.items():
         names = [finding.name for finding in examination.findings if finding.verdict == verdict]
         if verdict == "problem":
             names += [arm.arm for arm in examination.arms if not arm.fits]
         if names:
-            count = style(f"{len(names)} {plural if len(names) > 1 else verdict}", verdict)  # type: ignore[arg-type]
+            count = style(f"{len(names)} {plural if len(names) > 1 else verdict}", verdict)
             lines += textwrap.wrap(f"{count}: {', '.join(names)}", width)
     return lines or ["Nothing is wrong here."]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["apex_script", "fp32_script", "half_script", "native_script"]
+__all__ = ["PLAIN_STEP", "apex_script", "fp32_script", "half_script", "native_script"]
 
 PLAIN_STEP = (
     "loss = criterion(model(x), y)",

@@ -11,7 +11,7 @@ from ampcompare.guards.facts import Facts
 from ampcompare.guards.place import Place
 from ampcompare.guards.reporting import Reporter
 
-__all__ = ["Detector"]
+__all__ = ["EVENTS", "Detector"]
 
 
 class Detector:

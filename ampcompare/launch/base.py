@@ -15,6 +15,7 @@ __all__ = [
     "Progress",
     "failed_record",
     "interrupted_record",
+    "last_lines",
     "log_name",
     "log_tail",
     "set_aside",
@@ -106,10 +107,15 @@ def log_name(rank: int) -> str:
     return "log.txt" if rank == 0 else f"rank{rank}.log"
 
 
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last non-empty lines of a file; none of one that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
 def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
     """Return the last non-empty lines of a cell's log."""
-    try:
-        text = (folder / log_name(rank)).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+    return "\n".join(last_lines(folder / log_name(rank), lines))

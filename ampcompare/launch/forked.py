@@ -25,7 +25,7 @@ from ampcompare.launch.base import (
 )
 from ampcompare.record import RunRecord, dump_json, read_record
 
-__all__ = ["ForkedLauncher"]
+__all__ = ["THREAD_VARIABLES", "ForkedLauncher", "worker_environment"]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]

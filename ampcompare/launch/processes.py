@@ -21,6 +21,7 @@ from ampcompare.launch.base import (
     Progress,
     failed_record,
     interrupted_record,
+    last_lines,
     log_tail,
     set_aside,
     write_record,
@@ -156,7 +157,7 @@ class ProcessesLauncher(Launcher):
     def _story(self, folder: Path, code: int, killed: dict[str, int] | None) -> str:
         failure = killed or next(iter(_failures(folder)), None)
         if failure is None:
-            words = _last_lines(folder / "launcher.log")
+            words = " | ".join(line.strip() for line in last_lines(folder / "launcher.log", TAIL_LINES))
             return f"the launcher of the ranks ended with exit code {code}" + (f": {words}" if words else "")
         rank, how = failure["rank"], f"ended with exit code {failure['code']}"
         if failure["code"] < 0:
@@ -194,11 +195,3 @@ def _failures(folder: Path) -> list[dict[str, int]]:
     except (OSError, ValueError):
         return []
     return found
-
-
-def _last_lines(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return " | ".join([line.strip() for line in lines if line.strip()][-TAIL_LINES:])

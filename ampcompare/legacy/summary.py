@@ -13,7 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcompare.errors import RecordError
-from ampcompare.record import NON_FINITE, dump_json
+from ampcompare.record import dump_json, to_float
 from ampcompare.report.base import printable
 
 __all__ = ["FORMAT", "SCHEMA", "ExecSummary", "is_exec_record", "read_exec_record", "render"]
@@ -98,7 +98,7 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(NON_FINITE.get(value, value) if isinstance(value, str) else value)
+    return None if value is None else to_float(value)
 
 
 def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:

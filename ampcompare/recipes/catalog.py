@@ -10,7 +10,7 @@ from typing import Any
 from ampcompare.errors import ConfigError
 from ampcompare.recipes.form import SettingsFile, read_settings
 
-__all__ = ["list_recipes", "load_recipe", "recipe_names"]
+__all__ = ["list_recipes", "load_recipe"]
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -20,11 +20,6 @@ def _paths() -> dict[str, Path]:
     """Return the file of each recipe, those of the top folder first."""
     named = {path.relative_to(FOLDER).with_suffix("").as_posix(): path for path in FOLDER.rglob("*.yaml")}
     return dict(sorted(named.items(), key=lambda item: (item[0].count("/"), item[0])))
-
-
-def recipe_names() -> list[str]:
-    """Return the name of every recipe."""
-    return list(_paths())
 
 
 def load_recipe(name: str) -> SettingsFile:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.arm import Arm
 from ampcompare.comparison import Comparison
 from ampcompare.errors import ConfigError
+from ampcompare.recipes.layers import leaves
 from ampcompare.record import RunRecord
 from ampcompare.report.base import printable
 
@@ -40,7 +41,7 @@ class Shared:
 
 def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
-    facts = [dict(_flat(record.config.model_dump(exclude={"arm"}))) for record in comparison.records]
+    facts = [dict(leaves(record.config.model_dump(exclude={"arm"}))) for record in comparison.records]
     return _shared(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
@@ -73,14 +74,6 @@ def arm_facts(comparison: Comparison) -> list[list[str]]:
         why = f"{engine.name} {engine.version}: {engine.reason}" if engine else "torch"
         rows.append([_shown(text or "-") for text in (row.arm, backend, options, why, row.half)])
     return rows
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield above + name, value
 
 
 def _shown(value: Any) -> str:

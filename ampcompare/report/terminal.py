@@ -11,7 +11,7 @@ from ampcompare.comparison import Comparison
 from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
 
-__all__ = ["Terminal", "legend", "verdict_legend"]
+__all__ = ["WIDTH", "Terminal", "legend", "verdict_legend"]
 
 WIDTH = 100
 

@@ -9,24 +9,24 @@ from ampcompare.compare.plan import parse_seeds, plan_rows
 from ampcompare.compare.rows import matrix_rows
 from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.recipes.catalog import list_recipes, load_recipe, recipe_names
+from ampcompare.recipes.catalog import list_recipes, load_recipe
 from ampcompare.recipes.form import joined
 from ampcompare.recipes.layers import Layer, settle
 
-NAMES = recipe_names()
+NAMES = [
+    "cifar10-r18",
+    "digits",
+    "seeds/loader-study",
+    "seeds/r18-leaves",
+    "seeds/r50-imagenet-amp",
+    "seeds/r50-imagenet-apex",
+    "seeds/r50-imagenet-fp16bn",
+]
 
 
 def test_the_recipes_that_are_promised_are_there() -> None:
-    """The names are those of the documentation, and each has a title."""
-    assert NAMES == [
-        "cifar10-r18",
-        "digits",
-        "seeds/loader-study",
-        "seeds/r18-leaves",
-        "seeds/r50-imagenet-amp",
-        "seeds/r50-imagenet-apex",
-        "seeds/r50-imagenet-fp16bn",
-    ]
+    """The names are those of the documentation, in its order, and each has a title."""
+    assert [name for name, _, _ in list_recipes()] == NAMES
     assert all(title for _, _, title in list_recipes())
 
 
