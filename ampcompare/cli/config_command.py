@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +87,6 @@ def _yaml(gathered: Gathered, matrix: Mapping[str, Any], *, origin: bool) -> str
 
 
 def _lines(values: Mapping[str, Any], above: str, origins: Mapping[str, str], depth: int) -> list[str]:
-    import json
-
     lines = []
     for name, value in values.items():
         place, indent = f"{above}{name}", "  " * depth

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from importlib.util import find_spec
+
 import click
 
 __all__ = ["command"]
@@ -57,10 +61,6 @@ def _arm(backend: str, summary: str) -> tuple[str, bool, str]:
 
 def _launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
-    import os
-    import shutil
-    from importlib.util import find_spec
-
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"
     forked = "one process per cell, forked from a server that has torch imported"

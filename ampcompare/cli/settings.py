@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,8 +192,6 @@ def rows_for(gathered: Gathered, parameters: Mapping[str, Any]) -> list[Row]:
 
 def plan_for(gathered: Gathered, rows: list[Row], seeds: Any) -> Plan:
     """Return the plan of a comparison, with what was published for its recipe."""
-    from dataclasses import replace
-
     from ampcompare.compare.plan import plan_rows
 
     return replace(plan_rows(gathered.config, rows, seeds), published=_published(gathered, rows))

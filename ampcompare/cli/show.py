@@ -83,7 +83,6 @@ class Display(Observer):
         if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
             there = " (record was there)" if reused else ""
             click.echo(f"{self.place} {self.name}: {_outcome(record)}{there}", err=True)
-
         for finding in record.guards:
             if not self.quiet and finding not in self.found:
                 self.found.add(finding)

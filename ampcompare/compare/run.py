@@ -21,8 +21,7 @@ from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.launch.base import Launcher, Progress, write_record
 from ampcompare.record import RunRecord, dump_json, read_record, write_atomically
 
-__all__ = ["Observer", "cell_folder", "check_output_dir", "labeled", "load_records", "reusable", "run_plan"]
-
+__all__ = ["Observer", "Reuse", "cell_folder", "check_output_dir", "labeled", "load_records", "reusable", "run_plan"]
 
 LOOK_SECONDS = 0.2
 
@@ -44,7 +43,9 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class _Reuse:
+class Reuse:
+    """The record of a cell that need not run again, or None and why it must; "" where it has none yet."""
+
     record: RunRecord | None
     reason: str
 
@@ -70,27 +71,27 @@ def cell_folder(folder: Path, config: RunConfig) -> Path:
     return folder / "cells" / config.digest()
 
 
-def reusable(folder: Path, config: RunConfig) -> _Reuse:
+def reusable(folder: Path, config: RunConfig) -> Reuse:
     """Return the record of a cell that need not run again, or why it must."""
     path = cell_folder(folder, config) / "record.json"
     if not path.exists():
-        return _Reuse(None, "")
+        return Reuse(None, "")
     try:
         record = read_record(path)
     except RecordError as error:
         path.replace(path.with_name("record.unreadable.json"))
-        return _Reuse(None, f"{error}; the file is kept as record.unreadable.json")
+        return Reuse(None, f"{error}; the file is kept as record.unreadable.json")
     if record.status not in ("completed", "diverged"):
         was = "was " if record.status == "interrupted" else ""
-        return _Reuse(None, f"it {was}{record.status} before")
+        return Reuse(None, f"it {was}{record.status} before")
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
     ran = record.effective
     if ran is not None and installed_version(ran.library) not in (ran.version, None):
         changed.append(ran.library)
     if changed:
-        return _Reuse(None, f"{', '.join(changed)} changed since")
-    return _Reuse(record, "")
+        return Reuse(None, f"{', '.join(changed)} changed since")
+    return Reuse(record, "")
 
 
 def load_records(folder: Path) -> list[RunRecord]:
@@ -152,7 +153,7 @@ def run_plan(
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
     # All that is there is looked up first: a report saved on the way leaves out nothing that an earlier one had.
-    known = [_Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
+    known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
 
     def done() -> list[RunRecord]:

@@ -1,4 +1,4 @@
-"""The options of each opt level, and the sentences that follow from them.
+"""The options of each opt level, and those of an arm that overrides some.
 
 Source: Apex 25.05, `apex/amp/frontend.py`; a test holds the table against our engine's.
 """
@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LEVELS", "Level", "apex_level"]
+__all__ = ["FIRST_SCALE", "GROWTH_INTERVAL", "LEVELS", "MAX_SCALE", "Level", "apex_level"]
 
-FIRST_SCALE, GROWTH_INTERVAL, MAX_SCALE = 2.0**16, 2000, 2.0**24
+FIRST_SCALE = 2.0**16
+GROWTH_INTERVAL = 2000
+MAX_SCALE = 2.0**24
 
 
 @dataclass(frozen=True)

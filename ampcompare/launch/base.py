@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import abc
+import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.config import RunConfig
+from ampcompare.errors import EnvironmentUnfit
 from ampcompare.record import RunRecord, dump_json, write_atomically
+from ampcompare.validation import validated
 
 __all__ = [
     "Launcher",
@@ -18,7 +23,11 @@ __all__ = [
     "last_lines",
     "log_name",
     "log_tail",
+    "make_cell_folder",
+    "read_config",
+    "send_output_to",
     "set_aside",
+    "write_config",
     "write_record",
 ]
 
@@ -78,6 +87,33 @@ class Launcher(abc.ABC):
         self.close()
 
 
+def make_cell_folder(folder: Path) -> None:
+    """Make the folder of a cell that is to run, with the files of an earlier run set aside.
+
+    Raises:
+        EnvironmentUnfit: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+    set_aside(folder)
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write `config.json`, which says to the processes of a cell what they train."""
+    (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Read what `write_config` wrote.
+
+    Raises:
+        ConfigError: a setting that this version does not know, or takes otherwise.
+    """
+    return validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
 def write_record(record: RunRecord, folder: Path) -> None:
     """Write `record.json` in one move."""
     write_atomically(folder / "record.json", dump_json(record))
@@ -100,6 +136,14 @@ def interrupted_record(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was told to end and could not save; earlier checkpoints are as they were."""
     error = "told to end before it could save"
     return RunRecord(cell=config.digest(), arm=config.arm, status="interrupted", config=config, error=error)
+
+
+def send_output_to(path: Path) -> None:
+    """Send standard output and error of this process to a new file for good; a killed one leaves its last lines."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def log_name(rank: int) -> str:

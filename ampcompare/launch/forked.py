@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcompare.config import RunConfig
-from ampcompare.errors import EnvironmentUnfit, LaunchError
+from ampcompare.errors import LaunchError
 from ampcompare.launch.base import (
     Launcher,
     Progress,
     failed_record,
     interrupted_record,
     log_tail,
-    set_aside,
+    make_cell_folder,
+    write_config,
     write_record,
 )
-from ampcompare.record import RunRecord, dump_json, read_record
+from ampcompare.record import RunRecord, read_record
 
 __all__ = ["THREAD_VARIABLES", "ForkedLauncher", "worker_environment"]
 
@@ -52,11 +53,7 @@ class ForkedLauncher(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
-        set_aside(folder)
+        make_cell_folder(folder)
         run = self._run if hasattr(os, "fork") else self._run_fresh
         code, killed_by = run(config, folder, on_progress)
         path = folder / "record.json"
@@ -97,7 +94,7 @@ class ForkedLauncher(Launcher):
     def _run_fresh(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
     ) -> tuple[int, int]:
-        (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+        write_config(config, folder)
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ampcompare.launch.worker", str(folder)],

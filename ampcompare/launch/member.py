@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.launch.base import Launcher, Progress, log_name, set_aside
+from ampcompare.launch.base import Launcher, Progress, log_name, set_aside, write_config
 from ampcompare.launch.world import World
-from ampcompare.record import RunRecord, dump_json
+from ampcompare.record import RunRecord
 
 __all__ = ["MemberLauncher"]
 
@@ -46,6 +46,6 @@ class MemberLauncher(Launcher):
         folder.mkdir(parents=True, exist_ok=True)
         if self.world.rank == 0:
             set_aside(folder)
-            (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+            write_config(config, folder)
         record, self.speaks = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
         return record

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.config import RunConfig
-from ampcompare.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.errors import UnsupportedCombination
 from ampcompare.launch.agent import Request
 from ampcompare.launch.base import (
     Launcher,
@@ -23,11 +23,12 @@ from ampcompare.launch.base import (
     interrupted_record,
     last_lines,
     log_tail,
-    set_aside,
+    make_cell_folder,
+    write_config,
     write_record,
 )
 from ampcompare.launch.forked import worker_environment
-from ampcompare.record import RunRecord, dump_json, read_record
+from ampcompare.record import RunRecord, read_record
 
 __all__ = ["ProcessesLauncher"]
 
@@ -91,14 +92,10 @@ class ProcessesLauncher(Launcher):
         folder = folder.resolve()
         if not self.speaks:  # the machines may share their disk
             folder /= f"node{self._options['node_rank']}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
-        set_aside(folder)
+        make_cell_folder(folder)
         for name in ("failure.json", "progress.json"):
             (folder / name).unlink(missing_ok=True)
-        (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+        write_config(config, folder)
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
         code = self._run(request, folder, on_progress)
         return self._record(config, folder, code)

@@ -22,14 +22,13 @@ import torch
 
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
-from ampcompare.launch.base import Progress, log_name, write_record
+from ampcompare.launch.base import Progress, log_name, read_config, send_output_to, write_record
 from ampcompare.launch.group import choose_backend, local_device, process_group
 from ampcompare.launch.worker import failed_with, train_cell
 from ampcompare.launch.world import World, world_of
 from ampcompare.parallel.ranks import Group, require_equal
 from ampcompare.record import RunRecord, write_atomically
 from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
-from ampcompare.validation import validated
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -127,11 +126,8 @@ def main(arguments: list[str]) -> int:
     world = world_of(url=arguments[1] if len(arguments) > 1 else None)
     assert world is not None
     _end_with_parent()
-    log = os.open(folder / log_name(world.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed rank leaves its last lines
-    config = validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    send_output_to(folder / log_name(world.rank))
+    config = read_config(folder)
     report = report_to(folder) if world.rank == 0 else None
     record, _ = run_rank(config, folder, world, report, since=psutil.Process(os.getppid()).create_time())
     return 1 if record.status == "failed" else 0

@@ -26,7 +26,7 @@ import torch
 
 from ampcompare.config import RunConfig
 from ampcompare.launch import worker
-from ampcompare.launch.base import Progress
+from ampcompare.launch.base import Progress, log_name, send_output_to
 from ampcompare.tasks.catalog import BUILTIN_MODELS, TORCHVISION_FILES
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -44,10 +44,7 @@ def _run(request: dict[str, Any], channel: int) -> NoReturn:
     code = 1
     try:
         folder = Path(request["folder"])
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a killed cell leaves its last lines
+        send_output_to(folder / log_name(0))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -16,10 +16,18 @@ from typing import Any
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.launch.base import Launcher, Progress, failed_record, log_tail, set_aside, write_record
+from ampcompare.launch.base import (
+    Launcher,
+    Progress,
+    failed_record,
+    log_tail,
+    make_cell_folder,
+    write_config,
+    write_record,
+)
 from ampcompare.launch.forked import THREAD_VARIABLES, worker_environment
 from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
-from ampcompare.record import RunRecord, dump_json, read_record, write_atomically
+from ampcompare.record import RunRecord, read_record, write_atomically
 
 __all__ = ["SlurmLauncher", "parse_slurm_options"]
 
@@ -161,13 +169,9 @@ class SlurmLauncher(Launcher):
             raise UnsupportedCombination(
                 f"{config.processes} processes cannot be split over {self._nnodes} nodes; use --nproc-per-node"
             )
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
-        set_aside(folder)
+        make_cell_folder(folder)
         (folder / "progress.json").unlink(missing_ok=True)
-        (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+        write_config(config, folder)
         executor = submitit.SlurmExecutor(folder / "slurm")
         executor.update_parameters(**self._parameters(config, folder))
         try:

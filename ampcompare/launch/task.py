@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampcompare.config import RunConfig
-from ampcompare.launch.base import log_name
+from ampcompare.launch.base import log_name, read_config
 from ampcompare.launch.world import world_of
-from ampcompare.validation import validated
 
 __all__ = ["train"]
 
@@ -37,7 +34,7 @@ def train(folder: str) -> None:
     name = f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"
     signal.signal(signal.Signals[name], lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
     with _output_to(cell / log_name(rank)):
-        config = validated(RunConfig, json.loads((cell / "config.json").read_text(encoding="utf-8")))
+        config = read_config(cell)
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
             config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
         if world is None:

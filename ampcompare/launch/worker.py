@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
-from ampcompare.launch.base import Progress, write_record
+from ampcompare.launch.base import Progress, read_config, write_config, write_record
 from ampcompare.launch.continued import CHECKPOINTS, continue_steps, set_checkpoints_aside
 from ampcompare.launch.group import group_of_one
 from ampcompare.launch.guarded import guarded
@@ -45,7 +44,6 @@ from ampcompare.training.saving import Saver
 from ampcompare.training.session import Session
 from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
 from ampcompare.training.summary import Tally
-from ampcompare.validation import validated
 
 __all__ = ["failed_with", "resolve_device", "run_cell", "train_cell"]
 
@@ -81,7 +79,7 @@ def run_cell(
 
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
-    (folder / "config.json").write_text(dump_json(config), encoding="utf-8")
+    write_config(config, folder)
     needs_group = config.parallel.kind in ("ddp", "apex-ddp")
     try:
         with group_of_one() if needs_group else contextlib.nullcontext():
@@ -327,7 +325,7 @@ def _device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Train the cell whose `config.json` lies in the folder named; the exit code is 0 once a record is written."""
     folder = Path(arguments[0])
-    run_cell(validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8"))), folder)
+    run_cell(read_config(folder), folder)
     return 0
 
 
