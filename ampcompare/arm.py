@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -228,6 +229,24 @@ def _guess(text: str) -> Any:
     return text
 
 
+def _meant(backend: str) -> str:
+    """Return what an unknown name was probably to be, as a question; "" where nothing is near."""
+    if "," in backend:
+        return "several arms are named one by one, each with its own --arm; "
+    name, parted, rest = re.sub(r"[-_/ ]", ":", backend, count=1).partition(":")
+    if parted and rest and name in BACKENDS:
+        return f"did you mean '{name}:{rest}'? "
+    for name, spec in BACKENDS.items():  # an option without its backend, such as O2
+        if spec.positional is not None:
+            try:
+                spec.parsers[spec.positional](backend)
+            except ValueError:
+                continue
+            return f"did you mean '{name}:{backend}'? "
+    close = difflib.get_close_matches(backend.lower(), BACKENDS, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One backend with its options. `str(arm)` is canonical: equal arms have equal texts.
@@ -276,10 +295,8 @@ class Arm:
         spec = BACKENDS.get(backend)
         if spec is None:
             if backend not in third_party_backends():
-                close = difflib.get_close_matches(backend, BACKENDS, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
                 known = ", ".join([*BACKENDS, *third_party_backends()])
-                raise ConfigError(f"unknown backend {backend!r}: {hint}known backends are {known}")
+                raise ConfigError(f"unknown backend {backend!r}: {_meant(backend)}known backends are {known}")
             return cls(backend, {k: _guess(v) if isinstance(v, str) else v for k, v in sorted(given.items())})
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:

@@ -90,6 +90,27 @@ class Comparison(FrozenRecord):
     records: list[RunRecord]
     published: Published | None = Field(None, description="what others published for these rows")
 
+    def __str__(self) -> str:
+        """Return a line for each arm, and the reading; `ampcompare report` has the tables."""
+        return "\n".join([*(_line(row, self.reference) for row in self.arms), *self.reading])
+
+    def __repr__(self) -> str:
+        arms = ", ".join(row.arm for row in self.arms)
+        return f"<Comparison of {arms}: {len(self.records)} records, seeds {', '.join(map(str, self.seeds))}>"
+
+
+def _line(row: ArmSummary, reference: str) -> str:
+    facts = [row.status]
+    if row.top1_mean is not None:
+        facts.append(f"top-1 {100 * row.top1_mean:.2f} %")
+    if row.arm == reference:
+        facts.append("the reference")
+    else:
+        facts += [f"accuracy {row.accuracy_verdict}"] if row.accuracy_verdict else []
+        facts += [f"{row.time_ratio:.2f}x its step time"] if row.time_ratio is not None else []
+        facts += [f"time {row.time_verdict}"] if row.time_verdict else []
+    return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"
+
 
 def read_comparison(path: Path) -> Comparison:
     """Read a `report.json`.

@@ -258,6 +258,15 @@ class RunRecord(FrozenRecord):
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
 
+    def __str__(self) -> str:
+        """Return the outcome in a line; the fields have the rest."""
+        reached = "" if self.summary.top1_final is None else f", top-1 {100 * self.summary.top1_final:.2f} %"
+        failure = f" ({self.error})" if self.error else ""
+        return f"{self.arm}, seed {self.config.recipe.seed}: {self.status}{reached}{failure}"
+
+    def __repr__(self) -> str:
+        return f"<RunRecord {self.cell} of {self}>"
+
 
 def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
@@ -299,7 +308,7 @@ def write_atomically(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise EnvironmentUnfit(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another --output-dir"
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
         ) from error
 
 
@@ -318,7 +327,7 @@ def read_model(path: Path, model: type[Stored], what: str) -> Stored:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a {what}: not JSON ({error}); run the cell again with --force") from None
+        raise RecordError(f"{path} is not a {what}: not JSON ({error})") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise RecordError(f"{path} is not a {what}: it has no schema number")
     if data["schema"] > SCHEMA:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ampcompare.errors import ConfigError
 
-__all__ = ["validated"]
+__all__ = ["meant", "places", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,8 +31,8 @@ def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
 def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"there is no setting {where!r} ({_meant(_generic(fault['loc']), list(_places(model)))})"
-    inside = [place[len(where) + 1 :] for place in _places(model) if place.startswith(f"{where}.")]
+        return f"there is no setting {where!r} ({meant(_generic(fault['loc']), list(places(model)))})"
+    inside = [place[len(where) + 1 :] for place in places(model) if place.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
         text = f"it is a group of settings, {', '.join(inside)}"
     else:
@@ -45,24 +45,26 @@ def _generic(loc: Iterable[int | str]) -> str:
     return ".".join("N" if isinstance(part, int) else part for part in loc)
 
 
-def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
+def places(model: type[BaseModel], above: str = "") -> Iterator[str]:
     """Yield the place of every setting, such as `recipe.optimizer.lr`."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _places(field.annotation, f"{above}{name}.")
+            yield from places(field.annotation, f"{above}{name}.")
             continue
         yield above + name
         for item in get_args(field.annotation):
             if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the place in it
-                yield from _places(item, f"{above}{name}.N.")
+                yield from places(item, f"{above}{name}.N.")
 
 
-def _meant(where: str, places: list[str]) -> str:
+def meant(where: str, known: list[str]) -> str:
     """Return what `where` may have been meant to be: a similar name beside it, or the same name elsewhere."""
     group, dot, name = where.rpartition(".")
-    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in places if place.startswith(group)))
+    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in known if place.startswith(group)))
     close = [group + dot + match for match in difflib.get_close_matches(name, beside, n=1)]
-    close = close or [place for place in places if place.rpartition(".")[2] == name]
+    close = close or [place for place in known if f".{place}".endswith(f".{where}")]
+    close = close or [f"{place.partition(f'.{where}.')[0]}.{where}" for place in known if f".{where}." in place][:1]
+    close = close or [place for place in known if place.rpartition(".")[2] == name]
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"

@@ -20,7 +20,7 @@ from ampcompare.validation import validated
         ("recipee.epochs", "there is no setting 'recipee' (did you mean 'recipe'?)"),
         ("devcie", "did you mean 'device'?"),
         ("epochs", "did you mean 'recipe.epochs'?"),
-        ("optimizer.lr", "there is no setting 'optimizer'"),
+        ("optimizer.lr", "there is no setting 'optimizer' (did you mean 'recipe.optimizer'?)"),
         ("lr", "did you mean 'recipe.optimizer.lr'?"),
         ("recipe.optimizer.learning_rate", "known in recipe.optimizer are name, lr, momentum"),
         ("qqq", "known are recipe, arm, processes"),

@@ -25,6 +25,7 @@ __all__ = [
 
 __version__ = "25.05+compat"
 
+_BETWEEN = ("ampcompare.legacy.", "ampcompare.guards.")
 _SUBPACKAGES = frozenset({"amp", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers", "parallel"})
 
 
@@ -35,14 +36,17 @@ class DeprecatedFeatureWarning(FutureWarning):
 def deprecated_warning(message: str) -> None:
     """Emit a `DeprecatedFeatureWarning`, on rank 0 only once a process group exists.
 
-    The warning points at the caller of the function that calls this one.
+    The warning points at the caller of the function that calls this one, past what `ampcompare exec` puts between them.
     """
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         if distributed.get_rank() != 0:
             return
-    warnings.warn(message, DeprecatedFeatureWarning, stacklevel=3)
+    level, frame = 3, sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, DeprecatedFeatureWarning, stacklevel=level)
 
 
 def install() -> None:

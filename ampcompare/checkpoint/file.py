@@ -125,7 +125,7 @@ def write_safely(path: Path, write: Callable[[IO[bytes]], Any], verify: Callable
         raise EnvironmentUnfit(f"what was written to {path} reads back otherwise: {error}; check the disk") from error
     except OSError as error:
         raise EnvironmentUnfit(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another --output-dir"
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder"
         ) from error
 
 
@@ -140,7 +140,7 @@ def put_on_disk(path: Path) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise EnvironmentUnfit(
-            f"cannot put {path} on the disk: {error.strerror or error}; free some space or choose another --output-dir"
+            f"cannot put {path} on the disk: {error.strerror or error}; free some space or choose another folder"
         ) from error
     _sync_folder(path.parent)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import time
+from typing import Any
 
 import click
 
+from ampcompare.cli.output import drop_output
 from ampcompare.errors import AmpCompareError
 from ampcompare.version import __version__
 
@@ -28,6 +29,7 @@ COMMANDS = {
     "config": "Say where each setting came from; print the schema of files.",
 }
 SILENT_SECONDS = 2.0
+RESUMED = ("run", "compare", "reproduce")
 EPILOG = (
     "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
     "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted; "
@@ -63,6 +65,18 @@ class _LazyGroup(click.Group):
             if not close:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where the reader of its output, such as `head`, has seen enough, that is no failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would make an exit code of its own of it, that of a gate that has failed
+            drop_output()
+            return 0
+        except (KeyboardInterrupt, click.Abort):
+            goes_on = ctx.invoked_subcommand in RESUMED
+            rest = "; the same command starts with the first cell that has no record" if goes_on else ""
+            return _fail(f"interrupted{rest}", 130)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -100,18 +114,11 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; the same command starts with the first cell that has no record", 130)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        _drop_output()
-        return 0
+        return _fail("interrupted", 130)
     except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
-        _drop_output()
-        return _fail(str(error), 4)
-
-
-def _drop_output() -> None:
-    """Send what is still buffered nowhere: flushing it at the end would fail again, with a code of its own."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        drop_output()
+        what = "cannot write the output: " if error.filename is None else f"{error.filename}: "
+        return _fail(f"{what}{error.strerror or error}", 4)
 
 
 def _fail(message: str, code: int) -> int:

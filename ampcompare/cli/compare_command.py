@@ -14,6 +14,7 @@ import click
 
 from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
 from ampcompare.cli.options import output_options, recipe_options
+from ampcompare.cli.output import say
 from ampcompare.cli.settings import gather, plan_for, rows_for, seeds_text
 from ampcompare.errors import ConfigError, Ended
 
@@ -99,7 +100,9 @@ def command(**parameters: Any) -> int:
     from ampcompare.record import write_atomically
     from ampcompare.report.base import printable
     from ampcompare.report.files import FORMATS, write_reports
+    from ampcompare.report.grid import room
     from ampcompare.report.junit import JUnit
+    from ampcompare.report.terminal import Terminal
 
     terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"], parameters["tag"])
     gates = [parse_gate(text) for text in parameters["gates"]]
@@ -158,17 +161,24 @@ def command(**parameters: Any) -> int:
     if not speaks:
         return 0
     checks = check_gates(gates, comparison, baseline) if gates else []
-    if parameters["junit"]:
-        write_atomically(Path(parameters["junit"]), JUnit(checks).render(comparison))
+
+    def write_junit() -> None:
+        """Write the cases, once the outcome was said: their place may be one that cannot be written to."""
+        if parameters["junit"]:
+            write_atomically(Path(parameters["junit"]), JUnit(checks).render(comparison))
+
     failed = [record for record in comparison.records if record.status == "failed"]
     if len(failed) == len(comparison.records) and len({record.error for record in failed}) == 1:
         if parameters["as_json"]:
-            click.echo(FORMATS["json"]().render(comparison), nl=False)
+            say(FORMATS["json"]().render(comparison), nl=False)
         click.echo(f"ampcompare: every cell failed: {printable(failed[0].error or '', 2000)}", err=True)
+        write_junit()
         return int(failed[0].environment.get("exit_code", 3))
-    click.echo(FORMATS["json" if parameters["as_json"] else "table"]().render(comparison), nl=False)
+    reporter = FORMATS["json"]() if parameters["as_json"] else Terminal(room())
+    say(reporter.render(comparison), nl=False)
     if not parameters["quiet"]:
         click.echo(f"report: {folder / 'report.md'}", err=True)
+    write_junit()
     finished = any(record.status in ("completed", "diverged") for record in comparison.records)
     if not finished or (failed and parameters["strict"]):
         return 3

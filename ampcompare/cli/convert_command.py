@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.cli.settings import gather
+from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
     from ampcompare.checkpoint.convert import Target
@@ -58,6 +59,8 @@ def command(
     IN is a checkpoint of ampcompare, of a script with apex.amp or torch.amp, of timm, mmengine or Lightning. OUT has
     the layout of IN, with the other kind of loss scaler, and what could not be carried is said. Nothing in IN is run.
     """
+    if source.is_dir():
+        raise ConfigError(f"{source} is a folder, and a checkpoint is a file{_files_in(source)}")
     if inspect:
         if target is not None or to is not None:
             raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
@@ -104,6 +107,12 @@ def command(
         lines += continued_lines(document["verified"])
     _show(document, lines, as_json)
     return 0 if agrees else 1
+
+
+def _files_in(folder: Path) -> str:
+    """Return the newest checkpoints below a folder, to choose from."""
+    found = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
+    return f"; choose one of it, such as {', '.join(map(str, found))}" if found else "; it holds none (*.pt)"
 
 
 def _inspect(source: Path, as_json: bool) -> int:

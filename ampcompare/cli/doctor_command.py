@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import click
@@ -46,7 +47,13 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
         click.echo(dump_json(examination.data()))
     else:
         width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+        plain = bool(os.environ.get("NO_COLOR"))
         click.echo(
-            render(examination, width=width, style=lambda word, verdict: click.style(word, COLORS[verdict])), nl=False
+            render(
+                examination,
+                width=width,
+                style=lambda word, verdict: word if plain else click.style(word, COLORS[verdict]),
+            ),
+            nl=False,
         )
     return 0 if all(arm.fits for arm in examination.arms) else 4

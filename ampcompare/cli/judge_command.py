@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,15 @@ __all__ = ["command"]
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     """Give verdicts on figures that someone else measured (a CSV).
 
-    The table has a line per run and the columns arm, accuracy and, where known, seed, time, memory and diverged; an
-    accuracy of NaN is a run that diverged, and any further column a setting that runs must share to be compared.
+    The table (- is standard input) has a line per run and the columns arm, accuracy and, where known, seed, time,
+    memory and diverged; an accuracy of NaN is a run that diverged, and any further column a setting that runs must
+    share to be compared.
     """
     from ampcompare.compare.judge import EXAMPLE_SD, example_table, judge
     from ampcompare.compare.table import read_table
     from ampcompare.compare.terms import Terms
     from ampcompare.report.files import FORMATS
+    from ampcompare.report.grid import room
     from ampcompare.report.judged import Judged
 
     example, sd = parameters["example"], parameters["sd"]
@@ -56,13 +59,15 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     read = example_table() if table is None else read_table(_text(table), table)
     terms = Terms(parameters["margin"], parameters["time_margin"] / 100, parameters["prefer"])
     comparison = judge(read, reference=parameters["reference"], sd=sd, terms=terms)
-    reporter = FORMATS["json"]() if as_json else Judged(sd)
+    reporter = FORMATS["json"]() if as_json else Judged(sd, room())
     click.echo(reporter.render(comparison), nl=False)
     return 0
 
 
 def _text(name: str) -> str:
     try:
+        if name == "-":
+            return sys.stdin.buffer.read().decode("utf-8-sig")
         return Path(name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot read the table {name}: {getattr(error, 'strerror', None) or error}") from None

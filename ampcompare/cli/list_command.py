@@ -17,12 +17,12 @@ KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 @click.argument("what", type=click.Choice([*KINDS, "all"]), default="all")
 def command(what: str) -> int:
     """Show arms, models, data, launchers, recipes, guards, or why not."""
-    from tabulate import tabulate
+    from ampcompare.report.grid import listing, room
 
     for name, rows in _sections():
         if what in (name, "all"):
             shown = [[item, "yes" if available else "no", reason] for item, available, reason in rows]
-            click.echo(tabulate(shown, headers=[name, "available", "what it is, or why not"], tablefmt="simple") + "\n")
+            click.echo(listing(shown, [name, "available", "what it is, or why not"], room()) + "\n")
     return 0
 
 

@@ -28,13 +28,16 @@ def command(path: str, form: str) -> int:
     """
     from ampcompare.legacy.summary import is_exec_record, read_exec_record, render
     from ampcompare.report.files import FORMATS
+    from ampcompare.report.grid import room
+    from ampcompare.report.terminal import Terminal
 
     if is_exec_record(Path(path)):
         if form == "latex":
             raise ConfigError("what exec recorded has no LaTeX table; take --format md or csv")
-        click.echo(render(read_exec_record(Path(path)), form), nl=False)
+        click.echo(render(read_exec_record(Path(path)), form, room()), nl=False)
         return 0
     from ampcompare.compare.reload import reload_comparison
 
-    click.echo(FORMATS[form]().render(reload_comparison(Path(path))), nl=False)
+    reporter = Terminal(room()) if form == "table" else FORMATS[form]()
+    click.echo(reporter.render(reload_comparison(Path(path))), nl=False)
     return 0

@@ -11,6 +11,7 @@ import click
 from ampcompare.arm import Arm
 from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
 from ampcompare.cli.options import output_options, recipe_options
+from ampcompare.cli.output import say
 from ampcompare.cli.settings import gather, published_for_run
 from ampcompare.errors import ConfigError, Ended
 
@@ -79,6 +80,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.compare.summary import summarize
     from ampcompare.record import dump_json
     from ampcompare.report.base import printable
+    from ampcompare.report.grid import room
     from ampcompare.report.terminal import Terminal
 
     parameters["arm_text"] = arm_text(parameters)
@@ -109,7 +111,7 @@ def command(**parameters: Any) -> int:
             return Ended.exit_code
         return int(record.environment.get("exit_code", 3)) if record.status == "failed" else 0
     if parameters["as_json"]:
-        click.echo(dump_json(record))
+        say(dump_json(record))
     if record.status == "failed":
         log = folder / "cells" / record.cell / ("log.txt" if config.processes == 1 else "")
         error = printable(record.error or "", 2000)
@@ -120,7 +122,7 @@ def command(**parameters: Any) -> int:
     if not parameters["as_json"]:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         published = published_for_run(gathered)
-        click.echo(Terminal().render(row.model_copy(update={"published": published})), nl=False)
+        say(Terminal(room()).render(row.model_copy(update={"published": published})), nl=False)
         if not parameters["quiet"]:
             click.echo(f"record: {folder / 'cells' / record.cell / 'record.json'}", err=True)
     return 0

@@ -136,7 +136,20 @@ def _yaml(text: str, what: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{what} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{what} is not YAML: {_fault(error)}") from None
+
+
+def _fault(error: Any) -> str:
+    """Return what a YAML parser found wrong, with the place in the file, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None or error.problem is None:
+        return " ".join(str(error).split())
+    begun = getattr(error, "context_mark", None)
+    context = f", {error.context}" if error.context else ""
+    since = (
+        f" that begins in line {begun.line + 1}" if context and begun is not None and begun.line != mark.line else ""
+    )
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}{since}"
 
 
 def _assignment(text: str, flag: str) -> tuple[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.compare.plan import DEFAULT_ARMS, make_plan
+from ampcompare.compare.plan import DEFAULT_ARMS, make_plan, parse_seeds
 from ampcompare.compare.run import Observer, cell_folder, check_output_dir, reusable, run_plan
 from ampcompare.compare.terms import Preference, Terms
 from ampcompare.comparison import Comparison
@@ -61,7 +61,7 @@ def run_in(
 def compare(
     arms: Sequence[str] = DEFAULT_ARMS,
     *,
-    seeds: Iterable[int] = (0,),
+    seeds: Iterable[int] | str = (0,),
     recipe: Recipe | None = None,
     output_dir: str | Path | None = None,
     force: bool = False,
@@ -73,8 +73,8 @@ def compare(
     """Train every arm with every seed on the same weights and batches, and sum up.
 
     Args:
-        arms: texts such as "fp32" or "apex:O2"; fp32, or else the first, is the reference.
-        seeds: each is one pair of runs between any two arms.
+        arms: texts such as "fp32" or "apex:O2", or a single one; fp32, or else the first, is the reference.
+        seeds: each is one pair of runs between any two arms; as integers, or as text such as "0-4".
         recipe: what all arms train.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: run every cell again.
@@ -88,7 +88,8 @@ def compare(
     """
     terms = Terms(margin=margin, prefer=prefer)
     base = RunConfig(recipe=recipe or Recipe(), **options)
-    plan = make_plan(base, arms, list(seeds))
+    named = [arms] if isinstance(arms, str) else arms
+    plan = make_plan(base, named, parse_seeds(seeds) if isinstance(seeds, str) else list(seeds))
     folder = Path(output_dir or Path("runs") / f"compare-{plan.digest()}")
     with make_launcher(base, several_cells=True, slurm_options=slurm_options) as launcher:
         return run_plan(plan, folder, launcher, terms=terms, force=force)

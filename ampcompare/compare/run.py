@@ -105,7 +105,10 @@ def load_records(folder: Path) -> list[RunRecord]:
         raise RecordError(
             f"{folder} holds no records (cells/*/record.json); name a folder that run or compare has written"
         )
-    return [read_record(path) for path in paths]
+    try:
+        return [read_record(path) for path in paths]
+    except RecordError as error:
+        raise RecordError(f"{error}; the command that wrote {folder}, called again, runs that cell anew") from None
 
 
 def run_plan(

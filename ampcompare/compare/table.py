@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -131,7 +132,21 @@ def _number(text: str, what: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise RecordError(f"{what} is {text[:40]!r}, which is no number; NaN means that the run diverged") from None
+        raise RecordError(f"{what} is {text[:40]!r}, which is no number; {_how(text)}") from None
+
+
+def _how(text: str) -> str:
+    """Return how a number that could not be read is to be written."""
+    if "," in text:
+        return f"write it with a decimal point, and without separators of thousands: {_with_a_point(text)}"
+    return "NaN is a run that diverged, and an empty cell was not measured"
+
+
+def _with_a_point(text: str) -> str:
+    """Return what a number with commas most likely is; three digits after each comma are thousands."""
+    if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text):
+        return text.replace(",", "")
+    return text.replace(".", "").replace(",", ".")[:40]
 
 
 def _positive(text: str, what: str) -> float | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
+import re
 import signal
 import sys
 from types import CodeType, ModuleType, TracebackType
@@ -17,6 +19,7 @@ from ampcompare.legacy.target import Target
 
 __all__ = ["execute"]
 
+NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 _kept: list[ModuleType | None] = []
 
 
@@ -52,6 +55,7 @@ def execute(target: Target, settings: ExecSettings) -> int:
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         _print_traceback(error, code)
+        _say_how_to_go_without_a_gpu(error, settings)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
     applied.close(status, None if error is None else f"{type(error).__name__}: {error}")
@@ -86,9 +90,40 @@ def _print_traceback(error: BaseException, code: CodeType | None) -> None:
         traceback = _outside(error.__traceback__)
     if isinstance(error, GuardError):
         _end_at_the_users_line(traceback)
-    error.__traceback__ = traceback
+    error.__traceback__ = _without_ours(traceback)
+    chained, seen = error.__cause__ or error.__context__, {id(error)}
+    while chained is not None and id(chained) not in seen:
+        seen.add(id(chained))
+        chained.__traceback__ = _without_ours(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
     sys.stdout.flush()
-    sys.excepthook(type(error), error, traceback)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames that watch a call or lead it elsewhere: plain Python would not have them."""
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if traceback.tb_next is None or not _is_between(traceback):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for outer, inner in itertools.pairwise(kept):
+        outer.tb_next = inner
+    return kept[0] if kept else None
+
+
+def _is_between(traceback: TracebackType) -> bool:
+    name = traceback.tb_frame.f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith(("ampcompare.guards.", "ampcompare.legacy."))
+
+
+def _say_how_to_go_without_a_gpu(error: BaseException, settings: ExecSettings) -> None:
+    if settings.device is None and isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(str(error)):
+        print(
+            f"ampcompare: there is no GPU here; for a smoke test on the CPU put --device cpu before the script: "
+            f"ampcompare exec --device cpu {settings.name}",
+            file=sys.stderr,
+        )
 
 
 def _end_at_the_users_line(traceback: TracebackType | None) -> None:

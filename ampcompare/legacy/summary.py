@@ -15,6 +15,7 @@ from tabulate import tabulate
 from ampcompare.errors import RecordError
 from ampcompare.record import dump_json, to_float
 from ampcompare.report.base import printable
+from ampcompare.report.grid import grid
 
 __all__ = ["FORMAT", "SCHEMA", "ExecSummary", "is_exec_record", "read_exec_record", "render"]
 
@@ -150,8 +151,8 @@ HEADERS = [
 ]
 
 
-def render(summary: ExecSummary, form: str) -> str:
-    """Return the summary as "table", "md", "csv" or "json"; it ends with a newline."""
+def render(summary: ExecSummary, form: str, width: int | None = None) -> str:
+    """Return the summary as "table", folded to `width`, "md", "csv" or "json"; it ends with a newline."""
     if form == "json":
         return dump_json(_document(summary)) + "\n"
     rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
@@ -160,12 +161,11 @@ def render(summary: ExecSummary, form: str) -> str:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([[name.replace(" ", "_") for name in HEADERS], *rows])
         return text.getvalue()
-    table = tabulate(
-        [[cell or "-" for cell in row] for row in rows],
-        headers=HEADERS,
-        tablefmt="simple" if form == "table" else "github",
-        disable_numparse=True,
-    )
+    shown = [[cell or "-" for cell in row] for row in rows]
+    if form == "table":
+        table = grid(shown, HEADERS, width)
+    else:
+        table = tabulate(shown, headers=HEADERS, tablefmt="github", disable_numparse=True)
     return f"{table}\n\n{printable(_sentence(summary), 500)}\n"
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.validation import validated
+from ampcompare.validation import meant, places, validated
 
 __all__ = ["Figure", "Matrix", "Reference", "SettingsFile", "joined", "read_settings", "schema"]
 
@@ -118,8 +118,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
     known = [*Matrix.model_fields, *RunConfig.model_fields]
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+            hint = meant(str(key), [*Matrix.model_fields, *places(RunConfig)])
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
         matrix = validated(Matrix, {key: value for key, value in values.items() if key in about_many})

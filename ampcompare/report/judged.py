@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from tabulate import tabulate
-
 from ampcompare.comparison import ArmSummary, Comparison
 from ampcompare.report.base import COLUMNS, LONGEST_LINE, VERDICTS, Reporter, printable
+from ampcompare.report.grid import grid
 from ampcompare.report.terminal import WIDTH
 
 __all__ = ["Judged"]
@@ -18,19 +17,20 @@ class Judged(Reporter):
 
     Args:
         sd: standard deviation over seeds, in points, that was given with the table.
+        width: of the terminal, which the table is folded to.
     """
 
-    def __init__(self, sd: float | None = None) -> None:
+    def __init__(self, sd: float | None = None, width: int | None = None) -> None:
         self.sd = sd
+        self.width = width
 
     def render(self, comparison: Comparison) -> str:
         cells = [self._cells(row, comparison.reference) for row in comparison.arms]
         shown = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
-        table = tabulate(
-            [[row[name] for name in shown] for row in cells], headers=shown, tablefmt="simple", disable_numparse=True
-        )
+        table = grid([[row[name] for name in shown] for row in cells], shown, self.width)
         lines = [self._legend(comparison), *comparison.reading]
-        filled = [textwrap.fill(printable(line, LONGEST_LINE), WIDTH, subsequent_indent="  ") for line in lines]
+        width = min(self.width or WIDTH, WIDTH)
+        filled = [textwrap.fill(printable(line, LONGEST_LINE), width, subsequent_indent="  ") for line in lines]
         return table + "\n\n" + "\n".join(filled) + "\n"
 
     @staticmethod

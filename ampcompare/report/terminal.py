@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-
-from tabulate import tabulate
 
 from ampcompare.comparison import Comparison
 from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
 from ampcompare.report.beside import published_legend, published_table
+from ampcompare.report.grid import grid
 
 __all__ = ["WIDTH", "Terminal", "legend", "verdict_legend"]
 
@@ -20,9 +18,10 @@ def legend(comparison: Comparison) -> str:
     """Return one line that says what the columns mean."""
     reference = printable(comparison.reference, 60)
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     return (
-        f"top-1: final epoch, mean ± sd over seeds {seeds}; best: highest of any epoch; time / ref: step time to "
-        f"{reference} over pairs; skipped: steps."
+        f"top-1: final epoch, {over}; best: highest of any epoch; time / ref: step time to {reference} over pairs; "
+        "skipped: steps."
     )
 
 
@@ -36,24 +35,27 @@ def verdict_legend(comparison: Comparison) -> str:
 
 
 class Terminal(Reporter):
-    """Plain text, in lines of any width for the tables and 100 characters for the reading."""
+    """Plain text: tables, and a reading in lines of at most 100 characters.
+
+    Args:
+        width: of the terminal, which tables are folded to; by default they are as wide as they are.
+    """
+
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
 
     def render(self, comparison: Comparison) -> str:
-        parts = [_table(table_rows(comparison), columns(comparison))]
+        parts = [grid(table_rows(comparison), columns(comparison), self.width)]
         verdicts = verdict_rows(comparison)
         lines = [legend(comparison)]
         if verdicts:
-            parts.append(_table(verdicts, VERDICTS))
+            parts.append(grid(verdicts, VERDICTS, self.width))
             lines.append(verdict_legend(comparison))
         published = published_table(comparison)
         if published is not None:
-            parts.append(_table(published[1], published[0]))
+            parts.append(grid(published[1], published[0], self.width))
             lines.append(published_legend(comparison))
         lines += comparison.reading
-        filled = (textwrap.fill(printable(line, LONGEST_LINE), WIDTH, subsequent_indent="  ") for line in lines)
+        width = min(self.width or WIDTH, WIDTH)
+        filled = (textwrap.fill(printable(line, LONGEST_LINE), width, subsequent_indent="  ") for line in lines)
         return "\n\n".join([*parts, "\n".join(filled)]) + "\n"
-
-
-def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:
-    text: str = tabulate(rows, headers=list(headers), tablefmt="simple", disable_numparse=True)
-    return text

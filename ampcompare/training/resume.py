@@ -40,7 +40,8 @@ def find_checkpoint(resume: str, own: Path) -> Found | None:
     """Read the checkpoint to go on from.
 
     Args:
-        resume: a file, a folder of checkpoints, the folder of a cell that has one, or "auto".
+        resume: a file, a folder of checkpoints, the folder of a cell that has one, a run directory where one cell has
+            one, or "auto".
         own: folder of the run's own checkpoints, which "auto" means.
 
     Returns:
@@ -58,11 +59,18 @@ def find_checkpoint(resume: str, own: Path) -> Found | None:
     path = Path(resume)
     if not path.is_dir():
         return Found(path, read_checkpoint(path), [])
-    for folder in (path, path / own.name):
+    saved = sorted({file.parent for file in path.glob(f"cells/*/{own.name}/step-*.pt")})
+    if len(saved) > 1:
+        shown = ", ".join(map(str, saved[:MOST_NAMED])) + (", ..." if len(saved) > MOST_NAMED else "")
+        raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
+    for folder in (path, path / own.name, *saved):
         found = CheckpointFolder(folder).newest()
         if found is not None:
             return Found(*found)
-    raise CheckpointError(f"{path} holds no checkpoint (step-*.pt); name a file, or a folder that a run has saved to")
+    raise CheckpointError(
+        f"{path} holds no checkpoint (step-*.pt); name a file, a folder of "
+        "checkpoints, or the folder of a run that has saved"
+    )
 
 
 def fitted(found: Found, config: RunConfig, world_size: int) -> tuple[dict[str, Any], Resumption]:

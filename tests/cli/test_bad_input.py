@@ -28,6 +28,11 @@ def _check(done: Any, code: int, *parts: str) -> None:
     ("words", "parts"),
     [
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
+        (["run", "--arm", "O2"], ["did you mean 'apex:O2'?"]),
+        (["run", "--arm", "bf16"], ["did you mean 'native:bf16'?"]),
+        (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
+        (["run", "--arm", "APEX:O2"], ["did you mean 'apex'?"]),
+        (["compare", "--arm", "fp32,apex:O2"], ["each with its own --arm"]),
         (["run", "--backend", "apex", "--opt-level", "02"], ["capital letter O, not with '0'", "write O2"]),
         (["run", "--arm", "apex:02"], ["write O2"]),
         (["compare", "--arm", "fp32", "--arm", "apex:O5"], ["opt_level=O5", "O0, O1, O2, O3"]),
@@ -79,7 +84,9 @@ def test_usage(call: Call, words: list[str], part: str) -> None:
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("recipe: [1", ["is not YAML"]),
+        ("recipe: [1", ["is not YAML: line 1, column 11: expected ',' or ']'"]),
+        ("recipe: [1,\n2\n", ["is not YAML: line 3, column 1", "that begins in line 1"]),
+        ("epochs: 1\n", ["did you mean 'recipe.epochs'?"]),
         ("- 1\n- 2\n", ["holds list, not a mapping of settings"]),
         ("only text", ["holds str, not a mapping"]),
         ("devcie: cpu\n", ["no setting 'devcie'", "did you mean 'device'?"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -234,7 +235,7 @@ def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed pipe on stdout, as of `head`, ends the command without an error."""
 
     def closed(*args: Any, **kwargs: Any) -> None:
-        raise BrokenPipeError
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr("os.dup2", lambda *descriptors: None)
     monkeypatch.setattr(click, "echo", closed)

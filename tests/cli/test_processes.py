@@ -82,7 +82,21 @@ def test_a_full_disk_behind_stdout(ran: tuple[subprocess.CompletedProcess[str], 
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, "report", str(ran[1] / "out")], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 4
-    assert done.stderr == "ampcompare: [Errno 28] No space left on device\n"
+    assert done.stderr == "ampcompare: cannot write the output: No space left on device\n"
+
+
+def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
+    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    for command, code in ((["list"], 0), (words, 0), ([*words, "--fail-on", "accuracy<100"], 1)):
+        there, here = os.pipe()
+        os.close(there)
+        with open(here, "w") as closed:
+            done = subprocess.run(
+                [*COMMAND, *command], stdout=closed, stderr=subprocess.PIPE, text=True, cwd=ran[1], check=False
+            )
+        assert done.returncode == code, done.stderr
+        assert "Broken" not in done.stderr
 
 
 def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
@@ -172,6 +186,8 @@ recipe = Recipe.model_validate({
 print("started")
 record = ampcompare.run(RunConfig(recipe=recipe, arm="native:bf16", device="cpu"))
 comparison = ampcompare.compare(["fp32", "native:bf16"], seeds=range(2), recipe=recipe, device="cpu", output_dir="both")
+alone = ampcompare.compare("fp32", seeds="0-1", recipe=recipe, device="cpu", output_dir="alone")
+assert [(row.arm, row.seeds) for row in alone.arms] == [("fp32", [0, 1])]
 print(record.status, record.arm, len(comparison.records), comparison.reference, [row.status for row in comparison.arms])
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,24 @@ def test_bad_checkpoints_are_one_line(call: Call, tmp_path: Path) -> None:
         assert len(done.lines) == 1  # type: ignore[attr-defined]
         assert name in done.lines[0]  # type: ignore[attr-defined]
         assert "Traceback" not in done.err  # type: ignore[attr-defined]
+
+
+def test_the_folder_of_a_run_that_saved(call: Call, tmp_path: Path) -> None:
+    """`--resume` takes the folder of a run with one cell; with more it names them, and so does `convert`."""
+    words = ("run", "--arm", "fp32", *TINY, *SAVING)
+    assert call(*words, "--save-every-epochs", "1", "-o", str(tmp_path / "saved")).code == 0  # type: ignore[attr-defined]
+    done = call(*words, "-o", str(tmp_path / "on"), "--resume", str(tmp_path / "saved"))
+    assert done.code == 0  # type: ignore[attr-defined]
+    assert "note: went on from a checkpoint of step 8" in done.lines  # type: ignore[attr-defined]
+    done = call("convert", str(tmp_path / "saved"), str(tmp_path / "out.pt"), "--to", "apex")
+    assert done.code == 2  # type: ignore[attr-defined]
+    assert f"{tmp_path / 'saved'} is a folder" in done.err  # type: ignore[attr-defined]
+    assert "best.pt" in done.err  # type: ignore[attr-defined]
+    (cell,) = (tmp_path / "saved" / "cells").iterdir()
+    shutil.copytree(cell, cell.with_name("other"))
+    done = call(*words, "-o", str(tmp_path / "again"), "--resume", str(tmp_path / "saved"))
+    assert done.code == 2  # type: ignore[attr-defined]
+    assert f"holds checkpoints of 2 cells; name one of {cell}" in done.err  # type: ignore[attr-defined]
 
 
 def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None:

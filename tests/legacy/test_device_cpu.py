@@ -96,11 +96,30 @@ def test_cuda_calls_run_on_the_cpu(write, legacy) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
 def test_without_the_option_nothing_is_mapped(write, legacy) -> None:
-    """A script that needs CUDA fails as it does under plain Python unless the option is given."""
-    write("train.py", "import torch; torch.ones(1).cuda()")
+    """A script that needs CUDA fails as under plain Python unless the option is given, and one line names it."""
+    write("train.py", "import torch; torch.nn.Linear(1, 1).cuda()")
     done = legacy("train.py")
     assert done.returncode == 1
-    assert "ampcompare" not in done.stderr
+    *traceback, last = done.stderr.splitlines()
+    assert last.startswith("ampcompare: there is no GPU here; ")
+    assert last.endswith("ampcompare exec --device cpu train.py")
+    assert not [line for line in traceback if "ampcompare" in line]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
+def test_the_cause_of_an_error_has_no_frames_of_ours(write, python) -> None:
+    """Tracebacks of chained errors are those of plain Python, guards or not."""
+    source = """
+        import torch
+
+        try:
+            torch.nn.Linear(1, 1).cuda()
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError("no device") from error
+    """
+    write("train.py", source)
+    plain, ours = python("train.py"), python("-m", "ampcompare", "exec", "train.py")
+    assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
 
 
 CHILDREN = """

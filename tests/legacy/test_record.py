@@ -137,6 +137,15 @@ def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     assert (tmp_path / "last.pt").exists()
 
 
+def test_the_warning_points_at_the_script(write, python) -> None:
+    """With a level of ours too, the line of the deprecation is that of the script's `amp.initialize`."""
+    write("train.py", ACCUMULATE)
+    done = python("-m", "ampcompare", "exec", "--opt-level", "O1", "train.py")
+    (line,) = (line for line in done.stderr.splitlines() if "DeprecatedFeatureWarning" in line)
+    assert "train.py:" in line
+    assert "ampcompare/" not in line.partition(": ")[0]
+
+
 def test_level_and_record_change_no_bits(write, legacy) -> None:
     """Watching a run does not change it, and overriding by the level that the script asks for anyway neither."""
     source = ACCUMULATE.replace("sys.exit(5)", "print(model.weight.tolist(), amp.state_dict())")

@@ -259,3 +259,15 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
         assert [line.split()[0] for line in text.splitlines()[2:102]] == arms
     assert all(f"{arm} " in text.replace("\\", "") for arm in arms) or form in ("csv", "json")
     assert "…" not in text
+
+
+def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> None:
+    """`print` of what `compare` returns says what each arm reached, and its repr is one line."""
+    comparison = make_comparison(["fp32", "half"])
+    first, second, *reading = str(comparison).splitlines()
+    assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].top1_mean or 0):.2f} %, the reference"
+    assert second.startswith("half: ok, top-1 51.00 %, accuracy ")
+    assert reading == comparison.reading
+    assert repr(comparison) == "<Comparison of fp32, half: 6 records, seeds 0, 1, 2>"
+    assert str(comparison.records[0]) == "fp32, seed 0: completed, top-1 50.00 %"
+    assert repr(comparison.records[0]) == "<RunRecord 0-0 of fp32, seed 0: completed, top-1 50.00 %>"
