@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +10,13 @@ import torch
 
 from ampcompare.checkpoint.arms import into_arm, native_twin, source_kind
 from ampcompare.checkpoint.file import write_checkpoint, write_safely
-from ampcompare.checkpoint.full import Conversion, at_place, copied, into_fp32, replace, strip_prefix
+from ampcompare.checkpoint.fp16_optimizer import held_scale, lost_flags
+from ampcompare.checkpoint.full import Conversion, at_place, copied, into_fp32, key_at, replace, strip_prefix
 from ampcompare.checkpoint.inspection import guess_level
 from ampcompare.checkpoint.layout import apex_layout, one_or_list
 from ampcompare.checkpoint.loading import load_any
 from ampcompare.checkpoint.parts import Parts, find_parts
-from ampcompare.checkpoint.scalers import apex_from_scalers, scalers_from_apex
+from ampcompare.checkpoint.scalers import apex_from_scalers, apex_state_of, grad_scalers_of, scalers_from_apex
 from ampcompare.errors import ConversionError
 
 __all__ = ["convert_file", "convert_state"]
@@ -23,6 +24,7 @@ __all__ = ["convert_file", "convert_state"]
 Target = Literal["native", "apex"]
 # key of an Apex state: key of a GradScaler's in checkpoints of the same program
 TWIN_KEYS = {"amp": "scaler", "apex_amp": "loss_scaler", "amp_scaling_state": "MixedPrecision"}
+MASTERS_LOST = "the last bits of the weights, when {} loads them: the layout of an Apex script has no masters"
 # where it had the state of a GradScaler up to 1.5, and from 1.6 to 1.9
 LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
@@ -42,6 +44,8 @@ def convert_state(root: Mapping[str, Any], to: Target, *, opt_level: str | None 
     parts = find_parts(root)
     if not parts.models:
         raise ConversionError("there are no weights in it; `ampcompare convert --inspect` shows what there is")
+    if parts.fp16_optimizers:
+        return _from_fp16_optimizer(root, parts, to, opt_level or "O2")
     source = _kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
@@ -95,9 +99,42 @@ def _to_apex(parts: Parts, result: Conversion, level: str) -> None:
     place = next(iter(parts.scalers), _scaler_place(result.state))
     replace(result.state, place, back.get(place[-1], "amp"), state)
     if level in ("O2", "O3"):
-        result.lost.append(
-            f"the last bits of the weights, when {level} loads them: the layout of an Apex script has no masters"
-        )
+        result.lost.append(MASTERS_LOST.format(level))
+
+
+def _from_fp16_optimizer(root: Mapping[str, Any], parts: Parts, to: Target, level: str) -> Conversion:
+    """Convert what a script with `apex.fp16_utils.FP16_Optimizer` saved: the optimizer inside takes its place."""
+    result = Conversion(copied(root), "FP16_Optimizer", level)
+    scales = []
+    for place, state in parts.fp16_optimizers.items():
+        scales.append(held_scale(state))
+        result.lost += lost_flags(state)
+        result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of FP16_Optimizer")
+        holder = at_place(result.state, place[:-1])
+        key = key_at(holder, place[-1])
+        holder[key] = holder[key]["optimizer_state_dict"]
+    at_top = {place[:-1] if place[:-1] in parts.fp16_optimizers else place: None for place in parts.optimizers}
+    parts.optimizers = {place: at_place(result.state, place) for place in at_top}
+    if to == "native":
+        made = grad_scalers_of(scales, lost=result.lost, changed=result.changed)
+        result.state["scaler"] = one_or_list(made)
+    else:
+        result.state["amp"] = apex_state_of(scales, level=level, lost=result.lost, changed=result.changed)
+    into_fp32(parts, result, None)
+    if parts.nameless:
+        result.lost.append(f"{parts.nameless} masters: no weight has their values as fp16, to tell their names")
+    if to == "apex" and level in ("O2", "O3"):
+        result.lost.append(MASTERS_LOST.format(level))
+    strip_prefix(parts, result)
+    for place in parts.models:
+        result.lost += _wrapped(at_place(result.state, place))
+    return result
+
+
+def _wrapped(model: Mapping[str, Any]) -> Iterator[str]:
+    for prefix, wrapper in (("1.", "network_to_half"), ("network.", "FP16Model")):
+        if all(name.startswith(prefix) for name in model):
+            yield f"the wrapper {wrapper}, if the `{prefix}` before all names is its; a model may have it of its own"
 
 
 def _scaler_place(state: Mapping[str, Any]) -> tuple[str, ...]:

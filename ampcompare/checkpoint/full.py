@@ -11,7 +11,17 @@ from torch import Tensor
 
 from ampcompare.checkpoint.parts import Parts
 
-__all__ = ["Conversion", "at_place", "copied", "into_fp32", "replace", "strip_prefix", "unfuse"]
+__all__ = [
+    "Conversion",
+    "at_place",
+    "copied",
+    "into_fp32",
+    "key_at",
+    "replace",
+    "strip_prefix",
+    "unfuse",
+    "without_prefix",
+]
 
 PREFIX = "module."
 
@@ -58,9 +68,16 @@ def copied(root: Mapping[str, Any]) -> dict[str, Any]:
 
 def at_place(state: Any, place: tuple[str, ...]) -> Any:
     """Return the entry at a place as `Parts` gives it."""
-    for key in place:
-        state = state[int(key)] if isinstance(state, list) else state[key if key in state else int(key)]
+    for name in place:
+        state = state[key_at(state, name)]
     return state
+
+
+def key_at(holder: Any, name: str) -> Any:
+    """Return the index or key of a list or dict that a place names: keys need not be text."""
+    if isinstance(holder, list):
+        return int(name)
+    return name if name in holder else next((key for key in holder if str(key) == name), name)
 
 
 def into_fp32(parts: Parts, result: Conversion, level: str | None) -> None:
@@ -128,10 +145,11 @@ def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
 def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, at the same position."""
     holder = at_place(state, place[:-1])
-    items = list(holder.items()) if place[-1] in holder else [*holder.items(), (place[-1], None)]
+    own = key_at(holder, place[-1])
+    items = list(holder.items()) if own in holder else [*holder.items(), (own, None)]
     holder.clear()
     for name, old in items:
-        if name == place[-1]:
+        if name == own:
             holder[key] = value
         elif name != key:
             holder[name] = old
@@ -141,8 +159,15 @@ def strip_prefix(parts: Parts, result: Conversion) -> None:
     """Take away what DDP puts before the names of a model, where all have it."""
     for place in [*parts.models, *parts.averages]:
         model = at_place(result.state, place)
-        if all(name.startswith(PREFIX) for name in model):
-            entries = [(name.removeprefix(PREFIX), value) for name, value in model.items()]
+        entries = without_prefix(model)
+        if list(entries) != list(model):
             model.clear()
             model.update(entries)
             result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{PREFIX}`")
+
+
+def without_prefix(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries by names without what DDP puts before them; as they are where one has none."""
+    if not all(name.startswith(PREFIX) for name in entries):
+        return dict(entries)
+    return {name.removeprefix(PREFIX): value for name, value in entries.items()}

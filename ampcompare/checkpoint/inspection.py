@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ampcompare.checkpoint.file import verify_file
 from ampcompare.checkpoint.foreign import Contents, open_foreign
+from ampcompare.checkpoint.fp16_optimizer import held_scale
 from ampcompare.checkpoint.parts import Parts, find_parts
-from ampcompare.errors import CheckpointError
+from ampcompare.errors import CheckpointError, ConversionError
 
 __all__ = ["Inspection", "guess_level", "inspect_file"]
 
@@ -87,8 +88,8 @@ def inspect_file(path: Path) -> Inspection:
         objects=contents.objects(),
         calls=contents.calls,
     )
-    used = {place[0] for kind in (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers)
-            for place in kind if place}  # fmt: skip
+    kinds = (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers, parts.fp16_optimizers)
+    used = {place[0] for kind in kinds for place in kind if place}
     if isinstance(root, Mapping) and () not in parts.models:
         found.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
     return found
@@ -122,9 +123,10 @@ def _rows(parts: Parts) -> Iterator[dict[str, Any]]:
     for kind, entries in kinds:
         for place, entry in entries.items():
             yield _row(kind, ".".join(place) or "(all)", entry)
+    where = next((f"{'.'.join(place)}.fp32_from_fp16" for place in parts.fp16_optimizers), "masters")
     for index, masters in enumerate(parts.masters):
         if masters:
-            yield _row("fp32 masters", f"masters.{index}" if len(parts.masters) > 1 else "masters", masters)
+            yield _row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
 
 
 def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +147,13 @@ def _scales(parts: Parts) -> Iterator[dict[str, Any]]:
         for name, entry in state.items():
             where = ".".join((*place, name))
             yield {"place": where, "scale": entry["loss_scale"], "clean_steps": entry["unskipped"]}
+    for place, state in parts.fp16_optimizers.items():
+        try:
+            held = held_scale(state)
+        except ConversionError:
+            continue  # an object of another program, which is listed as such
+        entry = {"place": ".".join((*place, "loss_scaler")), "scale": held.scale, "clean_steps": held.clean}
+        yield entry if held.interval is None else {**entry, "growth_interval": held.interval}
     for place, state in parts.scalers.items():
         yield {
             "place": ".".join(place),
@@ -158,6 +167,8 @@ def _notes(parts: Parts) -> Iterator[str]:
     for place, model in parts.models.items():
         if all(name.startswith("module.") for name in model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `module.`: saved from inside a DDP wrapper"
+    if parts.nameless:
+        yield f"{parts.nameless} masters of FP16_Optimizer have no weight with their values as fp16"
     for place, optimizer in parts.optimizers.items():
         groups = [group for group in optimizer["param_groups"] if isinstance(group, Mapping)]
         if any("bias_correction" in group for group in groups):
@@ -205,6 +216,8 @@ def guess_level(parts: Parts) -> tuple[str | None, str]:
     if parts.arm is not None:
         head, _, options = parts.arm.partition(":")
         return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
+    if parts.fp16_optimizers:
+        return None, "FP16_Optimizer knows none; its masters are those of O2"
     weights = [tensor for model in parts.models.values() for tensor in _plain_weights(model)]
     rounded = is_rounded(iter(weights))
     half = any(tensor.dtype is torch.float16 for tensor in weights)
@@ -254,9 +267,9 @@ def _traps(parts: Parts, level: str | None) -> Iterator[str]:
             "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume: "
             + _lost_moments(parts)
         )
-    if level in ("O2", "O3") or rounded:
+    if (level in ("O2", "O3") or rounded) and not parts.fp16_optimizers:
         yield from _loading_order(parts)
-    if parts.optimizers and rounded and not parts.apex and not parts.scalers:
+    if parts.optimizers and rounded and not (parts.apex or parts.scalers or parts.fp16_optimizers):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
     for state in parts.apex.values():
         for name, entry in state.items():

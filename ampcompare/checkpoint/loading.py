@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from ampcompare.checkpoint.file import read_checkpoint
 from ampcompare.checkpoint.foreign import open_foreign
-from ampcompare.checkpoint.full import Conversion, at_place, copied, strip_prefix, unfuse
+from ampcompare.checkpoint.fp16_optimizer import held_scale
+from ampcompare.checkpoint.full import Conversion, at_place, copied, strip_prefix, unfuse, without_prefix
 from ampcompare.checkpoint.layout import one_or_list
 from ampcompare.checkpoint.parts import find_parts
+from ampcompare.checkpoint.placeholders import DATA_ONLY
+from ampcompare.checkpoint.scalers import apex_state_of
 from ampcompare.errors import CheckpointError
 
 __all__ = ["as_ours", "load_any", "objects_of"]
@@ -39,7 +42,7 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
         state, left_out = contents.plain()
     elif not trust:
         objects = contents.objects()
-        shown = ", ".join(objects[:10]) or ", ".join(contents.calls[:10])
+        shown = ", ".join(_harmless(name) for name in objects[:10] or contents.calls[:10])
         more = f" and {len(objects) - 10} more" if len(objects) > 10 else ""
         raise CheckpointError(
             f"{path} holds objects, and loading them runs code of whoever made the file: {shown}{more}; "
@@ -75,12 +78,21 @@ def as_ours(root: Mapping[str, Any]) -> dict[str, Any]:
     state: dict[str, Any] = {
         "model": one_or_list([at_place(held.state, place) for place in parts.models]),
         "optimizer": one_or_list([at_place(held.state, place) for place in parts.optimizers]),
-        "masters": one_or_list(parts.masters) if parts.masters else {},
+        "masters": one_or_list([without_prefix(masters) for masters in parts.masters]) if parts.masters else {},
     }
+    if parts.fp16_optimizers:
+        scales = [held_scale(entry) for entry in parts.fp16_optimizers.values()]
+        state["amp"] = apex_state_of(scales, level="O2", lost=[], changed=[])
     for key, found in (("amp", parts.apex), ("scaler", parts.scalers)):
         if found:
             state[key] = next(iter(found.values()))
     return state
+
+
+def _harmless(name: str) -> str:
+    """Keep a name out of a file from steering a terminal, and from filling the message."""
+    name = "".join(char if char.isprintable() else "?" for char in name)
+    return name if len(name) <= 80 else f"{name[:30]}…{name[-49:]}"
 
 
 def objects_of(path: Path) -> list[str]:
@@ -118,7 +130,7 @@ def _without_objects(value: Any, place: str, left_out: list[str], seen: dict[int
         made = tuple(made) if isinstance(value, tuple) else made
     elif type(value) in (str, int, float, bool, bytes, type(None), torch.dtype, torch.Size):
         made = value
-    elif type(value).__module__ in ("argparse", "types", "optparse") and hasattr(value, "__dict__"):
+    elif f"{type(value).__module__}.{type(value).__qualname__}" in DATA_ONLY and hasattr(value, "__dict__"):
         made = _without_objects(vars(value), place, left_out, seen)
     else:
         left_out.append(

@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
+from ampcompare.checkpoint.fp16_optimizer import is_fp16_optimizer, match_masters
+
 __all__ = ["Parts", "find_parts", "is_apex_state", "is_scaler_state", "is_weights"]
 
 Place = tuple[str, ...]
@@ -22,15 +24,17 @@ class Parts:
     """What a checkpoint holds, by kind. A place is the way of keys to an entry.
 
     Attributes:
-        writer: "ampcompare", "Lightning", "mmengine", "timm", "an Apex script", "a torch.amp script", "a script" or
-            "a state dict alone".
+        writer: "ampcompare", "Lightning", "mmengine", "timm", "an Apex script", "a script with FP16_Optimizer",
+            "a torch.amp script", "a script" or "a state dict alone".
         because: what tells it.
         models: state dicts of weights.
         averages: state dicts of averaged weights.
         optimizers: state dicts of optimizers.
         apex: states of `apex.amp`.
         scalers: states of `GradScaler`; empty ones where ours is disabled.
-        masters: per model, fp32 masters by name; only ours holds any.
+        fp16_optimizers: states of `apex.fp16_utils.FP16_Optimizer`, each around one of `optimizers`.
+        masters: per model, fp32 masters by name; only ours and `FP16_Optimizer` hold any.
+        nameless: number of masters for which there is no weight.
         arm: as ours names it.
     """
 
@@ -41,7 +45,9 @@ class Parts:
     optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)
     apex: dict[Place, dict[str, Any]] = field(default_factory=dict)
     scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    fp16_optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)
     masters: list[dict[str, Tensor]] = field(default_factory=list)
+    nameless: int = 0
     arm: str | None = None
 
     @property
@@ -105,6 +111,8 @@ def find_parts(root: Any) -> Parts:
             kind = parts.apex
         elif is_scaler_state(value):
             kind = parts.scalers
+        elif is_fp16_optimizer(value):
+            kind = parts.fp16_optimizers
         elif _is_optimizer(value):
             kind = parts.optimizers
         elif is_weights(value) and "state" not in place[:-1]:
@@ -119,6 +127,9 @@ def find_parts(root: Any) -> Parts:
         parts.masters = list(masters) if isinstance(masters, list) else [masters]
     else:
         parts.writer, parts.because = _writer(root, parts)
+        if parts.fp16_optimizers:
+            states: list[Mapping[str, Any]] = list(parts.fp16_optimizers.values())
+            parts.masters, parts.nameless = match_masters(list(parts.models.values()), states)
     return parts
 
 
@@ -133,7 +144,9 @@ def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any
         if len(here) >= MOST_DEPTH or id(entry) in seen or is_weights(entry) or is_apex_state(entry):
             continue
         seen.add(id(entry))
-        if _is_optimizer(entry):
+        if is_fp16_optimizer(entry):
+            yield from _walk({"optimizer_state_dict": entry["optimizer_state_dict"]}, here, seen)
+        elif _is_optimizer(entry):
             rest = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
             yield from _walk(rest, here, seen)
         else:
@@ -156,6 +169,11 @@ def _writer(root: Mapping[Any, Any], parts: Parts) -> tuple[str, str]:
             "the keys arch, state_dict and version",
         ),
         ("an Apex script", lambda: bool(parts.apex), f"amp.state_dict() under {_shown(parts.apex)}"),
+        (
+            "a script with FP16_Optimizer",
+            lambda: bool(parts.fp16_optimizers),
+            f"what it holds under {_shown(parts.fp16_optimizers)}",
+        ),
         ("a torch.amp script", lambda: bool(parts.scalers), f"a GradScaler's state under {_shown(parts.scalers)}"),
     ]
     for writer, holds, because in tells:

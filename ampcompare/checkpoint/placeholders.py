@@ -24,9 +24,19 @@ DATA_ONLY = frozenset(
         "pathlib._local.WindowsPath",
         "datetime.datetime",
         "datetime.timedelta",
+        # the loss scalers in what FP16_Optimizer saves
+        *(
+            f"{package}.{scaler}"
+            for package in ("apex", "ampcompare.apex")
+            for scaler in (
+                "amp.scaler.LossScaler",
+                "fp16_utils.loss_scaler.LossScaler",
+                "fp16_utils.loss_scaler.DynamicLossScaler",
+            )
+        ),
     }
 )
-"""Classes of the standard library that only hold values; what they hold is carried, the class is not."""
+"""Classes that only hold values, of the standard library and of Apex; these are carried, the class is not."""
 
 LOGS = "mmengine.logging.history_buffer.HistoryBuffer"
 """Class of mmengine's logged losses, of which each of its checkpoints holds some. mmengine resumes without them."""

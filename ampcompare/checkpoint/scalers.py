@@ -9,9 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ampcompare.checkpoint.fp16_optimizer import HeldScale
 from ampcompare.errors import ConversionError
 
-__all__ = ["APEX_INTERVAL", "FIRST_SCALE", "NEVER", "STATIC_LEVELS", "apex_from_scalers", "scalers_from_apex"]
+__all__ = [
+    "APEX_INTERVAL",
+    "FIRST_SCALE",
+    "NEVER",
+    "STATIC_LEVELS",
+    "apex_from_scalers",
+    "apex_state_of",
+    "grad_scalers_of",
+    "scalers_from_apex",
+]
 
 FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
@@ -120,4 +130,71 @@ def apex_from_scalers(
         if scale > APEX_MAX:
             lost.append(f"scale {scale:g} is above Apex's ceiling of 2**24: its next growth moves it down there")
         made[name] = {"loss_scale": scale, "unskipped": clean}
+    return made
+
+
+def grad_scalers_of(scales: Sequence[HeldScale], *, lost: list[str], changed: list[str]) -> list[dict[str, Any]]:
+    """Return one `GradScaler` state for the loss scaler of each `FP16_Optimizer`.
+
+    Args:
+        lost, changed: as for `scalers_from_apex`.
+    """
+    made: list[dict[str, Any]] = []
+    for held in scales:
+        if not held.dynamic and held.scale == 1.0:
+            made.append({})
+            changed.append("static scale 1 becomes a disabled GradScaler")
+            continue
+        if held.dynamic:
+            changed.append(f"scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker")
+            bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most))
+            lost += [f"{name} {bound:g}: GradScaler has none" for name, bound in bounds if bound is not None]
+        else:
+            changed.append(
+                f"static scale {held.scale:g} becomes a GradScaler that never grows; it still halves at an overflow, "
+                "where FP16_Optimizer went on"
+            )
+        made.append(_grad_scaler(held))
+    if len(made) > 1:
+        lost.append(f"{len(made)} loss scalers: a list of GradScalers, and a script has to use one for each optimizer")
+    return made
+
+
+def _grad_scaler(held: HeldScale) -> dict[str, Any]:
+    return {
+        "scale": held.scale,
+        "growth_factor": held.factor if held.dynamic else APEX_FACTOR,
+        "backoff_factor": 1.0 / held.factor if held.dynamic else APEX_BACKOFF,
+        "growth_interval": NEVER if held.interval is None else held.interval,
+        "_growth_tracker": held.clean if held.dynamic else 0,
+    }
+
+
+def apex_state_of(
+    scales: Sequence[HeldScale], *, level: str, lost: list[str], changed: list[str]
+) -> dict[str, dict[str, Any]]:
+    """Return an `amp.state_dict()` with one entry for the loss scaler of each `FP16_Optimizer`.
+
+    Args:
+        level: opt level that will load it.
+        lost, changed: as for `scalers_from_apex`.
+    """
+    made: dict[str, dict[str, Any]] = {}
+    for index, held in enumerate(scales):
+        name = f"loss_scaler{index}"
+        if not held.dynamic:
+            made[name] = {"loss_scale": held.scale, "unskipped": held.clean}
+            changed.append(
+                f"{name}: static scale {held.scale:g}; give loss_scale={held.scale:g} to amp.initialize too, as no "
+                "state says that a scale is static"
+            )
+            continue
+        (made[name],) = apex_from_scalers([_grad_scaler(held)], level=level, lost=lost, changed=changed).values()
+        if held.least is not None:
+            lost.append(f"min_loss_scale {held.least:g}: no state of amp has it; give it to amp.initialize")
+        if held.most != APEX_MAX:
+            most = "none" if held.most is None else f"{held.most:g}"
+            lost.append(f"max_loss_scale {most}: no state of amp has it; give it to amp.initialize")
+    if len(made) > 1:
+        lost.append(f"{len(made)} loss scalers: give num_losses={len(made)}, and each loss its loss_id")
     return made

@@ -56,8 +56,9 @@ def command(
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
-    IN is a checkpoint of ampcompare, of a script with apex.amp or torch.amp, of timm, mmengine or Lightning. OUT has
-    the layout of IN, with the other kind of loss scaler, and what could not be carried is said. Nothing in IN is run.
+    IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
+    Lightning. OUT has the layout of IN, with the other kind of loss scaler, and what could not be carried is said.
+    Nothing in IN is run.
     """
     if source.is_dir():
         raise ConfigError(f"{source} is a folder, and a checkpoint is a file{_files_in(source)}")
@@ -100,7 +101,14 @@ def command(
         settings = {"config_file": config_file, "overrides": (), "model_args": ()}
         config = None if config_file is None else gather(settings, one_run=True).config
         found = verify_conversion(
-            source, target, level=result.level, to=to, config=config, steps=verify_steps, trust=trust_checkpoint
+            source,
+            target,
+            level=result.level,
+            kind=result.source,
+            to=to,
+            config=config,
+            steps=verify_steps,
+            trust=trust_checkpoint,
         )
         agrees = found.agrees
         document["verified"] = {**asdict(found), "differences": found.differences(), "agrees": agrees}

@@ -52,6 +52,7 @@ def verify_conversion(
     target: Path,
     *,
     level: str | None,
+    kind: str | None = None,
     to: str,
     config: RunConfig | None = None,
     steps: int = 10,
@@ -61,6 +62,7 @@ def verify_conversion(
 
     Args:
         level: opt level of the Apex side.
+        kind: of the source, as `Conversion.source`; the other one than `to` where None.
         to: "native" or "apex": what `target` is.
         config: model and data, which a checkpoint of ampcompare brings along.
 
@@ -79,7 +81,8 @@ def verify_conversion(
         config = validated(RunConfig, {"recipe": recipe})
     apex = f"apex:{level or 'O1'}"
     native = "fp32" if level == "O0" else "native:fp16"
-    guessed = (apex, native) if to == "native" else (native, apex)
+    from_apex = to == "native" if kind is None else kind in ("apex", "FP16_Optimizer")
+    guessed = (apex if from_apex else native, apex if to == "apex" else native)
     found = [
         _continue(config, path, own or arm, steps, trust)
         for path, (_, own), arm in zip((source, target), recipes, guessed, strict=True)

@@ -436,6 +436,11 @@ def test_objects_need_trust(tmp_path: Path) -> None:
         load_any(path)
     state, left_out = load_any(path, trust=True)
     assert torch.equal(state["model"]["weight"], net.weight)
+    torch.save({"\x1b[2J" + "long" * 500: net}, tmp_path / "b.pt")
+    with pytest.raises(CheckpointError) as refusal:
+        load_any(tmp_path / "b.pt")
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 500
     assert [line.partition(":")[0] for line in left_out] == ["sampler", "rate"]
 
 
@@ -488,3 +493,12 @@ def test_wrong_calls_of_the_command(arguments: list[str], says: str, capsys: pyt
     """Usage errors and missing files are one line and exit code 2."""
     assert main(["convert", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [7, None, b"net", 0.5, True])
+def test_keys_need_not_be_text(key: Any) -> None:
+    """Weights, optimizers and scalers are found and converted under whatever key a script gave them."""
+    half = {"module.w": torch.full((9,), 1 / 3).half()}
+    nested = convert_state({"nets": {key: half}, "amp": {key: APEX}}, "native", opt_level="O2").state
+    assert nested["nets"][key]["w"].dtype is torch.float32
+    assert nested["amp"]["scaler"] == SCALER

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import xxhash
 from safetensors.torch import save
 
+from ampcompare.apex.fp16_utils import FP16_Optimizer
 from ampcompare.checkpoint.convert import convert_file
 from ampcompare.checkpoint.file import COMMENT, COMMENT_SIZE, read_checkpoint, write_checkpoint
 from ampcompare.checkpoint.inspection import inspect_file
@@ -24,8 +26,8 @@ from ampcompare.checkpoint.text import inspection_lines
 from ampcompare.cli import main
 from ampcompare.errors import AmpCompareError, CheckpointError
 
-EACH = 100  # times six tests
-SOURCES = ("ours", "archive", "before 1.6", "safetensors", "pickle")
+EACH = 100  # times seven tests
+SOURCES = ("ours", "archive", "before 1.6", "safetensors", "pickle", "FP16_Optimizer")
 
 
 def legacy(value: float) -> dict[str, Any]:
@@ -45,6 +47,15 @@ def legacy(value: float) -> dict[str, Any]:
     }
 
 
+def of_fp16_optimizer() -> dict[str, Any]:
+    """A small checkpoint of a script with `FP16_Optimizer`."""
+    model = torch.nn.Linear(2, 2).half()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer = FP16_Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), dynamic_loss_scale=True, verbose=False)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """One good file of each kind."""
@@ -54,6 +65,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     for name, as_archive in (("archive", True), ("before 1.6", False)):
         torch.save(state, path, _use_new_zipfile_serialization=as_archive)
         found[name] = path.read_bytes()
+    torch.save(of_fp16_optimizer(), path, _use_new_zipfile_serialization=False)
+    found["FP16_Optimizer"] = path.read_bytes()
     ours = {"model": state["state_dict"], "optimizer": state["optimizer"], "amp": state["amp"], "arm": "apex:O2"}
     write_checkpoint(path, ours)
     found["ours"] = path.read_bytes()
