@@ -341,7 +341,7 @@ class Arm:
 
 
 def third_party_backends() -> dict[str, str]:
-    """Name and `module:class` of each backend that another package registers."""
+    """Return name and `module:class` of each backend that another package registers."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry.value for entry in entry_points(group="ampcompare.precisions")}

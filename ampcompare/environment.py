@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from ampcompare.version import __version__
 
-__all__ = ["ApexInstall", "fingerprint", "installed_version", "probe_apex"]
+__all__ = ["THREAD_VARIABLES", "ApexInstall", "fingerprint", "installed_version", "probe_apex"]
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Kind = Literal["absent", "namespace", "impostor", "no_amp", "python_only", "full"]
 REMEDY = "use --engine compat, or install NVIDIA Apex at tag 25.05"
 NVIDIA_FOLDERS = ("normalization", "optimizers", "multi_tensor_apply", "contrib")

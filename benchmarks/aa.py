@@ -11,7 +11,6 @@ the spread that the runs had.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -28,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import numpy as np
+from results import write_results
 from scipy.stats import binomtest
 from tabulate import tabulate
 
 from ampcompare.compare.summary import TIME_FLOOR, summarize
 from ampcompare.compare.terms import Terms
 from ampcompare.compare.validity import why_invalid
-from ampcompare.compare.verdict import Effect, count_floor, decide, p_values, paired, pairs_needed
+from ampcompare.compare.verdict import Effect, Margin, count_floor, decide, p_values, paired, pairs_needed
 from ampcompare.comparison import ArmSummary
 from ampcompare.config import RunConfig
 from ampcompare.launch.forked import ForkedLauncher
@@ -158,7 +158,7 @@ def _found(spread: float, shift: float, pairs: int, floor: float, margin: Any, w
 def _power(points: float, log_ratio: float) -> list[list[str]]:
     rows = []
     floor = 100 * count_floor(360)
-    accuracy = type(TERMS.accuracy())(TERMS.margin, f"{TERMS.margin:g}")
+    accuracy = Margin(TERMS.margin, f"{TERMS.margin:g}")
     for worse in (1.0, 2.0, 3.0, 5.0):
         pairs = max(3, pairs_needed(max(points, floor), worse, 0.025))
         rate = _found(points, -worse, pairs, floor, accuracy, "inferior")
@@ -239,8 +239,7 @@ def main(comparisons: int, seeds: int, out: str | None) -> None:
     click.echo(text)
     if out is not None:
         facts = f"torch {environment['torch']}, {environment['processor']}, {os.cpu_count()} cores, one thread a run"
-        Path(out + ".md").write_text(f"# A/A calibration\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n", encoding="utf-8")
-        Path(out + ".json").write_text(json.dumps({"environment": facts, **data}) + "\n", encoding="utf-8")
+        write_results(out, "A/A calibration", __doc__, facts, text, data)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ is that of a training loop on one thread, beside the same loop without saves.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import statistics
@@ -30,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import torch
+from results import write_results
 from tabulate import tabulate
 from torch import nn
 
@@ -196,10 +196,8 @@ def main(rounds: int, folder: str | None, out: str | None) -> None:
     )
     click.echo(f"{facts}\n\n{table}\n\n{losses}")
     if out is not None:
-        text = f"# Cost of a checkpoint\n\n```\n{__doc__}```\n\n{facts}\n\n{table}\n\n{losses}\n"
-        Path(out + ".md").write_text(text, encoding="utf-8")
-        document = {"environment": facts, "seconds": seconds, "cpu_seconds": busy, "loops": loops}
-        Path(out + ".json").write_text(json.dumps(document) + "\n", encoding="utf-8")
+        data = {"seconds": seconds, "cpu_seconds": busy, "loops": loops}
+        write_results(out, "Cost of a checkpoint", __doc__, facts, f"{table}\n\n{losses}", data)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ against a second process of the same.
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -40,6 +39,7 @@ import torch
 from bare import LOOPS, Step, legacy
 from counts import count_calls, count_operations
 from genuine import load_amp
+from results import write_results
 from tabulate import tabulate
 from torch import Tensor, nn
 from workloads import WORKLOADS
@@ -300,9 +300,7 @@ def main(repetitions: int, share: float, models: str, device: str, apex_src: str
             f"torch {torch.__version__}, Python {sys.version.split()[0]}, {device} ({chip}), one thread, {repetitions} "
             f"repetitions of {ROUNDS} rounds times {share:g}, {time.perf_counter() - begin:.0f} s in all"
         )
-        text = "\n\n".join(["# Host time of the engine", f"```\n{__doc__}```", facts, *parts]).rstrip() + "\n"
-        Path(out + ".md").write_text(text, encoding="utf-8")
-        Path(out + ".json").write_text(json.dumps({"environment": facts, "models": data}) + "\n", encoding="utf-8")
+        write_results(out, "Host time of the engine", __doc__, facts, "\n\n".join(parts), {"models": data})
 
 
 if __name__ == "__main__":

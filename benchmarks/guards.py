@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import click
 import torch
 from overhead import BLOCK, bare_block, in_fresh_process
+from results import write_results
 from tabulate import tabulate
 
 import ampcompare.guards
@@ -91,8 +92,7 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
     click.echo(table)
     if out is not None:
         facts = f"torch {torch.__version__}, one thread, {processes} processes"
-        text = f"# What the guards cost\n\n```\n{__doc__}```\n\n{facts}\n\n{table}\n"
-        Path(out + ".md").write_text(text, encoding="utf-8")
+        write_results(out, "What the guards cost", __doc__, facts, table)
 
 
 if __name__ == "__main__":

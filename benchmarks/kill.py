@@ -15,7 +15,6 @@ Runs are forked from this process, which has torch imported already.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import torch
+from results import write_results
 from tabulate import tabulate
 
 from ampcompare.checkpoint import file
@@ -229,9 +229,8 @@ def main(runs: int, seed: int, out: str | None) -> None:
     click.echo(text)
     if out is not None:
         facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {seconds:.0f} s in all, seed {seed}"
-        Path(out + ".md").write_text(f"# Runs killed and resumed\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
-        data = {"environment": facts, "lost": len(lost), "different": len(different), "runs": rows}
-        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
+        data = {"lost": len(lost), "different": len(different), "runs": rows}
+        write_results(out, "Runs killed and resumed", __doc__, facts, text, data)
     if lost or different:
         raise SystemExit(1)
 

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
 import psutil
+from results import write_results
 from tabulate import tabulate
 
 from ampcompare.comparison import read_comparison
@@ -136,9 +137,8 @@ def main(kills: int, seed: int, out: str | None) -> None:
     click.echo(text)
     if out is not None:
         facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
-        Path(out + ".md").write_text(f"# Killed and continued\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
-        data = {"environment": facts, "cells": cells, "seconds": work, "kills": rows, "same": same, "exit_code": code}
-        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
+        data = {"cells": cells, "seconds": work, "kills": rows, "same": same, "exit_code": code}
+        write_results(out, "Killed and continued", __doc__, facts, text, data)
     if not same or left:
         raise SystemExit(1)
 

@@ -25,8 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import click
+from results import write_results
 from tabulate import tabulate
 
+from ampcompare.arm import Arm
 from ampcompare.compare.plan import DEFAULT_ARMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +112,7 @@ def main(seeds: int, out: str | None) -> None:
 
             def scripts(seed: int = seed) -> None:
                 for arm in DEFAULT_ARMS:
-                    counts[_canonical(arm), seed] = int(_call("-c", BARE, arm, str(seed)))
+                    counts[str(Arm.parse(arm)), seed] = int(_call("-c", BARE, arm, str(seed)))
 
             bare.append(_timed(scripts))
             click.echo(f"bare scripts of seed {seed}: {bare[-1][0]:.1f} s", err=True)
@@ -126,15 +128,8 @@ def main(seeds: int, out: str | None) -> None:
     click.echo(text)
     if out is not None:
         facts = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, one thread a run"
-        Path(out + ".md").write_text(f"# The matrix against bare scripts\n\n```\n{__doc__}```\n\n{facts}\n\n{text}\n")
-        data = {"environment": facts, "matrix": matrix, "bare": bare, "cells": len(counts), "equal": equal}
-        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n")
-
-
-def _canonical(arm: str) -> str:
-    from ampcompare.arm import Arm
-
-    return str(Arm.parse(arm))
+        data = {"matrix": matrix, "bare": bare, "cells": len(counts), "equal": equal}
+        write_results(out, "The matrix against bare scripts", __doc__, facts, text, data)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import click
 import torch
 from bare import LOOPS
 from counts import count_calls, count_operations
+from results import write_results
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -188,9 +189,8 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
         facts = (
             f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {processes} processes"
         )
-        Path(out + ".md").write_text(f"# Host overhead\n\n```\n{__doc__}```\n\n{facts}\n\n{table}\n", encoding="utf-8")
-        data = {"environment": facts, "rows": [{"model": m, "arm": a, "processes": r} for (m, a), r in results.items()]}
-        Path(out + ".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        data = {"rows": [{"model": m, "arm": a, "processes": r} for (m, a), r in results.items()]}
+        write_results(out, "Host overhead", __doc__, facts, table, data)
 
 
 def _rows(name: str, arm: str, processes: list[dict[str, Any]]) -> list[list[str]]:

@@ -148,7 +148,7 @@ def _device(arguments: tuple[Any, ...], call: Call) -> Any:
 
 
 def _encode(arguments: tuple[Any, ...], call: Call) -> Any:
-    """Bytes, as protocol 2 writes them."""
+    """Return bytes, which protocol 2 writes as text."""
     return arguments[0].encode("latin-1")
 
 
@@ -179,7 +179,7 @@ def _numpy_scalar(arguments: tuple[Any, ...], call: Call) -> Any:
 
 
 def _numpy_array(arguments: tuple[Any, ...], call: Call) -> Any:
-    """An array is empty until its state comes; it is carried as a tensor."""
+    """Return what stands for an array, empty until its state comes; it is carried as a tensor."""
     return Opaque("numpy.ndarray", (), receive=_numpy_fill)
 
 

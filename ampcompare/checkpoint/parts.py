@@ -57,7 +57,7 @@ class Parts:
 
 
 def is_apex_state(value: Any) -> bool:
-    """Whether a value is what `amp.state_dict()` returns."""
+    """Tell whether a value is what `amp.state_dict()` returns."""
     return _is_dict(value) and all(
         isinstance(key, str) and "loss_scaler" in key and _is_dict(entry) and {"loss_scale", "unskipped"} <= set(entry)
         for key, entry in value.items()
@@ -65,12 +65,12 @@ def is_apex_state(value: Any) -> bool:
 
 
 def is_scaler_state(value: Any) -> bool:
-    """Whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
+    """Tell whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
     return _is_dict(value) and set(value) >= SCALER_KEYS
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a value is a state dict of a model: names to tensors, and at most some other entries."""
+    """Tell whether a value is a state dict of a model: names to tensors, and at most some other entries."""
     if not _is_dict(value) or not all(isinstance(key, str) for key in value):
         return False
     tensors = sum(isinstance(entry, Tensor) for entry in value.values())

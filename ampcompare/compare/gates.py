@@ -39,7 +39,7 @@ class Gate:
     limit: float
 
     def fails(self, value: float) -> bool:
-        """Whether a value is past the limit."""
+        """Tell whether a value is past the limit."""
         return value > self.limit if self.above else value < self.limit
 
 

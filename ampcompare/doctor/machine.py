@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ampcompare.doctor.finding import Finding
 from ampcompare.doctor.processor import usable_cores
+from ampcompare.environment import THREAD_VARIABLES
 
 __all__ = ["examine_machine"]
 
@@ -16,7 +17,6 @@ GIB = 2**30
 LEAST_MEMORY = 2 * GIB
 LEAST_DISK = 1 * GIB
 LEAST_SHARED = GIB // 2
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 SHARED = Path("/dev/shm")

@@ -90,7 +90,7 @@ def examine_arm(arm: Arm, facts: Facts) -> ArmNeeds:
 
 
 def _apex(arm: Arm, facts: Facts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
-    """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but for O1 on torch 2.4."""
+    """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but not for O1."""
     engine = arm.options.get("engine", "auto")
     compat = str(Arm.make("apex", **{**arm.options, "engine": "compat"}))
     instead = f"ampcompare run --arm {compat}"

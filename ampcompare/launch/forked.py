@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcompare.config import RunConfig
+from ampcompare.environment import THREAD_VARIABLES
 from ampcompare.errors import LaunchError
 from ampcompare.launch.base import (
     Launcher,
@@ -26,9 +27,8 @@ from ampcompare.launch.base import (
 )
 from ampcompare.record import RunRecord, read_record
 
-__all__ = ["THREAD_VARIABLES", "ForkedLauncher", "worker_environment"]
+__all__ = ["ForkedLauncher", "worker_environment"]
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.config import RunConfig
+from ampcompare.environment import THREAD_VARIABLES
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.launch.base import (
     Launcher,
@@ -25,7 +26,7 @@ from ampcompare.launch.base import (
     write_config,
     write_record,
 )
-from ampcompare.launch.forked import THREAD_VARIABLES, worker_environment
+from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
 from ampcompare.record import RunRecord, read_record, write_atomically
 

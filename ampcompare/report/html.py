@@ -48,7 +48,7 @@ FIXED_WORDS = {
 
 
 def html_available() -> bool:
-    """Whether the packages of the extra `html` are installed."""
+    """Tell whether the packages of the extra `html` are installed."""
     return all(find_spec(name) is not None for name in NEEDED)
 
 
