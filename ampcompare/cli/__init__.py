@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import time
 from typing import Any
 
@@ -29,6 +30,7 @@ COMMANDS = {
     "config": "Say where each setting came from; print the schema of files.",
 }
 SILENT_SECONDS = 2.0
+OTHER_VARIABLES = ("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_STARTED_BY")
 RESUMED = ("run", "compare", "reproduce")
 EPILOG = (
     "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
@@ -59,12 +61,16 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             if not close:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
+
+        if name is not None and command is not None:
+            _note_unused_variables(name, command)
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; where the reader of its output, such as `head`, has seen enough, that is no failure."""
@@ -81,6 +87,22 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _note_unused_variables(name: str, command: click.Command) -> None:
+    """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
+    known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
+    prefix = f"AMPCOMPARE_{name}_".upper()
+    for variable in sorted(os.environ):
+        word = variable.removeprefix("AMPCOMPARE_")
+        of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
+        if word == variable or variable in known or variable in OTHER_VARIABLES or of_another:
+            continue
+        close = difflib.get_close_matches(
+            prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known, n=1
+        )
+        hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
+        click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
 
 
 @click.command(cls=_LazyGroup, epilog=EPILOG)

@@ -77,8 +77,13 @@ def find_setting(name: str, said: str) -> str:
     name = OTHER_NAMES.get(name, name)
     fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
     if len(fit) != 1:
-        meant = fit or difflib.get_close_matches(name, known) or known
-        raise ConfigError(f"{said}: {name!r} is not one setting; choose one of {', '.join(meant)}")
+        near = (
+            fit
+            or difflib.get_close_matches(name, known)
+            or [place for place in known if difflib.get_close_matches(name, [place.rpartition(".")[2]])]
+        )
+        hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
+        raise ConfigError(f"{said}: {name!r} is not one setting; {hint}")
     if fit[0] in ("arm", "recipe.seed"):
         raise ConfigError(f"{said}: arms and seeds have options of their own, --arm and --seeds")
     return fit[0]

@@ -87,8 +87,8 @@ class Data(abc.ABC):
         count = full if drop_last or rest < world_size else full + 1
         if count == 0:
             raise ConfigError(
-                f"{self.name} has {self.num_train} training samples, fewer than one batch of {batch_size} on each of "
-                f"{world_size} rank(s); use a smaller --batch-size"
+                f"{self.name} has {self.num_train} training samples, fewer than one batch of {batch_size}"
+                f"{f' on each of {world_size} ranks' if world_size > 1 else ''}; use a smaller --batch-size"
             )
         return count
 

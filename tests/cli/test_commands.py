@@ -133,6 +133,16 @@ def test_flag_over_environment_over_file_over_default(
     assert (config.recipe.epochs, config.recipe.optimizer.lr) == (9, 0.25)
 
 
+def test_a_variable_that_sets_nothing_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped variable is a note with the right name; those of other commands and of the engine are none."""
+    for name in ("AMPCOMPARE_RUN_EPOCH", "AMPCOMPARE_LR", "AMPCOMPARE_COMPARE_EPOCHS", "AMPCOMPARE_APEX_STRICT"):
+        monkeypatch.setenv(name, "1")
+    assert call("run", "--dry-run").lines == [
+        "note: AMPCOMPARE_LR is no setting of run; did you mean AMPCOMPARE_RUN_LR?",
+        "note: AMPCOMPARE_RUN_EPOCH is no setting of run; did you mean AMPCOMPARE_RUN_EPOCHS?",
+    ]
+
+
 def test_the_environment_reaches_every_kind_of_option(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables are named by the long flag, also for switches, repeated options and files."""
     monkeypatch.setenv("AMPCOMPARE_COMPARE_ARM", "fp32 half")
