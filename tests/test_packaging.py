@@ -60,8 +60,8 @@ def test_public_names_are_pinned() -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     """A name that does not exist fails as on any module."""
-    with pytest.raises(AttributeError, match="no attribute 'comparison'"):
-        _ = ampcompare.comparison
+    with pytest.raises(AttributeError, match="no attribute 'comparisons'"):
+        _ = ampcompare.comparisons
 
 
 @pytest.mark.parametrize("first", ["", "import ampcompare.compare.plan", "ampcompare.compare", "ampcompare.run"])

@@ -96,12 +96,12 @@ def _harmless(name: str) -> str:
 
 
 def objects_of(path: Path) -> list[str]:
-    """Return the places of objects of other programs in a file.
+    """Return the places of objects of other programs in a file, as they may be shown.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    return open_foreign(path).objects()
+    return [_harmless(place) for place in open_foreign(path).objects()]
 
 
 def _unpickled(path: Path) -> tuple[Any, list[str]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ampcompare.checkpoint.convert import convert_file, convert_state
 from ampcompare.checkpoint.file import read_checkpoint, write_checkpoint
-from ampcompare.checkpoint.loading import load_any
+from ampcompare.checkpoint.loading import load_any, objects_of
 from ampcompare.checkpoint.scalers import apex_from_scalers, scalers_from_apex
 from ampcompare.cli import main
 from ampcompare.errors import CheckpointError, ConversionError
@@ -441,6 +441,7 @@ def test_objects_need_trust(tmp_path: Path) -> None:
         load_any(tmp_path / "b.pt")
     assert str(refusal.value).isprintable()
     assert len(str(refusal.value)) < 500
+    assert all(place.isprintable() and len(place) <= 80 for place in objects_of(tmp_path / "b.pt"))
     assert [line.partition(":")[0] for line in left_out] == ["sampler", "rate"]
 
 
@@ -502,3 +503,10 @@ def test_keys_need_not_be_text(key: Any) -> None:
     nested = convert_state({"nets": {key: half}, "amp": {key: APEX}}, "native", opt_level="O2").state
     assert nested["nets"][key]["w"].dtype is torch.float32
     assert nested["amp"]["scaler"] == SCALER
+
+
+@pytest.mark.parametrize("key", ["native_amp_scaling_state", "NativeMixedPrecisionPlugin"])
+def test_lightning_before_2_had_other_names(key: str) -> None:
+    """The scaler goes to where the same Lightning had the state of Apex, as it does from the name of today."""
+    state = {"pytorch-lightning_version": "1.9.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER], key: SCALER}
+    assert list(convert_state(state, "apex").state) == [*list(state)[:-1], "amp_scaling_state"]
