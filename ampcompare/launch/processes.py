@@ -28,6 +28,7 @@ from ampcompare.launch.base import (
     write_record,
 )
 from ampcompare.launch.forked import worker_environment
+from ampcompare.launch.progress import PROGRESS_FILE, progress_teller
 from ampcompare.record import RunRecord, read_record
 
 __all__ = ["ProcessesLauncher"]
@@ -93,7 +94,7 @@ class ProcessesLauncher(Launcher):
         if not self.speaks:  # the machines may share their disk
             folder /= f"node{self._options['node_rank']}"
         make_cell_folder(folder)
-        for name in ("failure.json", "progress.json"):
+        for name in ("failure.json", PROGRESS_FILE):
             (folder / name).unlink(missing_ok=True)
         write_config(config, folder)
         request = Request(str(folder), config.digest(), self.launcher, config.processes // nnodes, **self._options)
@@ -114,15 +115,10 @@ class ProcessesLauncher(Launcher):
                 env=environment,
                 start_new_session=True,
             )
-        told: list[int] = []
+        tell = progress_teller(folder, on_progress)
         while (code := self._agent.poll()) is None:
             time.sleep(POLL_SECONDS)
-            if on_progress is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    values = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-                    if values != told:
-                        told = values
-                        on_progress(Progress(*values))
+            tell()
         self.close()
         return code
 

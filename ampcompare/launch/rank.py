@@ -7,7 +7,6 @@ environment gives. Output of rank 0 goes to `log.txt` there, that of the others 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -24,16 +23,17 @@ from ampcompare.config import RunConfig
 from ampcompare.environment import fingerprint
 from ampcompare.launch.base import Progress, log_name, read_config, send_output_to, write_record
 from ampcompare.launch.group import choose_backend, local_device, process_group
+from ampcompare.launch.progress import report_to
 from ampcompare.launch.worker import failed_with, train_cell
 from ampcompare.launch.world import World, world_of
 from ampcompare.parallel.ranks import Group, require_equal
-from ampcompare.record import RunRecord, write_atomically
+from ampcompare.record import RunRecord
 from ampcompare.training.stopping import StopRequest, stopped_by_sigterm
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["report_to", "run_rank"]
+__all__ = ["run_rank"]
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 3.0
@@ -108,16 +108,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def report_to(folder: Path) -> Callable[[Progress], None]:
-    """Return what keeps the progress of a cell in `progress.json`, for whoever waits for it in another process."""
-
-    def report(progress: Progress) -> None:
-        values = [progress.steps, progress.total_steps, progress.epoch]
-        write_atomically(folder / "progress.json", json.dumps(values))
-
-    return report
 
 
 def main(arguments: list[str]) -> int:

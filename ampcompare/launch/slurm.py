@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import math
@@ -27,6 +26,7 @@ from ampcompare.launch.base import (
     write_record,
 )
 from ampcompare.launch.forked import worker_environment
+from ampcompare.launch.progress import PROGRESS_FILE, progress_teller
 from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
 from ampcompare.record import RunRecord, read_record, write_atomically
 
@@ -171,7 +171,7 @@ class SlurmLauncher(Launcher):
                 f"{config.processes} processes cannot be split over {self._nnodes} nodes; use --nproc-per-node"
             )
         make_cell_folder(folder)
-        (folder / "progress.json").unlink(missing_ok=True)
+        (folder / PROGRESS_FILE).unlink(missing_ok=True)
         write_config(config, folder)
         executor = submitit.SlurmExecutor(folder / "slurm")
         executor.update_parameters(**self._parameters(config, folder))
@@ -203,7 +203,7 @@ class SlurmLauncher(Launcher):
 
     def _wait(self, job: str, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """Return once the cell has its record, or the job has ended without one."""
-        tell = _teller(folder, on_progress)
+        tell = progress_teller(folder, on_progress)
         look = answered = time.monotonic()
         ended = None
         while not _is_done(folder):
@@ -224,21 +224,6 @@ class SlurmLauncher(Launcher):
             tell()
             time.sleep(POLL_SECONDS)
         tell()
-
-
-def _teller(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
-    """Return what tells how far a cell has come, where it has come further."""
-    told: list[int] = []
-
-    def tell() -> None:
-        nonlocal told
-        with contextlib.suppress(OSError, ValueError):
-            values = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-            if values != told and on_progress is not None:
-                told = values
-                on_progress(Progress(*values))
-
-    return tell
 
 
 def _noted(folder: Path) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcompare.launch.base import log_name, read_config
+from ampcompare.launch.progress import report_to
 from ampcompare.launch.world import world_of
 
 __all__ = ["train"]
@@ -24,7 +25,7 @@ def train(folder: str) -> None:
     Output of rank 0 goes to `log.txt` there, that of the others to `rank<N>.log`, and the record to `record.json`.
     """
     # Whoever submits a job names this function, and needs no torch for that.
-    from ampcompare.launch.rank import report_to, run_rank
+    from ampcompare.launch.rank import run_rank
     from ampcompare.launch.worker import run_cell
 
     cell = Path(folder)

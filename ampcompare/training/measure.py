@@ -1,4 +1,4 @@
-"""Time of a step and peak memory, read without adding a synchronisation to the timed window."""
+"""Time of a step and peak memory, read without adding a synchronization to the timed window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-__all__ = ["Clock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
+__all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
 
 
 class Clock(abc.ABC):
