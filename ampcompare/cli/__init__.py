@@ -98,9 +98,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
         of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
         if word == variable or variable in known or variable in OTHER_VARIABLES or of_another:
             continue
-        close = difflib.get_close_matches(
-            prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known, n=1
-        )
+        close = difflib.get_close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
         click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
 

@@ -77,11 +77,10 @@ def find_setting(name: str, said: str) -> str:
     name = OTHER_NAMES.get(name, name)
     fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
     if len(fit) != 1:
-        near = (
-            fit
-            or difflib.get_close_matches(name, known)
-            or [place for place in known if difflib.get_close_matches(name, [place.rpartition(".")[2]])]
-        )
+        words = dict.fromkeys(place.rpartition(".")[2] for place in known)
+        like = difflib.get_close_matches(name, words)
+        near = fit or difflib.get_close_matches(name, known)
+        near = near or [place for word in like for place in known if place.rpartition(".")[2] == word]
         hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
         raise ConfigError(f"{said}: {name!r} is not one setting; {hint}")
     if fit[0] in ("arm", "recipe.seed"):
