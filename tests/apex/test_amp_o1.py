@@ -88,6 +88,14 @@ def test_promotion(handle: Any, function: Any) -> None:
             assert x.grad.dtype == left
 
 
+def test_operators_by_their_methods(handle: Any) -> None:
+    """Methods such as `__add__` promote what they get by name, too: float and half give float, as with Apex 25.05."""
+    half, full = torch.full((2,), 0.5, dtype=HALF), torch.ones(2)
+    assert half.__add__(other=full).dtype == full.__mul__(other=half).dtype == FLOAT
+    assert half.__sub__(other=half).dtype == HALF
+    assert full.__eq__(other=half).tolist() == [False, False]
+
+
 def test_other_mixes_are_refused(handle: Any) -> None:
     """Float with double, and half with bfloat16, raise NotImplementedError that names the types."""
     with pytest.raises(NotImplementedError, match="float32 and float64"):
@@ -459,6 +467,15 @@ def test_disabled_handle() -> None:
     handle._deactivate()
 
 
+def test_a_disabled_init_stops_decorated_functions(handle: Any) -> None:
+    """After init(enabled=False) decorated functions run as they are, and torch stays patched, as with Apex 25.05."""
+    doubled = amp.half_function(lambda value: value * 2)
+    assert doubled(torch.ones(2)).dtype == HALF
+    amp.init(enabled=False)
+    assert doubled(torch.ones(2)).dtype == FLOAT
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == HALF
+
+
 def test_old_handle_api(handle: Any) -> None:
     """The handle's scale_loss points to the new API; wrap_optimizer passes everything on."""
     with pytest.raises(RuntimeError, match=r"amp\.initialize"):
@@ -645,6 +662,23 @@ def test_patching_can_be_left_out() -> None:
     with amp.scale_loss(model(x).sum(), optimizer) as scaled:
         assert scaled.dtype == FLOAT
         scaled.backward()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_cast_to_float_runs_under_the_casts(strict: bool) -> None:
+    """O1 with cast_model_type=float32 still casts inside the model; the value is the one that Apex 25.05 computed."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level="O1", cast_model_type=FLOAT, verbosity=0, strict=strict)
+    inside: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda module, args, output: inside.append(output.dtype))
+    output = model(torch.ones(1, 2))
+    assert inside == [HALF]
+    assert output.dtype == FLOAT
+    assert output.item() == 0.84033203125
 
 
 def test_threads_with_replicated_weights(handle: Any) -> None:

@@ -233,6 +233,34 @@ def test_exception_in_the_block_strict() -> None:
     assert model.fc.weight.grad is None
 
 
+@pytest.mark.parametrize("level", ["O0", "O3"])
+@pytest.mark.parametrize("kind, strict", [("failed", True), ("nested", True), ("nested", False)])
+def test_what_a_pass_lost_does_not_come_back(level: str, kind: str, strict: bool) -> None:
+    """Gradients lost in a failed block (strict) or nested ones stay lost: Apex 25.05 left None, None, 3 and 2."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level=level, loss_scale=8.0, verbosity=0, strict=strict)
+    first, last = model
+    x = torch.ones(1, 2)
+    with amp.scale_loss(model(x).sum(), optimizer) as scaled:
+        scaled.backward()
+    if kind == "failed":
+        with pytest.raises(KeyError), amp.scale_loss(model(x).sum(), optimizer):
+            raise KeyError
+    else:
+        with amp.scale_loss(model(x).sum(), optimizer), amp.scale_loss(model(x).sum(), optimizer) as scaled:
+            scaled.backward()
+    for param in model.parameters():
+        param.grad = None
+    last.weight.grad = torch.ones_like(last.weight)
+    with amp.scale_loss(last(x.to(last.weight.dtype)).float().sum() * 2, optimizer) as scaled:
+        scaled.backward()
+    assert first.weight.grad is None
+    assert first.bias.grad is None
+    assert last.weight.grad.tolist() == [[3.0, 3.0]]
+    assert last.bias.grad.tolist() == [2.0]
+
+
 def test_errors_of_scale_loss() -> None:
     """Wrong order, wrong loss_id and unknown optimizers raise Apex's types, with ampcompare's family."""
     loss = torch.ones(())

@@ -50,6 +50,7 @@ class AmpState:
     master_optimizers: list[weakref.ref[Any]]
     registered: list[tuple[Any, str, str]]
     deferred: DeferredMessages | None
+    decorator_handle: AmpHandle | None  # what decorated functions obey: the handle of the last `init`, None if disabled
 
     def __init__(self) -> None:
         self._set_defaults()
@@ -62,6 +63,7 @@ class AmpState:
         self.master_optimizers = []
         self.registered = []
         self.deferred = None
+        self.decorator_handle = None
 
     def close(self) -> None:
         """Take back O1's patches and forget every setting, scaler and handle: the next `initialize` starts afresh.

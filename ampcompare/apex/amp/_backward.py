@@ -22,6 +22,7 @@ from .scaler import LossScaler
 
 __all__ = [
     "abandon_backward",
+    "drop_leftovers",
     "post_backward_no_master_weights",
     "post_backward_with_master_weights",
     "prepare_backward_no_master_weights",
@@ -35,6 +36,7 @@ def prepare_backward_no_master_weights(optimizer: Any) -> None:
     stash: AmpOptimizerState = optimizer._amp_stash
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
+    drop_leftovers(stash)
     half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
     stash.stashed = take_grads(stash.all_fp32_params, stash.all_fp32_grad_stash) or half
 
@@ -63,6 +65,7 @@ def prepare_backward_with_master_weights(optimizer: Any) -> None:
         optimizer._amp_lazy_init()
     for param in stash.all_fp16_params:
         param.grad = None
+    drop_leftovers(stash)
     stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
 
 
@@ -153,15 +156,24 @@ def _collect(params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool,
 def _drop_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
     """Lose the gradients moved aside at a static scale of 1, as Apex does."""
     if stash.stashed and _amp_state.strict and not scaler.dynamic and scaler.loss_scale() == 1.0:
-        names = (
-            ("all_fp32_from_fp32_grad_stash",)
-            if stash.master_weights
-            else ("all_fp16_grad_stash", "all_fp32_grad_stash")
-        )
-        for name in names:
-            kept = getattr(stash, name)
-            kept[:] = [None] * len(kept)
-        stash.stashed = False
+        _drop(stash)
+
+
+def drop_leftovers(stash: AmpOptimizerState) -> None:
+    """Lose what another pass moved aside and did not give back, as Apex does: where there is no gradient, too.
+
+    That pass failed, in strict mode, or the block of this one stands inside its own.
+    """
+    if stash.stashed:
+        _drop(stash)
+
+
+def _drop(stash: AmpOptimizerState) -> None:
+    full = "all_fp32_from_fp32_grad_stash" if stash.master_weights else "all_fp32_grad_stash"
+    for name in ("all_fp16_grad_stash", full):
+        kept = getattr(stash, name)
+        kept[:] = [None] * len(kept)
+    stash.stashed = False
 
 
 def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:

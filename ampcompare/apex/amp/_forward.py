@@ -57,7 +57,7 @@ def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 class CastForward:
-    """Stand as `model.forward`: cast inputs, run the model without O1's casts, cast outputs.
+    """Stand as `model.forward`: cast inputs, run the model, cast outputs.
 
     It holds the module that it serves, so a deep copy or an unpickled model runs its own weights; replicas made by
     `nn.DataParallel` get one each.
@@ -66,20 +66,24 @@ class CastForward:
         module: the model.
         inputs: dtype of floating-point inputs, or None to leave them alone.
         outputs: dtype of floating-point outputs.
+        under_casts: whether the model runs under O1's casts where they are in force, or without them.
     """
 
-    def __init__(self, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool
+    ) -> None:
         self.module = module
         self.inputs = inputs
         self.outputs = outputs
+        self.under_casts = under_casts
         self.expect_cuda = any(param.is_cuda for param in module.parameters())
         # A `forward` that someone set on the instance before, an earlier amp layer included.
         self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
 
     @classmethod
-    def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype) -> None:
+    def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool) -> None:
         """Replace `module.forward`, on this instance only."""
-        forward = cls(module, inputs, outputs)
+        forward = cls(module, inputs, outputs, under_casts=under_casts)
         module.forward = forward
         module._replicate_for_data_parallel = forward.replicate  # type: ignore[method-assign]
 
@@ -128,7 +132,7 @@ class CastForward:
             args = tuple([self._cast(value, inputs) for value in args])
             kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
         handle = _amp_state.__dict__.get("handle")
-        if handle is not None and inputs is not None and handle._is_active and not _amp_state.strict:
+        if handle is not None and not self.under_casts and handle._is_active and not _amp_state.strict:
             # Another model's O1 patches are in force: this one was prepared for a level without them.
             with handle._disable_casts():
                 return self._original()(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._amp_state import _amp_state
-from ._backward import take_grads
+from ._backward import drop_leftovers, take_grads
 from ._stash import AmpOptimizerState
 from .scaler import LossScaler
 
@@ -35,6 +35,7 @@ def prepare_backward(optimizer: Any) -> None:
     """Move the gradients of the model's parameters, half ones too, aside."""
     optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
+    drop_leftovers(stash)
     half = take_grads(stash.all_fp16_params, stash.all_fp16_grad_stash)
     stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash) or half
 

@@ -134,7 +134,7 @@ def _initialize(
         _cast_models(model_list, optimizer_list, properties, cast_model_outputs)
     elif cast_model_outputs is not None:
         for model in model_list:
-            CastForward.install(model, None, cast_model_outputs)
+            CastForward.install(model, None, cast_model_outputs, under_casts=True)
 
     for index, optimizer in enumerate(optimizer_list):
         optimizer_list[index] = _process_optimizer(optimizer, properties)
@@ -167,12 +167,14 @@ def _cast_models(
     models: list[nn.Module], optimizers: list[Any], properties: Properties, cast_model_outputs: torch.dtype | None
 ) -> None:
     dtype = properties.cast_model_type
+    outputs = torch.float32 if cast_model_outputs is None else cast_model_outputs
+    under_casts = bool(properties.patch_torch_functions)
     for model in models:
         if properties.keep_batchnorm_fp32:
             convert_network(model, dtype)
         else:
             model.to(dtype)
-        CastForward.install(model, dtype, torch.float32 if cast_model_outputs is None else cast_model_outputs)
+        CastForward.install(model, dtype, outputs, under_casts=under_casts)
         for module in model.modules():
             if half_entries_to_float not in module._state_dict_hooks.values():
                 module._register_state_dict_hook(half_entries_to_float)

@@ -96,15 +96,15 @@ def lean_promotion(name: str, original: Function, general: Function, handle: Amp
     if not name.startswith("__"):
         return general
 
-    def operator(left: Any, right: Any) -> Any:
-        kind = right.__class__
+    def operator(self: Any, other: Any) -> Any:
+        kind = other.__class__
         if (
             not handle._is_active
             or kind in _NUMBERS
-            or ((kind is Tensor or kind is Parameter) and left.dtype is right.dtype)
+            or ((kind is Tensor or kind is Parameter) and self.dtype is other.dtype)
         ):
-            return original(left, right)
-        return general(left, right)
+            return original(self, other)
+        return general(self, other)
 
     return operator
 

@@ -50,7 +50,7 @@ def _decorate(function: Function, kind: str) -> Function:
     @functools.wraps(function)
     def decorated(*args: Any, **kwargs: Any) -> Any:
         nonlocal known
-        handle = _amp_state.__dict__.get("handle")
+        handle = _amp_state.decorator_handle
         if handle is None or not handle._is_active:
             return function(*args, **kwargs)
         if known is None or known[0] is not handle:
@@ -122,7 +122,7 @@ def init(
     """Patch torch for O1, without preparing models or optimizers.
 
     Args:
-        enabled: False returns a handle that does nothing.
+        enabled: False returns a handle that does nothing, and stops the casts of decorated functions.
         loss_scale: of the handle's own scaler, which nothing uses any more.
         enable_caching: cast each fp32 parameter once per backward pass.
         verbose: print each cast.
@@ -134,6 +134,7 @@ def init(
     A second call replaces the patches of the first and keeps its registered functions; in strict mode it adds a layer.
     """
     if not enabled:
+        _amp_state.decorator_handle = None
         return NoOpHandle()
     strict = _amp_state.strict
     cuda_only = torch.cuda.is_available() if _cuda_only is None else _cuda_only
@@ -153,7 +154,7 @@ def init(
             wrap.cached_cast(functional_overrides.MODULE, name, torch.float32, handle)
         else:
             wrap.err_if_any_half(functional_overrides.MODULE, name, handle, message)
-    _amp_state.handle = handle
+    _amp_state.handle = _amp_state.decorator_handle = handle
     return handle
 
 
