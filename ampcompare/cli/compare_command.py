@@ -210,7 +210,7 @@ def _dry_run(plan: Plan, folder: Path, *, as_json: bool) -> str:
     if as_json:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in named]
         return dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(left)})
-    lines = [f"{len(plan.cells)} cells into {folder}, in this order:"]
+    lines = [f"{_cells(len(plan.cells))} into {folder}, in this order:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in named]
     if left.seconds is None or left.peak_bytes is None:
         lines.append(f"time and memory: unknown, for {folder} has no record of {', '.join(left.unknown)}")
@@ -219,10 +219,14 @@ def _dry_run(plan: Plan, folder: Path, *, as_json: bool) -> str:
     else:
         minutes, seconds = divmod(round(left.seconds), 60)
         lines.append(
-            f"time and memory: about {minutes}m{seconds:02d}s for {left.cells} cells without a record, "
+            f"time and memory: about {minutes}m{seconds:02d}s for {_cells(left.cells)} without a record, "
             f"at most {left.peak_bytes / 2**20:.1f} MiB for one, by the records that are there"
         )
     return "\n".join(lines)
+
+
+def _cells(number: int) -> str:
+    return "1 cell" if number == 1 else f"{number} cells"
 
 
 def _seconds(option: str, text: str) -> float:
