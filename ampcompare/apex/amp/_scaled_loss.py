@@ -22,6 +22,9 @@ from .scaler import LossScaler
 
 __all__ = ["ScaledLoss", "scale_loss"]
 
+_FLOAT32 = torch.float32
+_state = _amp_state.__dict__  # for good: `close` empties it
+
 # Never O1's wrapper: there is nothing to cast.
 _multiply = torch._C.TensorBase.mul
 
@@ -51,27 +54,27 @@ def scale_loss(
 
     After an overflow the next `step` of each of these optimizers does nothing but say so.
     """
-    state = _amp_state.__dict__
-    scalers = state.get("loss_scalers")
-    if scalers and loss_id == 0 and "handle" not in state and state["deferred"] is None:
-        scaler, options = scalers[0], state["opt_properties"].options
+    scalers = _state.get("loss_scalers")
+    if scalers and loss_id == 0 and "handle" not in _state and _state["deferred"] is None:
+        # `_host_scale`: that of a scaler which does not move never is anywhere else.
+        scaler, options = scalers[0], _state["opt_properties"].options
         if not scaler.dynamic and scaler._host_scale == 1.0 and options["enabled"] and not options["master_weights"]:
             if not AmpOptimizerState.any_masters:
-                return UnscaledLoss(loss)
+                return UnscaledLoss((loss,))
     return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
 
 
-class UnscaledLoss(AbstractContextManager[Any]):
-    """The block of `scale_loss` where `ScaledLoss` would find nothing to do: O0 as it comes."""
+class UnscaledLoss(tuple[Any]):
+    """The block of `scale_loss` where `ScaledLoss` would find nothing to do: O0 as it comes.
 
-    __slots__ = ("_loss",)
+    A tuple of the loss: unlike an object with `__init__` it is made without a call of Python.
+    """
 
-    def __init__(self, loss: Any) -> None:
-        self._loss = loss
+    __slots__ = ()
 
     def __enter__(self) -> Any:
-        loss = self._loss
-        return loss if loss.__class__ is Tensor and loss.dtype is torch.float32 else loss.float()
+        loss = self[0]
+        return loss if loss.__class__ is Tensor and loss.dtype is _FLOAT32 else loss.float()
 
     def __exit__(self, *_exc: object) -> None:
         return
