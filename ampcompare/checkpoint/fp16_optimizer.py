@@ -6,7 +6,6 @@ Source: `FP16_Optimizer.state_dict` of Apex 25.05, and the loss scalers of `apex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -14,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from ampcompare.checkpoint.numbers import count, positive
 from ampcompare.errors import ConversionError
 
 __all__ = ["KEYS", "HeldScale", "held_scale", "is_fp16_optimizer", "lost_flags", "match_masters"]
@@ -72,12 +72,12 @@ def held_scale(state: Mapping[str, Any]) -> HeldScale:
     if "cur_scale" in scaler:
         return _of_fp16_utils(scaler)
     # Apex's own name, and what ours has behind a property of that name
-    scale = _number(scaler.get("_loss_scale", scaler.get("_host_scale")), "the loss scale of FP16_Optimizer")
-    clean = _count(scaler.get("_unskipped", scaler.get("_host_unskipped", 0)), "unskipped of FP16_Optimizer")
+    scale = positive(scaler.get("_loss_scale", scaler.get("_host_scale")), "the loss scale of FP16_Optimizer")
+    clean = count(scaler.get("_unskipped", scaler.get("_host_unskipped", 0)), "unskipped of FP16_Optimizer")
     dynamic = bool(scaler.get("dynamic", state.get("dynamic_loss_scale", False)))
     if not dynamic:
         return HeldScale(scale, False, clean, None, 1.0, None, None)
-    interval = max(1, _count(scaler.get("_scale_seq_len", 2000), "the scale window of FP16_Optimizer"))
+    interval = max(1, count(scaler.get("_scale_seq_len", 2000), "the scale window of FP16_Optimizer"))
     least, most = scaler.get("_min_loss_scale"), scaler.get("_max_loss_scale")
     return HeldScale(
         scale,
@@ -85,35 +85,21 @@ def held_scale(state: Mapping[str, Any]) -> HeldScale:
         clean,
         interval,
         2.0,
-        _number(least, "min_loss_scale of FP16_Optimizer") if least else None,
-        None if most is None else _number(most, "max_loss_scale of FP16_Optimizer"),
+        positive(least, "min_loss_scale of FP16_Optimizer") if least else None,
+        None if most is None else positive(most, "max_loss_scale of FP16_Optimizer"),
     )
 
 
 def _of_fp16_utils(scaler: Mapping[str, Any]) -> HeldScale:
     """Return the values of `fp16_utils.LossScaler` or `DynamicLossScaler`, which counts all iterations."""
-    scale = _number(scaler["cur_scale"], "the loss scale of FP16_Optimizer")
+    scale = positive(scaler["cur_scale"], "the loss scale of FP16_Optimizer")
     if "scale_window" not in scaler:
         return HeldScale(scale, False, 0, None, 1.0, None, None)
-    window = max(1, _count(scaler["scale_window"], "scale_window of FP16_Optimizer"))
+    window = max(1, count(scaler["scale_window"], "scale_window of FP16_Optimizer"))
     last = scaler.get("last_overflow_iter", -1)
-    since = _count(scaler.get("cur_iter", 0), "cur_iter") - (last if isinstance(last, int) else -1) - 1
-    factor = _number(scaler.get("scale_factor", 2.0), "scale_factor of FP16_Optimizer")
+    since = count(scaler.get("cur_iter", 0), "cur_iter") - (last if isinstance(last, int) else -1) - 1
+    factor = positive(scaler.get("scale_factor", 2.0), "scale_factor of FP16_Optimizer")
     return HeldScale(scale, True, max(0, since) % window, window, factor, 1.0, None)
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConversionError(
-            f"{where} is {value}, with which nothing can be trained; convert a checkpoint from before that"
-        )
-    return float(value)
-
-
-def _count(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConversionError(f"{where} is {value}, which counts nothing")
-    return int(value)
 
 
 def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:

@@ -5,12 +5,11 @@ Source: `amp.state_dict` of Apex 25.05, and `torch.amp.GradScaler.state_dict` of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampcompare.checkpoint.fp16_optimizer import HeldScale
-from ampcompare.errors import ConversionError
+from ampcompare.checkpoint.numbers import count, positive
 
 __all__ = [
     "APEX_INTERVAL",
@@ -29,20 +28,6 @@ NEVER = 2**31 - 1
 STATIC_LEVELS = ("O0", "O3")
 
 
-def _checked(scale: Any, where: str) -> float:
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not (0 < scale < math.inf):
-        raise ConversionError(
-            f"{where} is {scale}, with which nothing can be trained; convert a checkpoint from before that"
-        )
-    return float(scale)
-
-
-def _count(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < math.inf):
-        raise ConversionError(f"{where} is {value}, which counts nothing")
-    return int(value)
-
-
 def scalers_from_apex(
     state: Mapping[str, Any], *, level: str | None, static: float | None, lost: list[str], changed: list[str]
 ) -> list[dict[str, Any]]:
@@ -58,8 +43,8 @@ def scalers_from_apex(
     """
     made: list[dict[str, Any]] = []
     for name, entry in state.items():
-        scale = _checked(entry["loss_scale"], f"the scale of {name}")
-        clean = _count(entry["unskipped"], f"unskipped of {name}")
+        scale = positive(entry["loss_scale"], f"the scale of {name}")
+        clean = count(entry["unskipped"], f"unskipped of {name}")
         is_static = static is not None or clean >= APEX_INTERVAL or (level in STATIC_LEVELS and scale == 1.0)
         if is_static and scale == 1.0 and level != "O3":
             made.append({})
@@ -75,15 +60,8 @@ def scalers_from_apex(
             )
         elif clean or scale != FIRST_SCALE:
             changed.append(f"{name}: scale {scale:g} and {clean} clean steps, as scale and _growth_tracker")
-        made.append(
-            {
-                "scale": scale,
-                "growth_factor": APEX_FACTOR,
-                "backoff_factor": APEX_BACKOFF,
-                "growth_interval": NEVER if is_static else APEX_INTERVAL,
-                "_growth_tracker": 0 if is_static else clean,
-            }
-        )
+        interval = None if is_static else APEX_INTERVAL
+        made.append(_grad_scaler(HeldScale(scale, not is_static, clean, interval, APEX_FACTOR, None, None)))
     if len(made) > 1:
         lost.append(
             f"{len(made)} loss scalers moved apart in Apex; each becomes a GradScaler of its own, in a list, and a "
@@ -112,8 +90,8 @@ def apex_from_scalers(
             made[name] = {"loss_scale": scale, "unskipped": 0}
             changed.append(f"{name}: there was no GradScaler, so it begins at {scale:g}, as {level} does")
             continue
-        scale = _checked(state["scale"], "the scale of the GradScaler")
-        clean = _count(state["_growth_tracker"], "_growth_tracker")
+        scale = positive(state["scale"], "the scale of the GradScaler")
+        clean = count(state["_growth_tracker"], "_growth_tracker")
         if level in STATIC_LEVELS:
             made[name] = {"loss_scale": 1.0, "unskipped": 0}
             lost.append(f"scale {scale:g}: {level} has a static scale of 1, and with another no overflow is noticed")
