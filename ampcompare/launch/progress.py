@@ -31,9 +31,11 @@ def progress_teller(folder: Path, on_progress: Callable[[Progress], None] | None
 
     def tell() -> None:
         nonlocal told
+        if on_progress is None:
+            return
         with contextlib.suppress(OSError, ValueError):
             values = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
-            if values != told and on_progress is not None:
+            if values != told:
                 told = values
                 on_progress(Progress(*values))
 
