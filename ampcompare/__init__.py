@@ -5,20 +5,39 @@ The public names below are imported when first used: `import ampcompare` itself 
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
-from types import ModuleType
+
+# `python -m ampcompare` puts the working directory first on the path. It goes before anything else is imported, so that
+# no file there, such as `json.py`, is taken for a library. Python has then found this package, wherever it lies.
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == "ampcompare"
+    and not getattr(sys.flags, "safe_path", False)
+    and sys.path[:1] == [os.getcwd()]
+):
+    del sys.path[0]
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.version import __version__
 
 if TYPE_CHECKING:
-    from ampcompare.arm import Arm
-    from ampcompare.compare.api import compare, run
-    from ampcompare.config import Recipe, RunConfig
+    from ampcompare.api import (
+        compare,
+        convert_checkpoint,
+        examine_machine,
+        explain_arm,
+        judge_table,
+        reproduce_claims,
+        run,
+    )
+    from ampcompare.backends.arm import Arm
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
-    from ampcompare.record import RunRecord, StepRecord
+    from ampcompare.records.run import RunRecord, StepRecord
+    from ampcompare.settings.config import Recipe, RunConfig
 
 __all__ = [
     "Arm",
@@ -30,43 +49,32 @@ __all__ = [
     "StepRecord",
     "__version__",
     "compare",
+    "convert_checkpoint",
+    "examine_machine",
+    "explain_arm",
+    "judge_table",
     "make_precision",
+    "reproduce_claims",
     "run",
 ]
 
 _HOMES = {
-    "Arm": "ampcompare.arm",
+    "Arm": "ampcompare.backends.arm",
     "Precision": "ampcompare.precision.base",
-    "Recipe": "ampcompare.config",
-    "RunConfig": "ampcompare.config",
-    "RunRecord": "ampcompare.record",
+    "Recipe": "ampcompare.settings.config",
+    "RunConfig": "ampcompare.settings.config",
+    "RunRecord": "ampcompare.records.run",
     "StepOutcome": "ampcompare.precision.base",
-    "StepRecord": "ampcompare.record",
+    "StepRecord": "ampcompare.records.run",
+    "compare": "ampcompare.api",
+    "convert_checkpoint": "ampcompare.api",
+    "examine_machine": "ampcompare.api",
+    "explain_arm": "ampcompare.api",
+    "judge_table": "ampcompare.api",
     "make_precision": "ampcompare.precision.factory",
-    "run": "ampcompare.compare.api",
+    "reproduce_claims": "ampcompare.api",
+    "run": "ampcompare.api",
 }
-
-
-class _CallableRoom(ModuleType):
-    """The package `ampcompare.compare`, which can be called like the function of the same name inside it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call `ampcompare.compare.api.compare`."""
-        return importlib.import_module("ampcompare.compare.api").compare(*args, **kwargs)
-
-
-class _Package(ModuleType):
-    """This package. Importing any part of the room `compare` binds the room here, over a function of that name;
-    so the room itself is made callable as it arrives, and `ampcompare.compare(...)` works in either order."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Bind `name`, as the import system does for each submodule."""
-        if name == "compare":
-            value.__class__ = _CallableRoom
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
@@ -75,8 +83,6 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: `name` is not public.
     """
-    if name == "compare":
-        return importlib.import_module("ampcompare.compare")
     if name not in _HOMES:
         raise AttributeError(f"module 'ampcompare' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

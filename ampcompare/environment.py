@@ -1,11 +1,12 @@
 """What this machine offers, each answer with its reason. Nothing here imports torch or Apex.
 
-`find_spec("apex.amp")` would execute `apex`, which may be broken, so an installation is told apart by its files.
+`find_spec("apex.amp")` would execute `apex`, which may be broken, so an installation is identified by its files.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -68,32 +69,33 @@ def installed_version(distribution: str) -> str | None:
 
 
 def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
-    """Tell what `import apex` would find, by files and metadata alone.
+    """Return what `import apex` would find, by files and metadata alone.
 
     Args:
         path: folders to search; by default `sys.path`, and what editable installations add to it.
     """
+    # `os.path` takes a folder that cannot be looked into for one that is not there, as an import does; pathlib raises.
     folders = [Path(entry or ".") for entry in (sys.path if path is None else path)]
     namespace = None
     for folder in folders:
         package = folder / "apex"
-        if (package / "__init__.py").is_file():
+        if os.path.isfile(package / "__init__.py"):
             return _describe(package, folders)
-        if (folder / "apex.py").is_file():
+        if os.path.isfile(folder / "apex.py"):
             return ApexInstall(
                 "impostor",
                 folder / "apex.py",
                 "unknown",
                 f"{folder / 'apex.py'} is a file named apex, not NVIDIA Apex; {REMEDY}",
             )
-        if package.is_dir() and namespace is None:
+        if os.path.isdir(package) and namespace is None:
             namespace = package
     if path is None and (package_of := _editable()) is not None:
         return _describe(package_of, [*folders, package_of.parent])
     if namespace is not None:
         hint = (
             "a clone of the repository; install it"
-            if (namespace / "setup.py").is_file()
+            if os.path.isfile(namespace / "setup.py")
             else "a folder without __init__.py"
         )
         return ApexInstall(
@@ -118,11 +120,11 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
     version = distribution.version if distribution else "unknown"
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)
     named = f"{version} (commit {commit[:8]})" if commit else version
-    if (package / "amp" / "__init__.py").is_file():
+    if os.path.isfile(package / "amp" / "__init__.py"):
         kernels = any(
             next(folder.glob(f"amp_C*{suffix}"), None)
             for folder in folders
-            if folder.is_dir()
+            if os.path.isdir(folder)
             for suffix in (".so", ".pyd")
         )
         if kernels:
@@ -130,9 +132,9 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
             return ApexInstall("full", package, version, reason, commit)
         reason = f"NVIDIA Apex {named} in {package}, Python only: no compiled kernels (amp_C)"
         return ApexInstall("python_only", package, version, reason, commit)
-    if any((package / folder).is_dir() for folder in NVIDIA_FOLDERS):
-        whole = (package / "contrib").is_dir()  # else it is cut down, and what is not there says nothing
-        era = next((text for folder, there, text in ERAS if whole and (package / folder).is_dir() == there), None)
+    if any(os.path.isdir(package / folder) for folder in NVIDIA_FOLDERS):
+        whole = os.path.isdir(package / "contrib")  # else it is cut down, and what is not there says nothing
+        era = next((text for folder, there, text in ERAS if whole and os.path.isdir(package / folder) == there), None)
         reason = f"apex {named} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}"
         return ApexInstall("no_amp", package, version, reason, commit, era)
     reason = f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"

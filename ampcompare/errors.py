@@ -12,8 +12,9 @@ AmpCompareError
 ├── RanksDiffer                 3   processes that train together do not hold the same
 ├── CheckpointError             2   a checkpoint that cannot be read or does not fit
 │   └── ConversionError         2   a checkpoint that cannot be carried to another layout
+├── GateFailed                  1   an arm exceeds a limit that was set
 ├── RecordError                 2   a record or report file that cannot be read
-└── Ended                       143 told to end by SIGTERM
+└── Ended                       143 asked to end by SIGTERM or SIGHUP
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "ConversionError",
     "Ended",
     "EnvironmentUnfit",
+    "GateFailed",
     "GuardError",
     "LaunchError",
     "PreparationError",
@@ -42,6 +44,20 @@ class AmpCompareError(Exception):
     """Base of all errors meant for users: the message says what was seen and what to do."""
 
     exit_code: ClassVar[int] = 3
+
+
+class GateFailed(AmpCompareError):
+    """An arm exceeds a limit that was set.
+
+    Attributes:
+        comparison: the results, an `ampcompare.records.comparison.Comparison`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, comparison: object) -> None:
+        super().__init__(message)
+        self.comparison = comparison
 
 
 class ConfigError(AmpCompareError):
@@ -101,6 +117,6 @@ class RecordError(AmpCompareError):
 
 
 class Ended(AmpCompareError):
-    """Told to end by SIGTERM."""
+    """Asked to end by SIGTERM or SIGHUP."""
 
     exit_code = 143

@@ -31,18 +31,18 @@ from results import write_results
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from ampcompare.compare.summary import TIME_FLOOR, summarize
-from ampcompare.compare.terms import Terms
-from ampcompare.compare.validity import why_invalid
-from ampcompare.compare.verdict import Effect, Margin, count_floor, decide, p_values, paired, pairs_needed
-from ampcompare.comparison import ArmSummary
-from ampcompare.config import RunConfig
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired, pairs_needed
+from ampcompare.analysis.summary import TIME_FLOOR, summarize
+from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.record import RunRecord
+from ampcompare.records.comparison import ArmSummary
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 NAMES = ("first", "second")
 OWN_SEEDS = 1_000_000
-TERMS = Terms()
+TERMS = Criteria()
 RECIPE = {
     "data": {"name": "digits"},
     "model": {"arch": "mlp"},
@@ -119,7 +119,7 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
         "points": [100 * ((a.summary.top1_final or 0) - (b.summary.top1_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
-        "valid": [not (why_invalid(a) or why_invalid(b)) for a, b in pairs],
+        "valid": [not (invalid_reason(a) or invalid_reason(b)) for a, b in pairs],
     }
 
 
@@ -157,7 +157,7 @@ def _found(spread: float, shift: float, pairs: int, floor: float, margin: Any, w
 
 def _power(points: float, log_ratio: float) -> list[list[str]]:
     rows = []
-    floor = 100 * count_floor(360)
+    floor = 100 * min_resolvable_spread(360)
     accuracy = Margin(TERMS.margin, f"{TERMS.margin:g}")
     for worse in (1.0, 2.0, 3.0, 5.0):
         pairs = max(3, pairs_needed(max(points, floor), worse, 0.025))

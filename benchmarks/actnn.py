@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from ampcompare.compare.api import compare
-from ampcompare.config import Recipe
+from ampcompare import compare
 from ampcompare.precision.actnn import ActNN
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.quantized import Quantized
+from ampcompare.settings.config import Recipe
 from ampcompare.tasks.models import build_model
 
 ARMS = (

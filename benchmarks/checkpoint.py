@@ -8,8 +8,8 @@ within a round, and a row is the median, with quartiles. Each save makes a new f
 file names does; files go away and the disk comes to rest between two turns. `torch.save + fsync` is what a careful
 script does, an unsynced save what most do: the kernel still holds it when the call returns. Ours writes to another
 name, hashes on the way, syncs, reads back, renames and syncs the folder. Loads find the file in the page cache, so that
-no cost of ours hides behind the disk. Processor time, with the kernel's, stands beside the clock's. Time lost to a save
-is that of a training loop on one thread, beside the same loop without saves.
+no cost of ampcompare hides behind the disk. Processor time, with the kernel's, stands next to the clock's. Time lost to
+a save is that of a training loop on one thread, compared with the same loop without saves.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from results import write_results
 from tabulate import tabulate
 from torch import nn
 
-from ampcompare.checkpoint.background import BackgroundFolder, snapshot
-from ampcompare.checkpoint.file import read_checkpoint, verify_file, write_checkpoint
-from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.checkpoint.store.async_folder import BackgroundFolder, snapshot
+from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint
+from ampcompare.checkpoint.store.folder import CheckpointFolder
 from ampcompare.tasks.models import build_model
 
 GOAL = 1.3

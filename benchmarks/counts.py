@@ -1,4 +1,4 @@
-"""Exact counts of what a piece of code does on the host, to stand beside its times."""
+"""Exact counts of what a piece of code does on the host, shown next to its times."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _kernels_and_syncs(step: Step) -> tuple[int, int]:
         warnings.simplefilter("always")
         step()
     torch.cuda.set_sync_debug_mode("default")
-    return kernels, sum("synchroniz" in str(warning.message) for warning in caught)
+    return kernels, sum("called a synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def serve(pipe: Connection, name: str, model_name: str, device: str, apex_source: str | None) -> None:
@@ -183,7 +183,7 @@ def serve(pipe: Connection, name: str, model_name: str, device: str, apex_source
 
 
 def is_slow(name: str, model_name: str, device: str) -> bool:
-    """Tell whether a step takes a tenth of a second: convolutions in fp16 on a CPU."""
+    """Return whether a step takes a tenth of a second: convolutions in fp16 on a CPU."""
     return device == "cpu" and model_name == "medium" and ROWS[name].bare != "bare fp32"
 
 

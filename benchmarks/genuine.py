@@ -1,8 +1,8 @@
-"""Import the amp of the real Apex from a folder with its sources, on a machine without CUDA.
+"""Import the amp of the real Apex from a folder with its sources; nothing is built.
 
-Its Python runs as it is. What it wants of CUDA is stood in for at the least cost: tensors call themselves CUDA tensors,
-and the kernels of `amp_C` are calls of torch's kernels for lists, one for one. Nothing of Apex is needed to import this
-file, and nothing is built.
+Its Python runs as it is. What it wants of CUDA is stood in for on a machine without: tensors call themselves CUDA
+tensors, and the kernels of `amp_C` are calls of torch's kernels for lists, one for one. Nothing of Apex is needed to
+import this file.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ _STANDS_IN = {
 }
 
 
-def load_amp(source: Path, *, kernels: bool, weight_cache: bool) -> Any:
+def load_amp(source: Path, *, kernels: bool, weight_cache: bool, device: str = "cpu") -> Any:
     """Return `apex.amp`; this process is good for nothing else afterwards.
 
     Args:
         source: the folder that holds `apex/`, release 25.05.
         kernels: stand in for `amp_C`; without it Apex takes its Python path, with a host read per gradient.
         weight_cache: have `Tensor.half` leave the graph that O1's cache of weights expects, as before torch 1.10.
+        device: "cpu" to have CUDA stood in for, "cuda" where it is there.
 
     Raises:
         ImportError: the folder has no `apex/amp`.
     """
     if not (source / "apex" / "amp").is_dir():
         raise ImportError(f"no apex/amp in {source}")
-    _pose_as_cuda(weight_cache)
+    if device == "cpu":
+        _pose_as_cuda()
+    if weight_cache:
+        _halve_as_before_torch_1_10()
     package = types.ModuleType("apex")
     package.__path__ = [str(source / "apex")]
     package.deprecated_warning = lambda *_: None  # type: ignore[attr-defined]
@@ -66,24 +70,27 @@ def load_amp(source: Path, *, kernels: bool, weight_cache: bool) -> Any:
         return importlib.import_module("apex.amp")
 
 
-def _pose_as_cuda(weight_cache: bool) -> None:
+def _pose_as_cuda() -> None:
     plain_type = Tensor.type
 
     def type_of(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return plain_type(self, *args, **kwargs) if args or kwargs else _CUDA_NAMES[self.dtype]
 
+    tensor: Any = Tensor
+    tensor.type = type_of
+    tensor.is_cuda = property(lambda self: True)
+    torch.cuda.IntTensor = lambda values: torch.tensor(values, dtype=torch.float32)  # type: ignore[misc, assignment]
+    torch.version.cuda = "12.4"
+
+
+def _halve_as_before_torch_1_10() -> None:
     def half(self: Tensor) -> Tensor:
         if self.dtype is torch.float16:
             return self
         return torch.empty_like(self, dtype=torch.float16, requires_grad=False).copy_(self)
 
     tensor: Any = Tensor
-    tensor.type = type_of
-    tensor.is_cuda = property(lambda self: True)
-    if weight_cache:
-        tensor.half = half
-    torch.cuda.IntTensor = lambda values: torch.tensor(values, dtype=torch.float32)  # type: ignore[misc, assignment]
-    torch.version.cuda = "12.4"
+    tensor.half = half
 
 
 def _make_kernels() -> types.ModuleType:

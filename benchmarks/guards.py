@@ -5,7 +5,7 @@
 Each process holds one loop of one arm on one model, and runs it in blocks of twenty steps on the CPU clock of the
 process with one thread: without guards, without them again (A/A, the noise floor), and with them, in random order.
 Putting them on and taking them off lies outside the block. A ratio is taken within a round; a row is the median of the
-processes' medians, and the range beside it is over processes. In `run` and `compare` the guards have gone before the
+processes' medians, and the range next to it is over processes. In `run` and `compare` the guards have gone before the
 first timed step, so that these figures are those of `ampcompare exec` and of `ampcompare.guards.install`.
 """
 

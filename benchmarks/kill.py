@@ -4,7 +4,7 @@
 
 Each run trains a small network for 24 steps, with an average, clipping and accumulation, and saves after every second
 one. It is killed once, without a chance to tidy up, at a moment drawn evenly from the time that an undisturbed run
-takes; the same cell is then told to go on from its newest checkpoint, to the end. Writing is slowed down, by a pause
+takes; the same cell is then resumed from its newest checkpoint, to the end. Writing is slowed down, by a pause
 in every write, sync and rename of a checkpoint, so that many kills meet one at work; a byte of shared memory says what
 the run was doing. After a kill nothing older than the last save that was complete may be lost; at the end all that the
 last checkpoint holds, and every recorded step, must be that of the undisturbed run to the last bit, with no step
@@ -34,13 +34,13 @@ import torch
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.checkpoint import file
-from ampcompare.checkpoint.difference import first_difference
-from ampcompare.checkpoint.folder import CheckpointFolder
-from ampcompare.config import RunConfig
-from ampcompare.launch.worker import run_cell
-from ampcompare.record import RunRecord, iter_steps, read_record
-from ampcompare.training.saving import Saver
+from ampcompare.checkpoint.store import file
+from ampcompare.checkpoint.store.difference import first_difference
+from ampcompare.checkpoint.store.folder import CheckpointFolder
+from ampcompare.launch.worker.cell import run_cell
+from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.settings.config import RunConfig
+from ampcompare.training.state.saver import Saver
 
 ARMS = (
     "fp32",

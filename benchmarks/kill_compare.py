@@ -31,8 +31,8 @@ import psutil
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.comparison import read_comparison
-from ampcompare.record import read_record
+from ampcompare.records.comparison import read_comparison
+from ampcompare.records.run import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 30.0
@@ -56,7 +56,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _await_cell(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until this call has begun a cell: its log is written anew then."""
+    """Wait until this call has begun a cell: its log is written again then."""
     began = time.time()
     while process.poll() is None:
         if any(path.stat().st_mtime >= began for path in folder.glob("run/cells/*/log.txt")):

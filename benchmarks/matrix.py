@@ -6,7 +6,7 @@ The matrix is `ampcompare compare` as `scripts/demo` calls it: start-up, records
 a fresh Python process that trains one of its cells: same data, weights, batches and arithmetic, by the package's own
 data and precisions, in a loop that keeps nothing but the last accuracy. They take turns by seed, since the machine
 drifts; so the matrix starts once for each seed. The goal is a ratio of at most 0.8 of the wall time: the process server
-saves more imports than records cost. Processor time is shown beside it, as a busy machine moves it less.
+saves more imports than records cost. Processor time is shown next to it, as a busy machine moves it less.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import click
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.arm import Arm
-from ampcompare.compare.plan import DEFAULT_ARMS
+from ampcompare.backends.arm import Arm
+from ampcompare.experiment.plan import DEFAULT_ARMS
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.8
 BARE = """
 import sys
 import torch
-from ampcompare.config import Recipe
+from ampcompare.settings.config import Recipe
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision

@@ -5,7 +5,7 @@
 Each process holds four loops of one arm on one model: the bare loop, a copy of it (A/A, the noise floor), the bare loop
 written with `Precision` (the seam), and the whole recorded `Loop`. They take turns in blocks of twenty steps, in random
 order, on the CPU clock of the process with one thread; a ratio is taken within a round, a row is the median of the
-processes' medians, and the range beside it is over processes. Calls and ATen operations are exact counts.
+processes' medians, and the range next to it is over processes. Calls and ATen operations are exact counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from workloads import WORKLOADS, sgd
 from ampcompare.parallel.single import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.training.loop import Loop
-from ampcompare.training.measure import HostClock
+from ampcompare.training.metrics.clock import HostClock
 
 BLOCK = 20
 ROUNDS = {"tiny": 80, "deep": 40, "medium": 15}

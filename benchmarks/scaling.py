@@ -6,11 +6,11 @@ Six trainings of the same model take turns: alone (one rank, the others wait), t
 shows the noise, Apex's DDP, torch's DDP without reducing, which gives the share of a step that the all-reduce takes,
 and torch's DDP with Apex's SyncBN. They run in the same processes one after the other, in random order within a
 repeat, which all ranks share. Rates and ratios are of the fastest tenth of all steps of a kind, which on a busy
-machine are those that nothing disturbed; beside them stands the middle half over repeats of the ratio of their
+machine are those that nothing disturbed; next to them stands the middle half over repeats of the ratio of their
 medians, with all that disturbed it. The batch of a rank is that of the model, so that two ranks work on twice the
 samples. fp16 is computed as cells compute it: emulated in fp32 on a CPU without fp16 instructions, since ATen's own
 fp16 convolutions take minutes here and look like a hang. Ranks that share cores slow each other down: read the cores
-and the load beside.
+and the load.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.config import ParallelConfig
-from ampcompare.launch.group import process_group
-from ampcompare.launch.world import World
+from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.worker.process_group import process_group
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.loop import update
 
 STEPS = 10
@@ -91,7 +91,7 @@ def _seconds(model_name: str, arm: str, variant: str) -> tuple[list[float], int]
 def _measure(rank: int, ranks: int, arm: str, model_name: str, repeats: int, meeting: str, out: str) -> None:
     """Be one rank of all trainings of an arm; rank 0 writes the samples of a step and the seconds that it took."""
     torch.set_num_threads(1)
-    world = World(rank, ranks, rank, ranks, f"file://{meeting}", 0, "benchmark")
+    world = DistributedEnv(rank, ranks, rank, ranks, f"file://{meeting}", 0, "benchmark")
     variants = [name for name in VARIANTS if name != "sync-bn" or model_name == "medium"]
     seconds: dict[str, list[list[float]]] = {name: [] for name in variants}
     samples, order = 0, random.Random(0)

@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: `prepare EXTRAS` makes .venv ready once, and costs next to nothing afterwards.
+# Sourced by the other scripts: `prepare EXTRAS` makes .venv ready once, and costs next to nothing afterwards.
 # It needs Python and a package registry only. $PYTHON names the interpreter; without it a suitable one is looked for.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,7 +8,7 @@ log=$venv/install.log
 busy=$venv/.installing
 cpu_index=https://download.pytorch.org/whl/cpu
 
-# An activated .venv must not be made from itself.
+# An activated .venv must not be created from itself.
 PATH=${PATH//"$root/$venv/bin:"/}
 
 # Settings of a user's pip that cannot work in a virtual environment, or that would wait for an answer.
@@ -55,13 +55,17 @@ choose_python() {
     die "Python 3.10 to 3.14 is needed, and ${old:-$1 cannot be run}: install one, or name it with PYTHON=/path/to/python"
 }
 
-# Does the interpreter bring a torch that works on the GPU, as images for GPUs do?
+# Does the interpreter bring a torch that works on the GPU, as images for GPUs do? Prints the folder of its packages if
+# it is a virtual environment, whose packages another one does not see by itself.
 brings_torch() {
     "$1" - 2>/dev/null <<'EOF'
-import sys
+import sys, sysconfig
 import torch, torchvision
 new = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 4)
-sys.exit(not (sys.prefix == sys.base_prefix and new and torch.cuda.is_available()))
+if not (new and torch.cuda.is_available()):
+    sys.exit(1)
+if sys.prefix != sys.base_prefix:
+    print(sysconfig.get_path("purelib"))
 EOF
 }
 
@@ -99,7 +103,7 @@ install_torch_without_cuda() {
 }
 
 install() {
-    local extra free_gb kind=cpu need_gb=2 owner
+    local extra free_gb kind=cpu lent='' need_gb=2 owner site
     owner=$(cat $busy 2>/dev/null || true)
     if [ -n "$owner" ] && [ "$owner" != $$ ] && kill -0 "$owner" 2>/dev/null; then
         die "process $owner is installing into $venv: wait for it (if that is something else, remove $busy)"
@@ -108,7 +112,7 @@ install() {
     if nvidia-smi -L >/dev/null 2>&1; then kind=cuda need_gb=8; fi
     if ! usable; then
         choose_python
-        if [ $kind = cuda ] && brings_torch "$python"; then kind=system need_gb=1; fi
+        if [ $kind = cuda ] && lent=$(brings_torch "$python"); then kind=system need_gb=1; fi
         rm -rf $venv
         free_gb=$(($(df -Pk . | awk 'END { print $4 }') / 1024 / 1024))
         [ "$free_gb" -ge $need_gb ] || die "$root has $free_gb GB free, and $need_gb GB are needed: free some space"
@@ -116,12 +120,15 @@ install() {
         echo $$ >$busy
         "$python" -m venv $([ $kind != system ] || echo --system-site-packages) $venv >$log 2>&1 ||
             explain "$python -m venv failed"
+        if [ -n "$lent" ]; then
+            for site in $venv/lib/python*/site-packages; do echo "$lent" >"$site/lent.pth"; done
+        fi
     elif grep -q 'include-system-site-packages = true' $venv/pyvenv.cfg; then
         kind=system
     fi
     echo $$ >$busy
     # pip ends in good order when interrupted, half done; without the trap that would pass for a failure.
-    trap 'say "interrupted: the next call starts afresh"; exit 130' INT TERM
+    trap 'say "interrupted: the next call starts from scratch"; exit 130' INT TERM
     say "installing into $venv, some minutes (log: $log)"
     if [ $kind = cpu ] && [ "$(uname -s)" = Linux ]; then install_torch_without_cuda; fi
     pip_install $([ $kind = system ] || echo -c "constraints/$kind.txt") -e ".[$1]" ||

@@ -1,13 +1,19 @@
-"""What every test needs: one thread, no settings of the user, this checkout in child processes, and `requires`."""
+"""What every test needs: one thread, no user settings, this checkout in child processes, `requires` and `--unit`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ampcompare.doctor.gpu import has_nvidia_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,9 +50,151 @@ def _missing(cuda: int = 0, apex: bool = False) -> str | None:
     return None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use half as many processes again as there are cores: tests of launchers wait for others much of the time."""
+    return max(2, (os.cpu_count() or 1) * 3 // 2)
+
+
+# What exists once on a machine: tests that use one of these fixtures run in one process, one after the other.
+MACHINE_WIDE = ("slurm", "hosts")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep tests that share something of the whole machine in one process of pytest-xdist; select those of `--unit`."""
+    for item in items:
+        for fixture in set(MACHINE_WIDE) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(fixture))
+    if config.getoption("--unit"):
+        others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
+        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=others)
+
+
+# Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
+PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor", "launch", "legacy")
+STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
+_unit_test: list[str] = []  # the test that runs
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--unit`, which `scripts/test unit` gives."""
+    parser.addoption("--unit", action="store_true", help="only tests that are not slow and start no process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under `--unit`, fail a test that starts a process after all."""
+    if config.getoption("--unit"):
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, _arguments: tuple[Any, ...]) -> None:
+    if event in STARTS and _unit_test:
+        pytest.fail("this is not a unit test, it starts a process: mark it `integration`", pytrace=False)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under `--unit`, leave out files that start processes before anything of them is imported."""
+    if not config.getoption("--unit"):
+        return None
+    if collection_path.is_dir():
+        return True if collection_path.parent == ROOT / "tests" and collection_path.name in PROCESS_ROOMS else None
+    if collection_path.suffix != ".py":
+        return None
+    return True if STARTS_PROCESSES.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def may_use_gpu(item: pytest.Item) -> bool:
+    """Return whether a test is for a GPU: it requires one, or takes the device that is there."""
+    asks = any(mark.kwargs.get("cuda", mark.args[0] if mark.args else 0) for mark in item.iter_markers("requires"))
+    return asks or "device" in getattr(item, "fixturenames", ())
+
+
+def hide_gpus(patch: pytest.MonkeyPatch) -> None:
+    """Let this process and those that it starts see no GPU until `patch` is undone."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.init()  # the driver looks once at what is visible, and a later test may need its GPU
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+    patch.setattr(torch.cuda, "device_count", lambda: 0)
+    patch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    """Run on the CPU what is not for a GPU, whatever the machine has; fixtures of any scope with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if has_nvidia_gpu() and not may_use_gpu(item):
+            hide_gpus(patch)
+        _unit_test.append(item.nodeid)
+        try:
+            return (yield)
+        finally:
+            _unit_test.clear()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose mark `requires` names what is not here."""
     for mark in item.iter_markers("requires"):
         reason = _missing(*mark.args, **mark.kwargs)
         if reason is not None:
             pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def make_record() -> Callable[..., Any]:
+    """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
+    from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+    from ampcompare.settings.config import Recipe, RunConfig
+
+    def make(
+        arm: str = "fp32",
+        seed: int = 0,
+        *,
+        top1: float = 0.5,
+        seconds: float = 0.01,
+        status: str = "completed",
+        losses: str = "",
+        half: str | None = None,
+        device: str = "cpu",
+        error: str | None = None,
+        **summary: Any,
+    ) -> RunRecord:
+        config = RunConfig(arm=arm, recipe=Recipe(seed=seed))
+        correct = round(top1 * 1000)
+        epoch = EpochResult(
+            epoch=0,
+            samples=1000,
+            top1_correct=correct,
+            top5_correct=1000,
+            loss=1.0,
+            train_seconds=1.0,
+            eval_seconds=0.1,
+        )
+        ran = status in ("completed", "diverged")
+        numbers: dict[str, Any] = {
+            "top1_final": top1 if status == "completed" else None,
+            "top1_best": top1,
+            "step_seconds_median": seconds,
+            "epoch_seconds": 100 * seconds,
+            "num_steps": 100,
+            "losses_sha256": losses or f"{arm} {seed}",
+            "epochs": [epoch],
+            "diverged_step": 7 if status == "diverged" else None,
+        }
+        return RunRecord.model_validate(
+            {
+                "cell": config.digest(),
+                "arm": arm,
+                "status": status,
+                "config": config,
+                "half": half,
+                "environment": {"device": device},
+                "summary": RunSummary(**{**numbers, **summary}) if ran else RunSummary(),
+                "error": error,
+            }
+        )
+
+    return make

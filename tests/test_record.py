@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ampcompare.comparison import read_comparison
-from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, RecordError
-from ampcompare.record import (
+from ampcompare.files import write_atomically
+from ampcompare.records.comparison import read_comparison
+from ampcompare.records.run import (
     SCHEMA,
     EngineInfo,
     EpochResult,
@@ -26,11 +26,12 @@ from ampcompare.record import (
     dump_json,
     iter_steps,
     read_record,
-    write_atomically,
 )
+from ampcompare.settings.config import RunConfig
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+AMOUNT = st.floats(0, 1e12, exclude_max=True)
 COUNT = st.integers(0, 2**53)
 TEXT = st.text(max_size=30)
 PLAIN = st.none() | st.booleans() | COUNT | FINITE | TEXT
@@ -42,13 +43,13 @@ EPOCHS = st.builds(
     top1_correct=COUNT,
     top5_correct=COUNT,
     loss=ANY_FLOAT,
-    train_seconds=FINITE,
-    eval_seconds=FINITE,
+    train_seconds=AMOUNT,
+    eval_seconds=AMOUNT,
 )
 SUMMARIES = st.builds(
     RunSummary,
     epochs=st.lists(EPOCHS, max_size=3),
-    top1_final=st.none() | FINITE,
+    top1_final=st.none() | st.floats(0, 1),
     loss_final=st.none() | ANY_FLOAT,
     final_loss_scale=st.none() | ANY_FLOAT,
     peak_bytes=st.none() | COUNT,
@@ -111,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None)
 @given(record=RECORDS)
+@pytest.mark.integration
 def test_record_round_trip(folder: Path, record: RunRecord) -> None:
     """Any record, with nan, inf and odd texts, is the same after writing and reading, and its file is strict JSON."""
     path = folder / "record.json"
@@ -121,6 +123,7 @@ def test_record_round_trip(folder: Path, record: RunRecord) -> None:
 
 @settings(deadline=None)
 @given(steps=st.lists(STEPS, max_size=4))
+@pytest.mark.integration
 def test_steps_round_trip(folder: Path, steps: list[StepRecord]) -> None:
     """Steps are the same after writing them line by line, each line strict JSON."""
     path = folder / "steps.jsonl"
@@ -156,7 +159,7 @@ GOOD = json.loads(dump_json(RunRecord(cell="c", arm="fp32", status="completed", 
     [
         (dump_json(GOOD)[:-20], "is not a run record: not JSON"),
         ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "nested deeper than 64 levels"),
         (b"\xff\xfe\x00", "it is not text"),
         ("[1, 2]", "it has no schema number"),
         ("{}", "it has no schema number"),

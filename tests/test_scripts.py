@@ -18,11 +18,11 @@ PYTHON_STUB = r"""#!/bin/bash
 case "$1 $2" in
     "-c "*version_info*) echo "${STUB_VERSION:-3.11}" ;;
     "-c "*ensurepip*) exit "${STUB_NO_VENV:-0}" ;;
-    "- "*) exit "${STUB_NO_TORCH:-1}" ;;
+    "- "*) printf '%s' "${STUB_PACKAGES:-}"; exit "${STUB_NO_TORCH:-1}" ;;
     "-m venv")
         shift 2
         echo "venv $*" >>calls
-        mkdir -p .venv/bin
+        mkdir -p .venv/bin .venv/lib/python3.11/site-packages
         cp "$0" .venv/bin/python
         printf '#!/bin/bash\necho "ampcompare $*" >>calls\nexit "${STUB_COMMAND:-0}"\n' >.venv/bin/ampcompare
         chmod +x .venv/bin/ampcompare
@@ -121,7 +121,7 @@ def test_second_call_installs_nothing(frame: Frame) -> None:
     before = len(frame.calls())
     second = frame.run("scripts/test")
     assert (second.returncode, second.stderr) == (0, "")
-    assert frame.calls()[before:] == ["python -m pytest threads=1"]
+    assert frame.calls()[before:] == ["python -m pytest --numprocesses auto --dist loadgroup threads=1"]
 
 
 def test_demo_and_test_share_an_environment(frame: Frame) -> None:
@@ -306,10 +306,29 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
     ]
 
 
+def test_torch_of_a_virtual_environment_is_used(frame: Frame) -> None:
+    """A virtual environment whose torch works on the GPU lends it too: its packages are on the path of the new one."""
+    frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
+    done = frame.run("scripts/demo", STUB_NO_TORCH="0", STUB_PACKAGES="/opt/torch/lib/site-packages")
+    assert done.returncode == 0, done
+    assert [call for call in frame.calls() if call.startswith("pip")] == ["pip install --retries 1 -e .[html]"]
+    lent = frame.root / ".venv/lib/python3.11/site-packages/lent.pth"
+    assert lent.read_text(encoding="utf-8") == "/opt/torch/lib/site-packages\n"
+
+
 def test_fast_and_other_arguments(frame: Frame) -> None:
     """`--fast` becomes a mark expression, everything else reaches pytest as it was written."""
     frame.run("scripts/test", "-k", "a or b", "--fast", "tests/apex")
-    assert frame.calls()[-1] == "python -m pytest -k a or b -m not slow tests/apex threads=1"
+    assert (
+        frame.calls()[-1]
+        == "python -m pytest --numprocesses auto --dist loadgroup -k a or b -m not slow tests/apex threads=1"
+    )
+
+
+def test_unit_is_an_option_of_pytest(frame: Frame) -> None:
+    """`scripts/test unit` runs what `--unit` of `tests/conftest.py` selects; further arguments still go to pytest."""
+    frame.run("scripts/test", "unit", "-k", "unit")
+    assert frame.calls()[-1] == "python -m pytest --numprocesses auto --dist loadgroup --unit -k unit threads=1"
 
 
 def test_demo_runs_the_comparison(frame: Frame) -> None:
@@ -323,13 +342,53 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
     """CI runs check, docs, test and the images, whatever fails, and fails when only the check fails."""
     assert frame.run(".ci/run").returncode == 0
-    assert (frame.calls()[0], frame.calls()[-1]) == (".ci/packages", ".ci/containers")
+    assert frame.calls()[0] == ".ci/packages"
+    assert ".ci/containers" in frame.calls()
     asked = [call.split()[2] for call in frame.calls() if call.startswith("python")]
     assert asked == ["ruff", "ruff", "mypy", "pytest", "mkdocs", "pytest"]
     failed = frame.run(".ci/run", STUB_FAILING="ruff")
     assert failed.returncode != 0
-    assert frame.calls()[-2:] == ["python -m pytest threads=1", ".ci/containers"]
+    assert frame.calls()[-1] == "python -m pytest --numprocesses auto --dist loadgroup threads=1"
+    assert ".ci/containers" in frame.calls()
     assert frame.run(".ci/run", STUB_FAILING="pytest").returncode != 0
+
+
+def test_a_gpu_is_checked_with_the_python_of_the_machine(frame: Frame) -> None:
+    """Where python3 has torch nothing is installed, and words go on to the check."""
+    done = frame.run("scripts/gpu-check", "--part", "smoke", "--out", "here")
+    assert done.returncode == 0
+    assert frame.installations() == 0
+    calls = (frame.root.parent / "calls").read_text()
+    assert "python -m benchmarks.gpu --part smoke --out here threads=1" in calls
+
+
+def test_wheels_for_a_gpu_check_come_from_a_folder(frame: Frame) -> None:
+    """Wheels are unpacked without an index into a folder for this call; where they do not fit, exit code 4 says so."""
+    (frame.root.parent / "carried").mkdir()
+    (frame.root.parent / "carried" / "one.whl").touch()
+    assert frame.run("scripts/gpu-check", "--wheels", "carried").returncode == 0
+    pip = next(line for line in (frame.root.parent / "calls").read_text().splitlines() if line.startswith("pip"))
+    assert "--no-index" in pip
+    assert pip.endswith("carried/one.whl")
+    assert not Path(pip.split("--target ")[1].split()[0]).exists()
+    broken = frame.run("scripts/gpu-check", "--wheels", "carried", STUB_PIP="no such tag")
+    assert broken.returncode == 4
+    assert broken.stderr.splitlines()[-1] == "gpu-check: the wheels in carried do not fit python3"
+
+
+def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
+    """Where python3 has no torch, .venv is set up as for the other scripts, and its interpreter runs the check."""
+    frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != "import torch" ] || exit 1\ncase', 1))
+    done = frame.run("scripts/gpu-check", "--rehearse", "--out", "here")
+    assert done.returncode == 0, done
+    assert frame.installations() == 1
+    assert "python -m benchmarks.gpu --rehearse --out here threads=1" in (frame.root.parent / "calls").read_text()
+
+
+def test_a_failed_gpu_check_is_told(frame: Frame) -> None:
+    """The exit code of the check is that of the script."""
+    frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != benchmarks.gpu ] || exit 3\ncase', 1))
+    assert frame.run("scripts/gpu-check").returncode == 3
 
 
 def test_lint_mends_then_formats(frame: Frame) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.validation import validated
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,13 @@ def test_all_mistakes_are_told_at_once() -> None:
         validated(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
     assert "recipe.epochs" in str(caught.value)
     assert "'devcie'" in str(caught.value)
+
+
+def test_many_and_long_mistakes_take_no_time() -> None:
+    """Of thousands of unknown settings, or one with a name of a hundred thousand letters, a few are explained, soon."""
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="and 4990 more"):
+        validated(RunConfig, {f"epochs{number}": 1 for number in range(5000)})
+    with pytest.raises(ConfigError, match="there is no setting"):
+        validated(RunConfig, {"epochs" * 20_000: 1})
+    assert time.monotonic() - begin < 5

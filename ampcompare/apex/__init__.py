@@ -1,6 +1,6 @@
-"""Stand in for NVIDIA Apex 25.05: the same packages and names, on any device and any torch from 2.4 on.
+"""Replace NVIDIA Apex 25.05: the same packages and names, on any device and any torch from 2.4 on.
 
-Sub-packages load when they are first touched, so importing this package costs no `import torch`.
+Subpackages load on first use, so importing this package costs no `import torch`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __all__ = [
     "DeprecatedFeatureWarning",
     "__version__",
     "amp",
+    "check_cudnn_version_and_warn",
     "deprecated_warning",
     "fp16_utils",
     "install",
@@ -26,14 +27,28 @@ __all__ = [
 __version__ = "25.05+compat"
 
 _BETWEEN = ("ampcompare.legacy.", "ampcompare.guards.")
-_SUBPACKAGES = frozenset({"amp", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers", "parallel"})
+_SUBPACKAGES = frozenset(
+    {
+        "_autocast_utils",
+        "amp",
+        "contrib",
+        "fp16_utils",
+        "fused_dense",
+        "mlp",
+        "multi_tensor_apply",
+        "normalization",
+        "optimizers",
+        "parallel",
+        "transformer",
+    }
+)
 
 
 class DeprecatedFeatureWarning(FutureWarning):
     """A feature that Apex itself declared deprecated, and later removed."""
 
 
-def deprecated_warning(message: str) -> None:
+def deprecated_warning(msg: str) -> None:
     """Emit a `DeprecatedFeatureWarning`, on rank 0 only once a process group exists.
 
     The warning points at the caller of the function that calls this one, past what `ampcompare exec` puts between them.
@@ -46,7 +61,19 @@ def deprecated_warning(message: str) -> None:
     level, frame = 3, sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, DeprecatedFeatureWarning, stacklevel=level)
+    warnings.warn(msg, DeprecatedFeatureWarning, stacklevel=level)
+
+
+def check_cudnn_version_and_warn(global_option: str, required_cudnn_version: int) -> bool:
+    """Return whether torch has a cuDNN of at least that version, and warn where it has not."""
+    import torch
+
+    version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    if version is not None and version >= required_cudnn_version:
+        return True
+    version_text = "torch has none" if version is None else f"torch has {version}"
+    warnings.warn(f"{global_option} needs cuDNN {required_cudnn_version} or later, and {version_text}", stacklevel=2)
+    return False
 
 
 def install() -> None:

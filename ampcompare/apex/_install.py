@@ -1,4 +1,4 @@
-"""Let `import apex` and `import amp_C` find this package, whatever else on the path bears these names."""
+"""Let `import apex`, `import amp_C` and others find this package, before other packages of these names."""
 
 from __future__ import annotations
 
@@ -10,39 +10,61 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["KERNELS", "ApexFinder", "install"]
+__all__ = ["KERNELS", "STANDALONE", "ApexFinder", "install"]
 
 HOME = "ampcompare.apex"
+STANDALONE = frozenset({"amp_C", "apex_C", "fused_layer_norm_cuda"})
+# Every other extension that the setup.py of Apex 25.05 can build.
 KERNELS = frozenset(
     {
-        "apex_C",
+        "_apex_gpu_direct_storage",
+        "_apex_nccl_allocator",
         "bnp",
+        "cudnn_gbn_lib",
         "distributed_adam_cuda",
         "distributed_lamb_cuda",
+        "fast_bottleneck",
         "fast_layer_norm",
+        "fast_multihead_attn",
+        "fmhalib",
+        "focal_loss_cuda",
+        "fused_adam_cuda",
+        "fused_conv_bias_relu",
         "fused_dense_cuda",
-        "fused_layer_norm_cuda",
+        "fused_index_mul_2d",
+        "fused_lamb_cuda",
+        "fused_rotary_positional_embedding",
+        "fused_weight_gradient_mlp_cuda",
+        "generic_scaled_masked_softmax_cuda",
+        "group_norm_cuda",
+        "group_norm_v2_cuda",
         "mlp_cuda",
+        "nccl_p2p_cuda",
+        "peer_memory_cuda",
+        "permutation_search_cuda",
         "scaled_masked_softmax_cuda",
+        "scaled_softmax_cuda",
         "scaled_upper_triang_masked_softmax_cuda",
         "syncbn",
+        "transducer_joint_cuda",
+        "transducer_loss_cuda",
         "xentropy_cuda",
     }
 )
 
 
 def real_name(alias: str) -> str | None:
-    """Return the module that stands behind `apex`, `apex.x` or `amp_C`; None for any other name."""
+    """Return the module behind `apex`, `apex.x` or one of `STANDALONE`; None for any other name."""
     if alias == "apex" or alias.startswith("apex."):
         return HOME + alias[len("apex") :]
-    return f"{HOME}.amp_C" if alias == "amp_C" else None
+    return f"{HOME}.{alias}" if alias in STANDALONE else None
 
 
 class ApexFinder(MetaPathFinder):
-    """Resolve `apex`, its submodules and `amp_C` to the very modules of this package, and remember what was lacking.
+    """Resolve `apex`, its submodules and `STANDALONE` to the modules of this package, and record missing names.
 
     Attributes:
-        missing: names that were asked for and are not here, written as the script knows them ("apex.contrib").
+        missing: names that were imported and do not exist, as the script spells them ("apex.contrib").
     """
 
     def __init__(self) -> None:
@@ -53,7 +75,7 @@ class ApexFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return a spec that yields the real module; None leaves the name to the other finders."""
         if fullname.startswith(f"{HOME}."):
-            # `from apex.x import y` asks for y as a submodule of the package before it gives up.
+            # `from apex.x import y` looks for a submodule y of the package before it fails.
             spec = PathFinder.find_spec(fullname, path)
             if spec is None:
                 self._miss("apex" + fullname[len(HOME) :])
@@ -63,11 +85,11 @@ class ApexFinder(MetaPathFinder):
             if fullname in KERNELS:
                 self._miss(fullname)
             return None
-        # Asking is not importing: scripts probe with importlib.util.find_spec.
-        found = importlib.util.find_spec(real)
-        if found is None:
+        # A lookup must not import: scripts probe with importlib.util.find_spec.
+        real_spec = importlib.util.find_spec(real)
+        if real_spec is None:
             return None
-        return ModuleSpec(fullname, _AliasLoader(real), is_package=found.submodule_search_locations is not None)
+        return ModuleSpec(fullname, _AliasLoader(real), is_package=real_spec.submodule_search_locations is not None)
 
     def _miss(self, name: str) -> None:
         if name not in self.missing:
@@ -75,7 +97,7 @@ class ApexFinder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Hand out a module that lives under another name."""
+    """Return a module that is loaded under another name."""
 
     def __init__(self, real: str) -> None:
         self._real = real
@@ -87,15 +109,15 @@ class _AliasLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has just given the module the spec of its alias.
+        # The import system has just set the spec of the alias on the module.
         module.__spec__ = self._spec
         _alias_loaded()
 
 
 def _alias_loaded() -> None:
-    """Enter all loaded modules under their aliases too.
+    """Register all loaded modules under their aliases too.
 
-    Importing `apex.amp._amp_state` in the ordinary way would bind the module over the state object of that name.
+    A regular import of `apex.amp._amp_state` would replace the state object of that name by the module.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{HOME}."):
@@ -103,10 +125,10 @@ def _alias_loaded() -> None:
 
 
 def install() -> ApexFinder:
-    """Make `apex` and `amp_C` mean this package in this process; calling it again changes nothing.
+    """Resolve `apex` and `STANDALONE` to this package in this process; a second call changes nothing.
 
-    It wins over an installed Apex and over a clone beside the script; modules of another `apex` that were imported
-    before are forgotten, though who holds them keeps them.
+    It takes precedence over an installed Apex and over a clone next to the script; modules of another `apex` imported
+    before are removed from `sys.modules`; existing references to them stay valid.
     """
     for finder in sys.meta_path:
         if isinstance(finder, ApexFinder):

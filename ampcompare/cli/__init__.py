@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import time
@@ -10,8 +9,10 @@ from typing import Any
 
 import click
 
-from ampcompare.cli.output import drop_output
+from ampcompare.cli.output import describe_unforeseen, drop_output, open_standard_streams
+from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
 from ampcompare.errors import AmpCompareError
+from ampcompare.suggest import close_matches
 from ampcompare.version import __version__
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -19,23 +20,24 @@ __all__ = ["COMMANDS", "cli", "main"]
 COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
-    "judge": "Give verdicts on figures that someone else measured (a CSV).",
+    "judge": "Compare results that were measured elsewhere (a CSV).",
     "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of a run directory again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
-    "doctor": "Say what this machine offers, what is wrong, and what to do.",
-    "explain": "Say what an arm does to numbers, and what its native twin is.",
-    "list": "Show arms, models, data, launchers, recipes, guards, or why not.",
-    "config": "Say where each setting came from; print the schema of files.",
+    "doctor": "Check this machine and its libraries; report problems and fixes.",
+    "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
+    "list": "List available arms, models, data, launchers, recipes and guards.",
+    "config": "Show where each setting came from; print the schema of files.",
 }
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
 OTHER_VARIABLES = ("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_STARTED_BY")
 RESUMED = ("run", "compare", "reproduce")
 EPILOG = (
-    "Exit codes: 0 done; 1 a gate that was set has failed; 2 usage or a bad input file; 3 the arm failed (run), or no "
-    "arm finished or one failed under --strict (compare); 4 the environment cannot do it; 130 interrupted; "
-    "143 ended by SIGTERM, with a checkpoint. "
+    "Exit codes: 0 done; 1 a --fail-on threshold was exceeded; 2 usage or a bad input file; 3 the arm failed (run), or "
+    "no arm finished or one failed under --strict (compare); 4 the environment cannot do it; 70 an internal error, "
+    "whose details are in a file; 130 interrupted; 143 ended by SIGTERM or SIGHUP, with a checkpoint. "
     "Every option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS."
 )
 
@@ -53,8 +55,10 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         for parameter in command.params:
             if isinstance(parameter, click.Option):
-                flag = max(parameter.opts, key=len).lstrip("-").replace("-", "_")
-                parameter.envvar = f"AMPCOMPARE_{cmd_name}_{flag}".upper()
+                flag = max(parameter.opts, key=len)
+                parameter.envvar = variable_name(cmd_name, flag)
+                if isinstance(parameter, RenamedOption) and flag in OLD_NAMES:
+                    parameter.old_envvar = variable_name(cmd_name, OLD_NAMES[flag])
         return command
 
     def resolve_command(
@@ -63,7 +67,7 @@ class _LazyGroup(click.Group):
         try:
             name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            close = close_matches(args[0], COMMANDS)
             if not close:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
@@ -92,13 +96,14 @@ class _LazyGroup(click.Group):
 def _note_unused_variables(name: str, command: click.Command) -> None:
     """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
+    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
     prefix = f"AMPCOMPARE_{name}_".upper()
     for variable in sorted(os.environ):
         word = variable.removeprefix("AMPCOMPARE_")
         of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
-        if word == variable or variable in known or variable in OTHER_VARIABLES or of_another:
+        if word == variable or variable in (*known, *renamed, *OTHER_VARIABLES) or of_another:
             continue
-        close = difflib.get_close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
+        close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
         click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
 
@@ -118,6 +123,7 @@ def _underscores_too(name: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors meant for users are one line on stderr."""
+    open_standard_streams()
     try:
         result = cli.main(
             arguments,
@@ -137,13 +143,15 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
         drop_output()
-        what = "cannot write the output: " if error.filename is None else f"{error.filename}: "
+        what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
         return _fail(f"{what}{error.strerror or error}", 4)
+    except Exception as error:
+        return _fail(describe_unforeseen(error), INTERNAL_ERROR)
 
 
 def _fail(message: str, code: int) -> int:
-    from ampcompare.launch.world import rank_of
-    from ampcompare.report.base import printable
+    from ampcompare.formatting import printable
+    from ampcompare.launch.distributed_env import rank_of
 
     if (rank := rank_of()) > 0:  # what stops every rank is said once; the others wait until it has been
         time.sleep(SILENT_SECONDS)

@@ -11,7 +11,7 @@ import click
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ampcompare.cli.settings import Gathered
+    from ampcompare.experiment.sources import SettingsSources
 
 __all__ = ["command"]
 
@@ -27,34 +27,36 @@ __all__ = ["command"]
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
-    """Say where each setting came from; print the schema of files.
+    """Show where each setting came from; print the schema of files.
 
     `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints what they come to as
     YAML that --config takes again. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
     line of a file of settings.
     """
-    from ampcompare.record import dump_json
+    from ampcompare.records.run import dump_json
 
     if what == "schema":
-        from ampcompare.recipes.form import schema
+        from ampcompare.settings.file import schema
 
         if options or origin:
             raise ConfigError(f"config schema takes no options, and {' '.join(options) or '--origin'} was given")
         click.echo(dump_json(schema()))
         return 0
-    settled, matrix = _settled(context, name, list(options))
+    sources, matrix = _sources(context, name, list(options))
     if as_json:
-        document: dict[str, Any] = {**matrix, "settings": settled.config.model_dump(mode="json")}
-        click.echo(dump_json({**document, "origin": settled.settled.origins} if origin else document))
+        document: dict[str, Any] = {**matrix, "settings": sources.config.model_dump(mode="json")}
+        click.echo(dump_json({**document, "origin": sources.resolved.origins} if origin else document))
     else:
-        click.echo(_yaml(settled, matrix, origin=origin), nl=False)
+        click.echo(_yaml(sources, matrix, origin=origin), nl=False)
     return 0
 
 
-def _settled(context: click.Context, name: str, options: list[str]) -> tuple[Gathered, dict[str, Any]]:
+def _sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
-    from ampcompare.cli.launching import count_processes
-    from ampcompare.cli.settings import gather, rows_for, seeds_text
+    from ampcompare.cli.compare_command import options_from
+    from ampcompare.cli.run_command import sources_from
+    from ampcompare.experiment.compare import requested_seeds
+    from ampcompare.experiment.sources import collect_settings, matrix_rows
 
     assert context.parent is not None
     group = context.parent.command
@@ -62,25 +64,21 @@ def _settled(context: click.Context, name: str, options: list[str]) -> tuple[Gat
     other = group.get_command(context.parent, name)
     assert other is not None
     with other.make_context(name, options, parent=context.parent) as inner:
-        parameters = inner.params
-        parameters["processes"] = count_processes(parameters)
         if name == "run":
-            from ampcompare.cli.run_command import arm_text
-
-            parameters["arm_text"] = arm_text(parameters)
-            return gather(parameters, one_run=True), {}
-        gathered = gather(parameters)
-        rows = rows_for(gathered, parameters)
-        words = parameters["seeds"] or seeds_text(gathered.matrix) or str(gathered.config.recipe.seed)
-        return gathered, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": words}
+            return sources_from(inner.params), {}
+        compare = options_from(inner.params)
+        sources = collect_settings(compare.settings)
+        rows = matrix_rows(sources, arms=compare.arms, sweep=compare.sweep)
+        seeds = requested_seeds(compare, sources)
+        return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}
 
 
-def _yaml(gathered: Gathered, matrix: Mapping[str, Any], *, origin: bool) -> str:
+def _yaml(sources: SettingsSources, matrix: Mapping[str, Any], *, origin: bool) -> str:
     """Return YAML with a remark behind each value that says where it came from."""
     import yaml
 
-    values = gathered.config.model_dump(mode="json", exclude={"arm"} if matrix else None)
-    lines = [*_lines(values, "", gathered.settled.origins if origin else {}, 0)]
+    values = sources.config.model_dump(mode="json", exclude={"arm"} if matrix else None)
+    lines = [*_lines(values, "", sources.resolved.origins if origin else {}, 0)]
     if matrix:
         lines += yaml.safe_dump(dict(matrix), sort_keys=False, allow_unicode=True, width=1000).splitlines()
     return "\n".join(lines) + "\n"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.cli.settings import gather
+from ampcompare.cli.renamed import RenamedOption
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ampcompare.checkpoint.convert import Target
+    from ampcompare.checkpoint.convert.convert import Target
 
 __all__ = ["command"]
 
@@ -24,13 +24,21 @@ __all__ = ["command"]
 @click.option(
     "--opt-level",
     type=click.Choice(["O0", "O1", "O2", "O3"]),
-    help="level of the Apex side; told from the numbers of IN, or O1 for OUT",
+    help="level of the Apex side  [default: inferred from IN; O1 when writing]",
 )
 @click.option(
-    "--apex-layout", is_flag=True, help="write precisely what an Apex script saves: model, optimizer, amp, epoch"
+    "--save-apex-format",
+    cls=RenamedOption,
+    is_flag=True,
+    help="write exactly what an Apex script saves: model, optimizer, amp, epoch",
 )
-@click.option("--inspect", is_flag=True, help="show what IN holds, and write nothing")
-@click.option("--trust-checkpoint", is_flag=True, help="unpickle objects that IN holds, which runs code of its author")
+@click.option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
+@click.option(
+    "--unsafe-load",
+    cls=RenamedOption,
+    is_flag=True,
+    help="unpickle arbitrary objects in IN, which runs code of its author",
+)
 @click.option("--verify", is_flag=True, help="train on from IN and from OUT, and show the difference; 1 if they differ")
 @click.option("--verify-steps", default=10, show_default=True, type=click.IntRange(1), help="steps of --verify")
 @click.option(
@@ -46,9 +54,9 @@ def command(
     target: Path | None,
     to: Target | None,
     opt_level: str | None,
-    apex_layout: bool,
+    save_apex_format: bool,
     inspect: bool,
-    trust_checkpoint: bool,
+    unsafe_load: bool,
     verify: bool,
     verify_steps: int,
     config_file: str | None,
@@ -57,8 +65,8 @@ def command(
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
 
     IN is a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
-    Lightning. OUT has the layout of IN, with the other kind of loss scaler, and what could not be carried is said.
-    Nothing in IN is run.
+    Lightning. OUT has the layout of IN, with the other kind of loss scaler, and reports what cannot be converted.
+    No code in IN is executed without --unsafe-load.
     """
     if source.is_dir():
         raise ConfigError(f"{source} is a folder, and a checkpoint is a file{_files_in(source)}")
@@ -68,11 +76,11 @@ def command(
         return _inspect(source, as_json)
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
-    from ampcompare.checkpoint.convert import convert_file
-    from ampcompare.checkpoint.loading import objects_of
-    from ampcompare.checkpoint.text import continued_lines, conversion_lines
+    from ampcompare.checkpoint.convert.convert import convert_file
+    from ampcompare.checkpoint.convert.load import objects_of
+    from ampcompare.checkpoint.render import continued_lines, conversion_lines
 
-    if trust_checkpoint:
+    if unsafe_load:
         for place in objects_of(source):
             click.echo(f"note: {source} holds {place}", err=True)
     result = convert_file(
@@ -80,8 +88,8 @@ def command(
         target,
         to,
         opt_level=opt_level,
-        legacy_layout=apex_layout,
-        trust=trust_checkpoint,
+        legacy_layout=save_apex_format,
+        trust=unsafe_load,
     )
     document: dict[str, Any] = {
         "in": str(source),
@@ -96,10 +104,11 @@ def command(
     lines = conversion_lines(document)
     agrees = True
     if verify:
-        from ampcompare.compare.verify_conversion import verify_conversion
+        from ampcompare.experiment.sources import SettingsRequest, collect_settings
+        from ampcompare.experiment.verify_conversion import verify_conversion
 
-        settings = {"config_file": config_file, "overrides": (), "model_args": ()}
-        config = None if config_file is None else gather(settings, one_run=True).config
+        request = SettingsRequest(file=config_file)
+        config = None if config_file is None else collect_settings(request, one_run=True).config
         found = verify_conversion(
             source,
             target,
@@ -108,7 +117,7 @@ def command(
             to=to,
             config=config,
             steps=verify_steps,
-            trust=trust_checkpoint,
+            trust=unsafe_load,
         )
         agrees = found.agrees
         document["verified"] = {**asdict(found), "differences": found.differences(), "agrees": agrees}
@@ -124,8 +133,8 @@ def _files_in(folder: Path) -> str:
 
 
 def _inspect(source: Path, as_json: bool) -> int:
-    from ampcompare.checkpoint.inspection import inspect_file
-    from ampcompare.checkpoint.text import inspection_lines
+    from ampcompare.checkpoint.inspect import inspect_file
+    from ampcompare.checkpoint.render import inspection_lines
 
     found = inspect_file(source)
     _show(found.data(), inspection_lines(found), as_json)
@@ -133,6 +142,6 @@ def _inspect(source: Path, as_json: bool) -> int:
 
 
 def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    from ampcompare.record import dump_json
+    from ampcompare.records.run import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

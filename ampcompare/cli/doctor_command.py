@@ -7,11 +7,11 @@ import shutil
 
 import click
 
-from ampcompare.arm import Arm
+from ampcompare.backends.arm import Arm
 
 __all__ = ["command"]
 
-WIDEST = 120
+MAX_WIDTH = 120
 COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
@@ -33,20 +33,20 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     help="of each import that is tried",
 )
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
-    """Say what this machine offers, what is wrong, and what to do.
+    """Check this machine and its libraries; report problems and fixes.
 
     Whatever may be broken, such as torch or Apex, is tried in a process of its own, so that a crash or a hang is a line
     of the report. Nothing is changed.
     """
     from ampcompare.doctor.examine import examine
-    from ampcompare.doctor.text import render
-    from ampcompare.record import dump_json
+    from ampcompare.doctor.render import render
+    from ampcompare.records.run import dump_json
 
     examination = examine([Arm.parse(arm) for arm in arms], seconds=time_limit)
     if as_json:
         click.echo(dump_json(examination.data()))
     else:
-        width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST)
+        width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
         plain = bool(os.environ.get("NO_COLOR"))
         click.echo(
             render(

@@ -1,4 +1,4 @@
-"""`ampcompare exec`: an unmodified legacy script on our engine."""
+"""`ampcompare exec`: run an unmodified legacy script on ampcompare's engine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ __all__ = ["command"]
 @click.command(
     "exec",
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 there is no such script or module; 4 the environment cannot do it.",
+    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment does not meet the options.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["compat", "nvidia"]),
     default="compat",
     show_default=True,
-    help="what stands behind `import apex`: this package's own engine, or the real Apex",
+    help="what `import apex` means: ampcompare's own engine, or the real Apex",
 )
-@click.option("--opt-level", type=click.Choice(["O0", "O1", "O2", "O3"]), help="instead of the one the script asks for")
-@click.option("--record", metavar="FILE", help="write every backward pass and step there, for `ampcompare report FILE`")
-@click.option("--device", type=click.Choice(["cpu"]), help="run what the script does on CUDA on the CPU: a smoke test")
-@click.option("--compat-torch", is_flag=True, help="mend what changed in torch and Python since the script was written")
+@click.option("--opt-level", type=click.Choice(["O0", "O1", "O2", "O3"]), help="override the script's opt level")
+@click.option("--record", metavar="FILE", help="record every backward pass and step, for `ampcompare report FILE`")
+@click.option("--device", type=click.Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @click.option(
-    "--strict-guards", "guards", flag_value="strict", help="a mistake in the use of amp is an error at its line"
+    "--compat-torch",
+    is_flag=True,
+    help="restore removed and changed APIs of torch, numpy and Python",
 )
-@click.option("--no-guards", "guards", flag_value="off", help="do not look for mistakes in the use of amp")
+@click.option(
+    "--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors, at their line"
+)
+@click.option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
 @click.option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -45,10 +49,10 @@ def command(
 ) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
 
-    Everything after SCRIPT belongs to the script. torchrun goes in front:
+    Everything after SCRIPT is passed to the script. With several processes:
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
-    # torch.distributed.launch means the script with the --local-rank that stands before the command.
+    # torch.distributed.launch puts the script's --local-rank before the command.
     parent = click.get_current_context().parent
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
@@ -61,7 +65,7 @@ def command(
     settings = ExecSettings(
         engine=engine,
         opt_level=opt_level,
-        record=None if record is None else os.path.abspath(record),  # the script may go to another folder
+        record=None if record is None else os.path.abspath(record),  # the script may change its folder
         device=device,
         compat_torch=compat_torch,
         guards=guards or "warn",

@@ -1,21 +1,22 @@
-"""Options that say how the processes of a cell are started, and what they mean for the settings."""
+"""Options that say how the processes of a cell are started, and signals to the command."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.errors import ConfigError, Ended
 
 if TYPE_CHECKING:
-    from ampcompare.config import RunConfig
+    from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.base import Launcher
 
-__all__ = ["check_slurm", "count_processes", "launch_options", "launcher_for", "sigterm_saves"]
+__all__ = ["count_processes", "launch_from", "launch_options", "save_at_signals"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -42,14 +43,14 @@ def launch_options(function: Function) -> Function:
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
-            help="starts of all processes after one has failed",
+            help="restarts of all processes after one has failed",
         ),
         click.option(
             "--slurm-option",
             "slurm_options",
             multiple=True,
             metavar="NAME=VALUE",
-            help="of sbatch, for --launcher slurm: partition=gpu, time=2:00:00, account=lab; repeat it",
+            help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00, account=lab; repeat it",
         ),
         click.option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
@@ -58,69 +59,62 @@ def launch_options(function: Function) -> Function:
     return function
 
 
-def count_processes(parameters: dict[str, Any]) -> int | None:
-    """Return the number of processes that flags, or whoever started this process, ask for; None where nobody does.
+def count_processes(parameters: Mapping[str, Any]) -> int | None:
+    """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does.
 
     Raises:
         ConfigError: both do, and they differ.
     """
-    from ampcompare.launch.world import world_of
+    from ampcompare.launch.distributed_env import world_of
 
     world = world_of(url=parameters["dist_url"])
-    asked = parameters["nproc_per_node"]
-    asked = None if asked is None else asked * parameters["nnodes"]
-    if asked is None and parameters["nnodes"] > 1:
+    requested = parameters["nproc_per_node"]
+    requested = None if requested is None else requested * parameters["nnodes"]
+    if requested is None and parameters["nnodes"] > 1:
         raise ConfigError(f"--nnodes {parameters['nnodes']} was given; say with --nproc-per-node how many on each")
     if world is None:
-        return asked
-    if asked not in (None, world.size):
+        return requested
+    if requested not in (None, world.size):
         raise ConfigError(
-            f"--nproc-per-node asks for {asked} processes, and {world.size} were started by {world.launcher}; "
+            f"--nproc-per-node asks for {requested} processes, and {world.size} were started by {world.launcher}; "
             "leave the flag out"
         )
     return world.size
 
 
-def check_slurm(parameters: dict[str, Any], kinds: set[str], jobs: int = 1) -> None:
-    """See that options about jobs of Slurm and the launchers of all cells go together.
+def launch_from(parameters: Mapping[str, Any]) -> LaunchOptions:
+    """Return how the present command starts the processes of a cell.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: an option of Slurm that cannot be used.
     """
-    if parameters["slurm_options"] and "slurm" not in kinds:
-        raise ConfigError("--slurm-option is for jobs of Slurm; add --launcher slurm")
-    if jobs > 1 and "slurm" in kinds:
-        raise ConfigError("--jobs is for cells on this machine; under Slurm all are submitted, and the queue decides")
-
-
-def launcher_for(config: RunConfig, parameters: dict[str, Any], *, several_cells: bool) -> Launcher:
-    """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
-    from ampcompare.launch.factory import make_launcher
+    from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.slurm import parse_slurm_options
 
     names = ("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "dist_url")
-    return make_launcher(
-        config,
-        several_cells=several_cells,
-        slurm_options=parse_slurm_options(parameters["slurm_options"]),
-        **{name: parameters[name] for name in names},
+    return LaunchOptions(
+        slurm_options=parse_slurm_options(parameters["slurm_options"]), **{name: parameters[name] for name in names}
     )
 
 
 @contextlib.contextmanager
-def sigterm_saves(launcher: Launcher) -> Iterator[None]:
-    """Pass SIGTERM on to the cell that is running, which then saves and ends; end at once where none is.
+def save_at_signals(launcher: Launcher) -> Iterator[None]:
+    """Pass SIGTERM and SIGHUP on to the running cell, which saves and ends; end at once if none is running.
 
     Raises:
-        Ended: SIGTERM came between two cells.
+        Ended: the signal came between two cells.
     """
+    from ampcompare.training.stop_signal import end_signals
 
     def end(number: int, frame: object) -> None:
+        leave_closed_terminal()
         if not launcher.terminate():
-            raise Ended("ended by SIGTERM; the same command goes on with the first cell that has no record")
+            name = signal.Signals(number).name
+            raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = [(number, signal.signal(number, end)) for number in end_signals()]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from ampcompare.backends.spec import BackendSpec
 
 __all__ = ["command"]
 
@@ -16,8 +20,8 @@ KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 @click.command("list")
 @click.argument("what", type=click.Choice([*KINDS, "all"]), default="all")
 def command(what: str) -> int:
-    """Show arms, models, data, launchers, recipes, guards, or why not."""
-    from ampcompare.report.grid import listing, room
+    """List available arms, models, data, launchers, recipes and guards."""
+    from ampcompare.report.tables import listing, room
 
     for name, rows in _sections():
         if what in (name, "all"):
@@ -27,36 +31,35 @@ def command(what: str) -> int:
 
 
 def _sections() -> list[tuple[str, list[tuple[str, bool, str]]]]:
-    from ampcompare.arm import BACKENDS, third_party_backends
+    from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
     from ampcompare.environment import probe_apex
     from ampcompare.guards.catalog import GUARDS
     from ampcompare.recipes.catalog import list_recipes
     from ampcompare.tasks.catalog import list_data, list_models
 
-    arms = [_arm(name, spec.summary) for name, spec in BACKENDS.items()]
+    described = described_backends()
+    arms = [_arm(name, spec) for name, spec in described.items()]
     apex = probe_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
     for name, value in third_party_backends().items():
         taken = f"registered by another package ({value}) and by this one: uninstall that package"
-        arms.append((name, name not in BACKENDS, taken if name in BACKENDS else f"from another package: {value}"))
+        if name in BUILT_IN or name not in described:
+            arms.append((name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}"))
     tables = [("arms", arms), ("models", list_models()), ("data", list_data()), ("launchers", _launchers())]
     watched = [(name, True, guard.mistake) for name, guard in GUARDS.items()]
     return [*tables, ("recipes", list_recipes()), ("guards", watched)]
 
 
-def _arm(backend: str, summary: str) -> tuple[str, bool, str]:
+def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     """Return the row of a backend; the library that it may need is looked for, and not imported."""
-    from ampcompare.adapters import ADAPTERS
-
-    adapter = ADAPTERS.get(backend)
-    if adapter is None:
-        return backend, True, summary
-    found = adapter.found()
+    if spec.library is None:
+        return backend, True, spec.summary
+    found = spec.library.found()
     if found is None:
-        return backend, False, adapter.missing()
-    return backend, True, f"{summary} ({found[1]} {found[2]})"
+        return backend, False, spec.library.missing()
+    return backend, True, f"{spec.summary} ({found[1]} {found[2]})"
 
 
 def _launchers() -> list[tuple[str, bool, str]]:

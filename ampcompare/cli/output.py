@@ -1,16 +1,23 @@
-"""What a command says on stdout when its reader may have gone."""
+"""What a command writes to the standard streams: also where they are closed, and where its reader has gone."""
 
 from __future__ import annotations
 
 import os
+import stat
+import sys
+import tempfile
+import traceback
 
 import click
 
-__all__ = ["drop_output", "say"]
+__all__ = ["describe_unforeseen", "drop_output", "leave_closed_terminal", "open_standard_streams", "say"]
+
+# Writing results to a closed output is an error, as to a full disk; messages that nobody wants to see are none.
+STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
 
 def say(text: str, *, nl: bool = True) -> None:
-    """Write a result to stdout; where nobody reads on, the command goes on all the same, to its exit code."""
+    """Write a result to stdout; if the reader has closed it, the command continues to its exit code."""
     try:
         click.echo(text, nl=nl)
     except BrokenPipeError:
@@ -20,3 +27,34 @@ def say(text: str, *, nl: bool = True) -> None:
 def drop_output() -> None:
     """Send what is still buffered nowhere: flushing it at the end would fail again, with a code of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def leave_closed_terminal() -> None:
+    """Send output nowhere that went to a terminal which is closed: writing there would end the command, unsaved."""
+    for number in (1, 2):
+        if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def open_standard_streams() -> None:
+    """Replace each closed standard stream, so that no other file gets its number."""
+    for number, (name, mode, flags) in enumerate(STREAMS):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as we run
+
+
+def describe_unforeseen(error: Exception) -> str:
+    """Write the traceback of an error that no part of the program expects to a file; return one line that names it."""
+    what = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    text = f"internal error: {' '.join(what.split())[:300]}"
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="ampcompare-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as fault:
+        return f"{text} (no details: the temporary folder cannot be written: {fault.strerror})"
+    return f"{text}; please report it with the details in {path}"

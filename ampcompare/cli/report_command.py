@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ampcompare.errors import ConfigError
+from ampcompare.report.formats import FORMATS
 
 __all__ = ["command"]
 
@@ -16,7 +17,7 @@ __all__ = ["command"]
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "md", "csv", "json", "html", "latex"]),
+    type=click.Choice(list(FORMATS)),
     default="table",
     show_default=True,
     help="what to print",
@@ -26,18 +27,16 @@ def command(path: str, form: str) -> int:
 
     Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote.
     """
-    from ampcompare.legacy.summary import is_exec_record, read_exec_record, render
-    from ampcompare.report.files import FORMATS
-    from ampcompare.report.grid import room
-    from ampcompare.report.terminal import Terminal
+    from ampcompare.legacy.record.summary import REPORT_FORMATS, is_exec_record, read_exec_record, render
+    from ampcompare.report.tables import room
 
     if is_exec_record(Path(path)):
-        if form == "latex":
-            raise ConfigError("what exec recorded has no LaTeX table; take --format md or csv")
+        if form not in REPORT_FORMATS:
+            formats = ", ".join(REPORT_FORMATS)
+            raise ConfigError(f"{path} is a record of exec, which has no {form} report; use --format {formats}")
         click.echo(render(read_exec_record(Path(path)), form, room()), nl=False)
         return 0
-    from ampcompare.compare.reload import reload_comparison
+    from ampcompare.experiment.load import reload_comparison
 
-    reporter = Terminal(room()) if form == "table" else FORMATS[form]()
-    click.echo(reporter.render(reload_comparison(Path(path))), nl=False)
+    click.echo(FORMATS[form].reporter(room()).render(reload_comparison(Path(path))), nl=False)
     return 0

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.arm import Arm
-from ampcompare.cli.launching import check_slurm, count_processes, launch_options, launcher_for, sigterm_saves
+from ampcompare.backends.arm import Arm
+from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
-from ampcompare.cli.settings import gather, published_for_run
+from ampcompare.cli.settings import request_from
+from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.errors import ConfigError, Ended
+from ampcompare.experiment.options import RunOptions
+from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
+from ampcompare.formatting import printable
 
 if TYPE_CHECKING:
-    from ampcompare.cli.show import Display
-    from ampcompare.config import RunConfig
-    from ampcompare.launch.base import Launcher
+    from ampcompare.experiment.single_run import RunOutcome
+    from ampcompare.experiment.verify_resume import Verification
 
-__all__ = ["arm_text", "command"]
+__all__ = ["command", "sources_from"]
 
 ARM_OPTIONS = (
     "opt_level",
@@ -45,27 +49,29 @@ ARM_OPTIONS = (
 @click.option(
     "--arm", "arm_text", metavar="ARM", help="backend and options in one word, such as apex:O2,loss_scale=128"
 )
-@click.option("--opt-level", metavar="O0|O1|O2|O3", help="of apex  [default: O1]")
+@click.option("--opt-level", metavar="O0|O1|O2|O3", help="apex only  [default: O1]")
 @click.option(
-    "--engine", metavar="auto|nvidia|compat", help="of apex: the real Apex, or this package's own  [default: auto]"
+    "--engine",
+    metavar="auto|nvidia|compat",
+    help="apex only: the real Apex, or ampcompare's engine  [default: auto]",
 )
-@click.option("--loss-scale", metavar="dynamic|NUMBER", help="of apex and half")
-@click.option("--keep-batchnorm-fp32", metavar="true|false", help="of apex at O2 and O3")
-@click.option("--master-weights", metavar="true|false", help="of apex at O2 and O3, and of half")
-@click.option("--cast-model-outputs", metavar="DTYPE", help="of apex")
-@click.option("--min-loss-scale", metavar="NUMBER", help="of apex: floor of a dynamic scale")
-@click.option("--max-loss-scale", metavar="NUMBER", help="of apex: ceiling of a dynamic scale")
-@click.option("--dtype", metavar="float16|bfloat16", help="of native and half  [default: float16]")
-@click.option("--bn-fp32/--no-bn-fp32", default=None, help="of half: batch norm stays in fp32")
-@click.option("--init-scale", metavar="NUMBER", help="of native, and of half with a dynamic scale")
-@click.option("--growth-factor", metavar="NUMBER", help="of native")
-@click.option("--backoff-factor", metavar="NUMBER", help="of native")
-@click.option("--growth-interval", metavar="STEPS", help="of native, and of half with a dynamic scale")
-@click.option("--seed", type=int, help="of weights, order and augmentation  [default: 0]")
+@click.option("--loss-scale", metavar="dynamic|NUMBER", help="apex and half only")
+@click.option("--keep-batchnorm-fp32", metavar="true|false", help="apex only, at O2 and O3")
+@click.option("--master-weights", metavar="true|false", help="apex at O2 and O3, and half only")
+@click.option("--cast-model-outputs", metavar="DTYPE", help="apex only")
+@click.option("--min-loss-scale", metavar="NUMBER", help="apex only: lower bound of a dynamic loss scale")
+@click.option("--max-loss-scale", metavar="NUMBER", help="apex only: upper bound of a dynamic loss scale")
+@click.option("--dtype", metavar="float16|bfloat16", help="native and half only  [default: float16]")
+@click.option("--bn-fp32/--no-bn-fp32", default=None, help="half only: batch norm stays in fp32")
+@click.option("--init-scale", metavar="NUMBER", help="native, and half with a dynamic loss scale")
+@click.option("--growth-factor", metavar="NUMBER", help="native only")
+@click.option("--backoff-factor", metavar="NUMBER", help="native only")
+@click.option("--growth-interval", metavar="STEPS", help="native, and half with a dynamic loss scale")
+@click.option("--seed", type=int, help="random seed of weights, order and augmentation  [default: 0]")
 @click.option(
     "--verify-resume",
     is_flag=True,
-    help="train without and with a stop and a checkpoint, compare to the last bit; exit with 1 if they differ",
+    help="train without and with a stop and a checkpoint, compare bit for bit; exit with 1 if they differ",
 )
 @recipe_options
 @launch_options
@@ -73,87 +79,98 @@ ARM_OPTIONS = (
 def command(**parameters: Any) -> int:
     """Train one arm and print its row.
 
-    Without options it trains fp32 on the embedded digits: ampcompare run --backend apex --opt-level O2
+    Defaults to fp32 on the bundled digits. Example: ampcompare run --backend apex --opt-level O2
     """
     from ampcompare.cli.show import Display
-    from ampcompare.compare.api import run_in
-    from ampcompare.compare.summary import summarize
-    from ampcompare.record import dump_json
-    from ampcompare.report.base import printable
-    from ampcompare.report.grid import room
+    from ampcompare.experiment.single_run import check_run, run_single, verify_single
+    from ampcompare.records.run import dump_json
+
+    as_json, quiet = parameters["as_json"], parameters["quiet"]
+    sources = sources_from(parameters)
+    options = RunOptions(
+        config=sources.config,
+        output_dir=Path(parameters["output_dir"]) if parameters["output_dir"] else None,
+        force=parameters["force"],
+        wait_seconds=wait_seconds(parameters["wait"]),
+        launch=launch_from(parameters),
+        command=typed_command(),
+    )
+    if parameters["dry_run"]:
+        check_run(options)
+        click.echo(dump_json(options.config))
+        return 0
+    display = Display(quiet=quiet, bar=not parameters["no_progress"])
+    if parameters["verify_resume"]:
+        verification = verify_single(options, observer=display, while_running=save_at_signals)
+        _show_verification(verification, as_json=as_json)
+        return 1 if verification.difference else 0
+    outcome = run_single(options, observer=display, while_running=save_at_signals)
+    if outcome.is_main:
+        _show_run(outcome, sources, as_json=as_json, quiet=quiet)
+    return outcome.exit_code
+
+
+def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
+    """Return the settings of the one arm that the parameters of the command ask for.
+
+    Raises:
+        ConfigError: settings that cannot be used.
+    """
+    derived = {"arm_text": _arm_text(parameters), "processes": count_processes(parameters)}
+    return collect_settings(request_from({**parameters, **derived}), one_run=True)
+
+
+def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, quiet: bool) -> None:
+    """Print the row of a run or the record as JSON, and the error of one that failed.
+
+    Raises:
+        Ended: the run was asked to stop.
+    """
+    from ampcompare.analysis.summary import summarize
+    from ampcompare.records.run import dump_json
+    from ampcompare.report.tables import room
     from ampcompare.report.terminal import Terminal
 
-    parameters["arm_text"] = arm_text(parameters)
-    parameters["processes"] = count_processes(parameters)
-    gathered = gather(parameters, one_run=True)
-    config = gathered.config
-    folder = Path(parameters["output_dir"] or Path("runs") / f"run-{config.digest()}")
-    if parameters["dry_run"]:
-        click.echo(dump_json(config))
-        return 0
-    if config.saving.apex_layout and not config.arm.startswith("apex"):
-        raise ConfigError(f"--apex-layout is what an Apex script saves, and the arm is {config.arm}; leave it out")
-    check_slurm(parameters, {config.launcher})
-    with launcher_for(config, parameters, several_cells=False) as launcher, sigterm_saves(launcher):
-        display = Display(quiet=parameters["quiet"] or not launcher.speaks, bar=not parameters["no_progress"])
-        if parameters["verify_resume"]:
-            return _verify(config, folder / "verify-resume", launcher, display, as_json=parameters["as_json"])
-        try:
-            record = run_in(config, folder, launcher, force=parameters["force"], observer=display)
-        except (KeyboardInterrupt, Ended):
-            if remains := launcher.remains():
-                display.note(remains)
-            raise
-        for resumption in record.resumed[-1:]:
-            display.note("; ".join([f"went on from a checkpoint of step {resumption.step}", *resumption.notes]))
-    if not launcher.speaks:
-        if record.status == "interrupted":
-            return Ended.exit_code
-        return int(record.environment.get("exit_code", 3)) if record.status == "failed" else 0
-    if parameters["as_json"]:
+    record = outcome.record
+    if as_json:
         say(dump_json(record))
     if record.status == "failed":
-        log = folder / "cells" / record.cell / ("log.txt" if config.processes == 1 else "")
         error = printable(record.error or "", 2000)
-        click.echo(f"ampcompare: {record.arm} failed: {error} (log: {log})", err=True)
-        return int(record.environment.get("exit_code", 3))
-    if record.status == "interrupted":
-        raise Ended(f"{record.arm} was {record.error}; --resume auto goes on from its newest checkpoint")
-    if not parameters["as_json"]:
+        click.echo(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})", err=True)
+    elif record.status == "interrupted":
+        raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
+    elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
-        published = published_for_run(gathered)
+        published = published_for_run(sources)
         say(Terminal(room()).render(row.model_copy(update={"published": published})), nl=False)
-        if not parameters["quiet"]:
-            click.echo(f"record: {folder / 'cells' / record.cell / 'record.json'}", err=True)
-    return 0
+        if not quiet:
+            click.echo(f"record: {outcome.folder / 'cells' / record.cell / 'record.json'}", err=True)
 
 
-def _verify(config: RunConfig, folder: Path, launcher: Launcher, display: Display, *, as_json: bool) -> int:
-    """Say whether a run that was stopped and resumed equals one that was not."""
-    from ampcompare.compare.verify_resume import verify_resume
-    from ampcompare.record import dump_json
+def _show_verification(verification: Verification, *, as_json: bool) -> None:
+    """Print whether a run that was stopped and resumed equals one that was not."""
+    from ampcompare.records.run import dump_json
 
-    found = verify_resume(config, folder, launcher, observer=display)
+    stopped = f"stopped after step {verification.step} of {verification.steps}"
     if as_json:
-        click.echo(dump_json(asdict(found)))
-    elif found.difference:
-        click.echo(f"stopped after step {found.step} of {found.steps}; the first difference: {found.difference}")
+        click.echo(dump_json(asdict(verification)))
+    elif verification.difference:
+        click.echo(f"{stopped}; the first difference: {verification.difference}")
     else:
         click.echo(
-            f"stopped after step {found.step} of {found.steps} and resumed: losses, loss scales, weights, optimizer, "
-            "random generators and results are those of the unbroken run to the last bit"
+            f"{stopped} and resumed: losses, loss scales, weights, optimizer, random generators and results are those "
+            "of the unbroken run to the last bit"
         )
-    return 1 if found.difference else 0
 
 
-def arm_text(parameters: dict[str, Any]) -> str | None:
-    """Return the arm that the flags name; None where they name none and a file may."""
+def _arm_text(parameters: Mapping[str, Any]) -> str | None:
+    """Return the arm that the flags name, if any; otherwise a file may name one."""
     given = {name: parameters[name] for name in ARM_OPTIONS if parameters[name] is not None}
     text, backend = parameters["arm_text"], parameters["backend"]
     if text is not None:
         if backend is not None or given:
-            seen = ", ".join(f"--{name.replace('_', '-')}" for name in [*(["backend"] if backend else []), *given])
-            raise ConfigError(f"--arm says it all, and {seen} was given beside it; use one or the other")
+            others = ", ".join(f"--{name.replace('_', '-')}" for name in [*(["backend"] if backend else []), *given])
+            raise ConfigError(f"--arm cannot be combined with {others}; use one or the other")
         return str(Arm.parse(text))
     if backend is None:
         if not given:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from ampcompare.compare.run import Observer
-from ampcompare.config import RunConfig
+from ampcompare.cli.output import leave_closed_terminal
+from ampcompare.experiment.run import Observer
+from ampcompare.formatting import printable
 from ampcompare.launch.base import Progress
-from ampcompare.record import RunRecord
-from ampcompare.report.base import printable
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["Display"]
+
+Show = TypeVar("Show", bound=Callable[..., None])
+
+
+def _unless_closed(show: Show) -> Show:
+    """Let a run continue to its end or to a checkpoint when its terminal is closed."""
+
+    @functools.wraps(show)
+    def shown(*words: Any, **options: Any) -> None:
+        try:
+            show(*words, **options)
+        except OSError:
+            leave_closed_terminal()
+
+    return shown  # type: ignore[return-value]
 
 
 class Display(Observer):
@@ -24,7 +42,7 @@ class Display(Observer):
     is taken to need the mean of those that ran and of the present one so far.
 
     Args:
-        notify_seconds: say how far the present cell is in a plain line this often; never by default.
+        notify_seconds: log the progress of the running cell in a plain line this often; never by default.
     """
 
     def __init__(self, *, quiet: bool, bar: bool, notify_seconds: float | None = None) -> None:
@@ -41,6 +59,7 @@ class Display(Observer):
         self.ran_seconds = 0.0
         self.found: set[str] = set()
 
+    @_unless_closed
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self.name = printable(f"{config.arm}, seed {config.recipe.seed}", 60)
         self.place = f"[{number}/{total}]"
@@ -51,6 +70,7 @@ class Display(Observer):
 
             self.bar = tqdm(desc=f"{self.place} {self.name}", unit=" steps", leave=False, file=sys.stderr)
 
+    @_unless_closed
     def progress(self, progress: Progress) -> None:
         now = time.monotonic()
         left = self._left(progress, now)
@@ -72,6 +92,7 @@ class Display(Observer):
         mean = (self.ran_seconds + now - self.cell_began) / (self.ran + share)
         return f", about {_span(mean * (self.cells_left - share))} for all"
 
+    @_unless_closed
     def end(self, record: RunRecord, *, reused: bool) -> None:
         if not reused:
             self.ran += 1
@@ -81,13 +102,14 @@ class Display(Observer):
             self.bar = None
         alone = self.place == "[1/1]"
         if not self.quiet and not (alone and record.status == "failed"):  # whose error is said by the command
-            there = " (record was there)" if reused else ""
-            click.echo(f"{self.place} {self.name}: {_outcome(record)}{there}", err=True)
+            cached = " (cached)" if reused else ""
+            click.echo(f"{self.place} {self.name}: {_outcome(record)}{cached}", err=True)
         for finding in record.guards:
             if not self.quiet and finding not in self.found:
                 self.found.add(finding)
                 click.echo(printable(f"ampcompare {finding}", 500), err=True)
 
+    @_unless_closed
     def note(self, text: str) -> None:
         if not self.quiet:
             click.echo(f"note: {printable(text, 500)}", err=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from ampcompare.doctor.child import Answer, ask, search_path
-from ampcompare.doctor.finding import Finding
+from ampcompare.doctor.ask import ask
+from ampcompare.doctor.finding import Check
 from ampcompare.environment import ApexInstall, probe_apex
+from ampcompare.isolate.call import Answer, search_path
 
 __all__ = ["INSTALL", "State", "examine_apex"]
 
@@ -22,8 +24,8 @@ INSTALL = (
 NO_NEED = "ampcompare does not need it: apex arms run on its own engine (engine=compat)"
 
 
-def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) -> Finding:
-    """Tell which Apex `import apex` would find, and whether it works.
+def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) -> Check:
+    """Check which Apex `import apex` would find, and whether it works.
 
     `facts` has: state (one of `State`); usable, whether `apex.amp` imports; the folder, version, commit and era.
 
@@ -32,6 +34,8 @@ def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) ->
         seconds: time limit of each import that is tried.
     """
     found = probe_apex(path) if path is not None else _as_a_script_would()
+    if found.has_amp and path is None and _is_beside_scripts(found):
+        return _beside_scripts(found)
     if found.has_amp:
         return _with_amp(found, path, seconds)
     if found.kind == "absent":
@@ -54,8 +58,8 @@ def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) ->
 
 
 def _as_a_script_would() -> ApexInstall:
-    """Look in the current folder first, and last where editable installations are."""
-    path = search_path()
+    """Look in the working directory first, and last where editable installations are."""
+    path = [os.getcwd(), *search_path()]
     found = probe_apex(path)
     if found.kind in ("absent", "namespace"):
         installed = probe_apex()
@@ -64,12 +68,32 @@ def _as_a_script_would() -> ApexInstall:
     return found
 
 
+def _is_beside_scripts(found: ApexInstall) -> bool:
+    """Return whether only scripts in the working directory would find it, from where probes run nothing."""
+    assert found.path is not None
+    folder = os.path.realpath(found.path.parent)
+    return folder == os.path.realpath(os.getcwd()) and folder not in map(os.path.realpath, search_path())
+
+
+def _beside_scripts(found: ApexInstall) -> Check:
+    assert found.path is not None
+    return _finding(
+        found,
+        "shadowed",
+        f"the folder {found.path}, not installed",
+        "warning",
+        "a folder called apex in the working directory hides any installed Apex from scripts next to it. Nothing in it "
+        "was run, and arms do not use it: install it, or start in another folder",
+        (f"mv {quote(str(found.path))} {quote(f'{found.path}-clone')}",),
+    )
+
+
 def _named(found: ApexInstall) -> str:
     version = "of unknown version" if found.version == "unknown" else found.version
     return f"{version} (commit {found.commit[:8]})" if found.commit else version
 
 
-def _namespace(found: ApexInstall) -> Finding:
+def _namespace(found: ApexInstall) -> Check:
     assert found.path is not None
     clone = (found.path / "setup.py").is_file()
     what = "a clone of the repository" if clone else "a folder without __init__.py"
@@ -90,14 +114,14 @@ def _namespace(found: ApexInstall) -> Finding:
     )
 
 
-def _impostor(found: ApexInstall) -> Finding:
+def _impostor(found: ApexInstall) -> Check:
     if found.path is not None and found.path.suffix == ".py":
         return _finding(
             found,
             "shadowed",
             f"the file {found.path}",
             "warning",
-            "a file called apex.py hides any installed Apex from scripts beside it",
+            "a file called apex.py hides any installed Apex from scripts next to it",
             (f"mv {quote(str(found.path))} {quote(str(found.path.with_name('apex_script.py')))}",),
         )
     return _finding(
@@ -111,7 +135,7 @@ def _impostor(found: ApexInstall) -> Finding:
     )
 
 
-def _with_amp(found: ApexInstall, path: Sequence[str] | None, seconds: float) -> Finding:
+def _with_amp(found: ApexInstall, path: Sequence[str] | None, seconds: float) -> Check:
     name = f"NVIDIA Apex {_named(found)}"
     if found.kind == "full":
         kernels = ask("kernels", path=path, seconds=seconds)
@@ -151,7 +175,7 @@ def _with_amp(found: ApexInstall, path: Sequence[str] | None, seconds: float) ->
     )
 
 
-def _other_build(found: ApexInstall, name: str, kernels: Answer, *, usable: bool) -> Finding:
+def _other_build(found: ApexInstall, name: str, kernels: Answer, *, usable: bool) -> Check:
     if kernels.how == "raised":
         what = f"import amp_C ends with {kernels.failure}"
     else:
@@ -161,7 +185,7 @@ def _other_build(found: ApexInstall, name: str, kernels: Answer, *, usable: bool
         "other_build",
         f"{name}, whose compiled kernels do not load",
         "problem",
-        f"{what}. {_suspect(kernels)} Build it again beside this torch",
+        f"{what}. {_suspect(kernels)} Build it again with this torch",
         (UNINSTALL, INSTALL),
         usable=usable,
         failure=kernels.failure,
@@ -169,7 +193,7 @@ def _other_build(found: ApexInstall, name: str, kernels: Answer, *, usable: bool
 
 
 def _suspect(kernels: Answer) -> str:
-    """Say what such an error usually comes from."""
+    """Return the usual cause of such an error."""
     text = kernels.failure
     if "undefined symbol" in text or "libc10" in text or "libtorch" in text:
         return "They were built against another torch."
@@ -192,7 +216,7 @@ def _finding(
     *,
     usable: bool = False,
     failure: str | None = None,
-) -> Finding:
+) -> Check:
     facts = {
         "state": state,
         "usable": usable,
@@ -202,4 +226,4 @@ def _finding(
         "era": found.era,
         "failure": failure,
     }
-    return Finding("Apex", "apex", value, verdict, reason, remedy, facts)
+    return Check("Apex", "apex", value, verdict, reason, remedy, facts)

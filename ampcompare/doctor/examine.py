@@ -8,18 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ampcompare.arm import Arm
+from ampcompare.backends.arm import Arm
 from ampcompare.doctor.apex import examine_apex
-from ampcompare.doctor.child import TIME_LIMIT, Answer, ask
+from ampcompare.doctor.ask import ask
 from ampcompare.doctor.extras import examine_extras
-from ampcompare.doctor.finding import Finding, Verdict, worst
+from ampcompare.doctor.finding import Check, Verdict, worst
 from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
 from ampcompare.doctor.machine import examine_machine
-from ampcompare.doctor.needs import ArmNeeds, Facts, examine_arm
+from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.doctor.numerics import examine_numerics
 from ampcompare.doctor.processor import cpu_flags, examine_processor
 from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch, examine_vision
 from ampcompare.environment import installed_version
+from ampcompare.isolate.call import TIME_LIMIT, Answer
 from ampcompare.version import __version__
 
 __all__ = ["Examination", "examine"]
@@ -29,7 +30,7 @@ __all__ = ["Examination", "examine"]
 class Examination:
     """All findings, in the order in which they are read, and the arms that were asked for."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Check, ...]
     arms: tuple[ArmNeeds, ...]
 
     @property
@@ -76,12 +77,12 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     findings += examine_numerics(build, environment)
     findings += examine_machine(environment)
     findings += examine_extras()
-    facts = Facts(torch_findings[0], devices, apex, build["fp16_products"] if build else None)
+    facts = MachineFacts(torch_findings[0], devices, apex, build["fp16_products"] if build else None)
     return Examination(tuple(findings), tuple(examine_arm(arm, facts) for arm in arms))
 
 
 def _vision(seconds: float) -> Answer:
-    """Ask about torchvision only where there is one, since the answer takes an import of torch."""
+    """Ask about torchvision only if it is installed, since the answer takes an import of torch."""
     if installed_version("torchvision") is None:
         return Answer({}, "raised", "not installed")
     return ask("vision", seconds=seconds)

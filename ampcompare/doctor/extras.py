@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.doctor.finding import Finding
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.doctor.finding import Check
 from ampcompare.environment import installed_version
 
 __all__ = ["EXTRAS", "examine_extras"]
@@ -10,25 +11,27 @@ __all__ = ["EXTRAS", "examine_extras"]
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "html": (("jinja2", "plotly"), "report.html with figures"),
-    "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes beside times"),
+    "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
-    "accelerate": (("accelerate",), "the arms accelerate:..."),
-    "fabric": (("lightning-fabric",), "the arms fabric:..."),
-    "mmengine": (("mmengine",), "the arms mmengine:..."),
+    **{
+        spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")
+        for name, spec in BUILT_IN.items()
+        if spec.library is not None and spec.library.extra
+    },
 }
 
 
-def examine_extras() -> list[Finding]:
-    """Tell of each extra whether its distributions are installed."""
+def examine_extras() -> list[Check]:
+    """Check for each extra whether its distributions are installed."""
     findings = []
     for name, (distributions, purpose) in EXTRAS.items():
         versions = {distribution: installed_version(distribution) for distribution in distributions}
         missing = [distribution for distribution, version in versions.items() if version is None]
         if missing:
             remedy = (f"pip install {' '.join(missing)}",)
-            findings.append(Finding("Extras", name, "not installed", "note", purpose, remedy, {"missing": missing}))
+            findings.append(Check("Extras", name, "not installed", "note", purpose, remedy, {"missing": missing}))
         else:
             value = ", ".join(f"{distribution} {version}" for distribution, version in versions.items())
-            findings.append(Finding("Extras", name, value, "ok", purpose, facts={"missing": []}))
+            findings.append(Check("Extras", name, value, "ok", purpose, facts={"missing": []}))
     return findings

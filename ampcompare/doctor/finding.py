@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["VERDICTS", "Finding", "Verdict", "worst"]
+__all__ = ["VERDICTS", "Check", "Verdict", "worst"]
 
 Verdict = Literal["ok", "note", "warning", "problem"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "note", "warning", "problem")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """What was seen of one thing, and what to make of it.
 
     Attributes:
@@ -35,6 +35,6 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
+def worst(findings: Iterable[Check]) -> Verdict:
     """Return the gravest verdict; "ok" for none."""
     return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")

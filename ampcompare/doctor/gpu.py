@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ampcompare.doctor.child import Answer
-from ampcompare.doctor.finding import Finding, Verdict
+from ampcompare.doctor.finding import Check, Verdict
+from ampcompare.isolate.call import Answer
 
 __all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
 
 GIB = 2**30
+DEVICES = Path("/dev")
+WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -47,12 +49,12 @@ def driver_version(seconds: float = 20.0) -> tuple[str | None, str]:
 
 
 def has_nvidia_gpu() -> bool:
-    """Tell by device files whether the driver offers a GPU here."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    """Return whether the driver offers a GPU here, by its device files; under WSL2 that is one for all GPUs."""
+    return any(DEVICES.glob("nvidia[0-9]*")) or ((DEVICES / "dxg").exists() and WSL_DRIVER.exists())
 
 
 def gains(name: str, capability: tuple[int, int]) -> str:
-    """Say what an NVIDIA GPU of a compute capability gains from formats below fp32."""
+    """Return what an NVIDIA GPU of a compute capability gains from formats below fp32."""
     if "GTX 16" in name:
         return "no tensor cores: fp16 saves memory and some time, bf16 is emulated"
     if capability < (7, 0):
@@ -63,8 +65,8 @@ def gains(name: str, capability: tuple[int, int]) -> str:
     return f"tensor cores for fp16, bf16, TF32{fp8}"
 
 
-def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None) -> list[Finding]:
-    """Tell the driver and each GPU.
+def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None) -> list[Check]:
+    """Check the driver and each GPU.
 
     Args:
         answer: of the probe `gpus`; None where torch cannot use any.
@@ -76,16 +78,16 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
     if hip is None:
         missing: Verdict = "problem" if answer is not None else "note"
         findings.append(
-            Finding("GPU", "driver", version, "ok", how, facts={"version": version})
+            Check("GPU", "driver", version, "ok", how, facts={"version": version})
             if version
-            else Finding("GPU", "driver", "none", missing, how, ("nvidia-smi",) if answer is not None else ())
+            else Check("GPU", "driver", "none", missing, how, ("nvidia-smi",) if answer is not None else ())
         )
     if answer is None:
         return [*findings, _none("torch has no CUDA")]
     if not answer.done:
         return [
             *findings,
-            Finding(
+            Check(
                 "GPU",
                 "gpus",
                 "cannot be started",
@@ -101,7 +103,7 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
             return [*findings, _none(f"torch sees none{said}")]
         return [
             *findings,
-            Finding(
+            Check(
                 "GPU",
                 "gpus",
                 "none that torch can use",
@@ -114,12 +116,12 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
     return [*findings, *(_device(device, answer.value["built_for"], hip) for device in answer.value["devices"])]
 
 
-def _none(why: str) -> Finding:
+def _none(why: str) -> Check:
     reason = f"{why}: arms run on the CPU, and fp16 times there say nothing of a GPU"
-    return Finding("GPU", "gpus", "none", "note", reason)
+    return Check("GPU", "gpus", "none", "note", reason)
 
 
-def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Finding:
+def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Check:
     capability = tuple(device["capability"])
     free = "" if device["free_bytes"] is None else f", {device['free_bytes'] / GIB:.1f} free"
     shown = "" if hip else f", capability {capability[0]}.{capability[1]}"
@@ -137,11 +139,11 @@ def _device(device: dict[str, Any], built_for: list[str], hip: str | None) -> Fi
         verdict = "warning"
         reason = f"{reason}. Another process holds more than half of its memory, and may take its time"
         remedy = ("nvidia-smi",)
-    return Finding("GPU", f"cuda:{device['index']}", value, verdict, reason, remedy, device)
+    return Check("GPU", f"cuda:{device['index']}", value, verdict, reason, remedy, device)
 
 
 def _covered(capability: tuple[int, ...], built_for: list[str]) -> bool:
-    """Tell whether code for a capability is in the build: binaries run within a major version, PTX from it upwards."""
+    """Return whether code for a capability is in the build: binaries run within a major version, PTX from it on."""
     for arch in built_for:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", arch)
         if match:

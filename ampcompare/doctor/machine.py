@@ -7,28 +7,28 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ampcompare.doctor.finding import Finding
+from ampcompare.doctor.finding import Check
 from ampcompare.doctor.processor import usable_cores
 from ampcompare.environment import THREAD_VARIABLES
 
 __all__ = ["examine_machine"]
 
 GIB = 2**30
-LEAST_MEMORY = 2 * GIB
-LEAST_DISK = 1 * GIB
-LEAST_SHARED = GIB // 2
+MIN_MEMORY = 2 * GIB
+MIN_DISK = 1 * GIB
+MIN_SHARED = GIB // 2
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 SHARED = Path("/dev/shm")
 
 
-def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
-    """Tell memory, shared memory, disk and threads."""
+def examine_machine(environment: Mapping[str, str]) -> list[Check]:
+    """Check memory, shared memory, disk and threads."""
     found = [_memory(), _shared(), _disk(Path.cwd()), _threads(environment)]
     return [finding for finding in found if finding is not None]
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     total, available = _meminfo()
     limit = _limit()
     if limit is not None and (total is None or limit < total):
@@ -37,11 +37,11 @@ def _memory() -> Finding:
     else:
         where = ""
     if total is None:
-        return Finding("Machine", "memory", "unknown", "note", "the system does not tell")
+        return Check("Machine", "memory", "unknown", "note", "the system does not tell")
     free = "" if available is None else f", {available / GIB:.1f} GiB available"
     facts = {"total_bytes": total, "available_bytes": available}
-    if (available if available is not None else total) < LEAST_MEMORY:
-        return Finding(
+    if (available if available is not None else total) < MIN_MEMORY:
+        return Check(
             "Machine",
             "memory",
             f"{total / GIB:.1f} GiB{where}{free}",
@@ -50,7 +50,7 @@ def _memory() -> Finding:
             ("ampcompare compare --workers 0 --batch-size 16",),
             facts,
         )
-    return Finding("Machine", "memory", f"{total / GIB:.1f} GiB{where}{free}", "ok", facts=facts)
+    return Check("Machine", "memory", f"{total / GIB:.1f} GiB{where}{free}", "ok", facts=facts)
 
 
 def _meminfo() -> tuple[int | None, int | None]:
@@ -75,16 +75,16 @@ def _limit() -> int | None:
     return None
 
 
-def _shared() -> Finding | None:
-    """Tell the size of shared memory, which is 64 MiB in a container that nobody gave more."""
+def _shared() -> Check | None:
+    """Check the size of shared memory, which is 64 MiB in a container by default."""
     try:
         total = shutil.disk_usage(SHARED).total
     except OSError:
         return None
     value = f"{total / GIB:.2g} GiB in {SHARED}"
-    if total >= LEAST_SHARED:
-        return Finding("Machine", "shared memory", value, "ok", facts={"total_bytes": total})
-    return Finding(
+    if total >= MIN_SHARED:
+        return Check("Machine", "shared memory", value, "ok", facts={"total_bytes": total})
+    return Check(
         "Machine",
         "shared memory",
         value,
@@ -95,15 +95,15 @@ def _shared() -> Finding | None:
     )
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Check:
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        return Finding("Machine", "disk", "unknown", "warning", f"{folder}: {error.strerror}")
+        return Check("Machine", "disk", "unknown", "warning", f"{folder}: {error.strerror}")
     value = f"{usage.free / GIB:.1f} GiB free in {folder}"
     facts = {"free_bytes": usage.free}
     if not os.access(folder, os.W_OK):
-        return Finding(
+        return Check(
             "Machine",
             "disk",
             value,
@@ -112,8 +112,8 @@ def _disk(folder: Path) -> Finding:
             ("ampcompare compare --output-dir ~/runs",),
             facts,
         )
-    if usage.free < LEAST_DISK:
-        return Finding(
+    if usage.free < MIN_DISK:
+        return Check(
             "Machine",
             "disk",
             value,
@@ -122,16 +122,16 @@ def _disk(folder: Path) -> Finding:
             ("ampcompare compare --output-dir ~/runs", "du -sh runs"),
             facts,
         )
-    return Finding("Machine", "disk", value, "ok", facts=facts)
+    return Check("Machine", "disk", value, "ok", facts=facts)
 
 
-def _threads(environment: Mapping[str, str]) -> Finding:
+def _threads(environment: Mapping[str, str]) -> Check:
     cores = usable_cores()
     set_ones = {name: environment[name] for name in THREAD_VARIABLES if name in environment}
     value = ", ".join(f"{name}={text}" for name, text in set_ones.items()) or "no variable set"
     wide = [name for name, text in set_ones.items() if text.isdigit() and int(text) > cores]
     if wide:
-        return Finding(
+        return Check(
             "Machine",
             "threads",
             value,
@@ -140,4 +140,4 @@ def _threads(environment: Mapping[str, str]) -> Finding:
             ("export OMP_NUM_THREADS=1",),
         )
     said = "" if set_ones else "; ampcompare sets 1 in its own processes, a script of yours takes all cores"
-    return Finding("Machine", "threads", value, "ok", f"{cores} core{'s' * (cores > 1)} to use{said}")
+    return Check("Machine", "threads", value, "ok", f"{cores} core{'s' * (cores > 1)} to use{said}")

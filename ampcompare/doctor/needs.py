@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.adapters import adapter_of, expected
-from ampcompare.arm import BACKENDS, Arm, third_party_backends
-from ampcompare.doctor.child import ask
-from ampcompare.doctor.finding import Finding
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.doctor.ask import ask
+from ampcompare.doctor.finding import Check
 
-__all__ = ["ArmNeeds", "Facts", "examine_arm"]
+__all__ = ["ArmNeeds", "MachineFacts", "examine_arm"]
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """What arms depend on.
 
     Attributes:
@@ -25,9 +25,9 @@ class Facts:
         fast_fp16: whether the CPU computes fp16 products; None where it is not known.
     """
 
-    torch: Finding
+    torch: Check
     devices: tuple[Mapping[str, Any], ...]
-    apex: Finding
+    apex: Check
     fast_fp16: bool | None
 
 
@@ -52,8 +52,8 @@ class ArmNeeds:
         return not self.missing
 
 
-def examine_arm(arm: Arm, facts: Facts) -> ArmNeeds:
-    """Tell whether `arm` can run on this machine's default device."""
+def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
+    """Check whether `arm` can run on this machine's default device."""
     device = "cuda" if facts.devices else "cpu"
     missing: list[str] = []
     notes: list[str] = []
@@ -63,19 +63,18 @@ def examine_arm(arm: Arm, facts: Facts) -> ArmNeeds:
     elif facts.torch.verdict == "problem":
         missing.append(f"torch is {facts.torch.value}")
         remedy.extend(facts.torch.remedy)
-    runs = expected(arm, device)
-    adapter = adapter_of(arm)
-    if adapter is not None and adapter.missing():
-        missing.append(f"{arm.backend} is {adapter.missing()}")
-        remedy.append(adapter.install)
+    runs, library = arm.effective(device), arm.spec.library
+    if library is not None and library.missing():
+        missing.append(f"{arm.backend} is {library.missing()}")
+        remedy.append(library.install)
     elif runs is not None and runs.arm is None:
         missing.append(runs.reason)
     elif runs is not None and runs.reason:
         notes.append(runs.reason)
     if arm.backend == "apex":
         _apex(arm, facts, missing, notes, remedy)
-    elif arm.backend not in BACKENDS:
-        answer = ask("entry_point", options={"value": third_party_backends()[arm.backend]})
+    elif arm.backend not in BUILT_IN:
+        answer = ask("entry_point", options={"value": arm.spec.implementation})
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")
     computes = arm if runs is None or runs.arm is None else Arm.parse(runs.arm)
@@ -89,7 +88,7 @@ def examine_arm(arm: Arm, facts: Facts) -> ArmNeeds:
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))
 
 
-def _apex(arm: Arm, facts: Facts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
+def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
     """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but not for O1."""
     engine = arm.options.get("engine", "auto")
     compat = str(Arm.make("apex", **{**arm.options, "engine": "compat"}))

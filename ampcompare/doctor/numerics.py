@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.doctor.finding import Finding, Verdict
+from ampcompare.doctor.finding import Check, Verdict
 
 __all__ = ["VARIABLES", "examine_numerics"]
 
@@ -37,8 +37,8 @@ ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "CUBLAS_", "PYTO
 SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "TORCHDYNAMO_DISABLE", "AMPCOMPARE_APEX_STRICT")
 
 
-def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str]) -> list[Finding]:
-    """Tell torch's TF32 switches, and each variable that is set and changes numbers or times silently.
+def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str]) -> list[Check]:
+    """Check torch's TF32 switches, and each variable that is set and changes numbers or times silently.
 
     Args:
         facts: value of the probe `torch_build`; None where torch does not import.
@@ -53,29 +53,29 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
         if value is None or (name in SWITCHES and value in ("", "0")):
             continue
         if on_cpu and name.startswith(ON_CUDA_ONLY):
-            findings.append(Finding("Numerics", name, value, "note", f"on CUDA it {effect}", (f"unset {name}",)))
+            findings.append(Check("Numerics", name, value, "note", f"on CUDA it {effect}", (f"unset {name}",)))
         else:
-            findings.append(Finding("Numerics", name, value, verdict, f"it {effect}", (f"unset {name}",)))
+            findings.append(Check("Numerics", name, value, verdict, f"it {effect}", (f"unset {name}",)))
     if all(finding.name == "tf32" for finding in findings):
         findings.append(
-            Finding("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that change numbers or times")
+            Check("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that change numbers or times")
         )
     return findings
 
 
-def _tf32(facts: dict[str, Any]) -> Finding:
+def _tf32(facts: dict[str, Any]) -> Check:
     products, convolutions = facts["tf32_products"], facts["tf32_convolutions"]
     values = {"products": products, "convolutions": convolutions}
     value = f"matrix products {_switch(products)}, convolutions {_switch(convolutions)}"
     if facts["cuda"] is None:
-        return Finding("Numerics", "tf32", value, "ok", "of no effect without CUDA", facts=values)
+        return Check("Numerics", "tf32", value, "ok", "of no effect without CUDA", facts=values)
     if products == convolutions:
-        return Finding("Numerics", "tf32", value, "ok", "", facts=values)
+        return Check("Numerics", "tf32", value, "ok", "", facts=values)
     reason = (
         "torch's default: on a GPU of capability 8.0 or later fp32 arms convolve in TF32 (10 bits of mantissa, as "
         "fp16) and multiply in fp32, so a speed-up over fp32 depends on this switch"
     )
-    return Finding(
+    return Check(
         "Numerics",
         "tf32",
         value,

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from ampcompare.doctor.finding import Finding
+from ampcompare.doctor.finding import Check
 from ampcompare.environment import fingerprint
 
 __all__ = ["cpu_flags", "examine_processor", "usable_cores"]
@@ -50,8 +50,8 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def examine_processor(facts: dict[str, Any] | None, flags: frozenset[str]) -> list[Finding]:
-    """Tell the CPU and how it computes in fp16 and bf16.
+def examine_processor(facts: dict[str, Any] | None, flags: frozenset[str]) -> list[Check]:
+    """Check the CPU and how it computes in fp16 and bf16.
 
     Args:
         facts: value of the probe `torch_build`; None where torch does not import.
@@ -61,7 +61,7 @@ def examine_processor(facts: dict[str, Any] | None, flags: frozenset[str]) -> li
     abilities = [text for flag, text in SHOWN.items() if flag in flags]
     with_torch = f"; torch uses {facts['capability']}" if facts and facts["capability"] else ""
     findings = [
-        Finding(
+        Check(
             "CPU",
             "processor",
             f"{fingerprint()['processor']}, {cores} core{'s' * (cores > 1)} to use, {platform.machine()}",
@@ -77,15 +77,15 @@ def examine_processor(facts: dict[str, Any] | None, flags: frozenset[str]) -> li
     return findings
 
 
-def _products(name: str, fast: bool | None, wanted: str, flags: frozenset[str]) -> Finding:
+def _products(name: str, fast: bool | None, wanted: str, flags: frozenset[str]) -> Check:
     if fast:
         slow = name == "bf16" and flags and not flags & {"avx512_bf16", "amx_bf16", "bf16"}
         reason = "but without instructions of its own: no faster than fp32" if slow else ""
-        return Finding("CPU", f"{name} on the cpu", "in oneDNN", "ok", reason, facts={"fast": not slow})
+        return Check("CPU", f"{name} on the cpu", "in oneDNN", "ok", reason, facts={"fast": not slow})
     if fast is None:
-        return Finding("CPU", f"{name} on the cpu", "unknown", "note", "this torch cannot tell", facts={"fast": None})
+        return Check("CPU", f"{name} on the cpu", "unknown", "note", "this torch cannot tell", facts={"fast": None})
     if name == "fp16":
         reason = f"no {wanted}: ampcompare computes in fp32 and rounds once, 15 to 100 times as fast (--cpu-half)"
     else:
         reason = f"no {wanted}: bf16 arms run, slowly"
-    return Finding("CPU", f"{name} on the cpu", "by slow kernels", "note", reason, facts={"fast": False})
+    return Check("CPU", f"{name} on the cpu", "by slow kernels", "note", reason, facts={"fast": False})

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from ampcompare.doctor.child import Answer
-from ampcompare.doctor.finding import Finding, Verdict
+from ampcompare.doctor.finding import Check, Verdict
+from ampcompare.isolate.call import Answer
 from ampcompare.version import __version__
 
 __all__ = ["examine_collectives", "examine_python", "examine_torch", "examine_vision", "fitting_torchvision"]
@@ -20,12 +20,12 @@ OLDEST_TORCH = (2, 4)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def examine_python() -> Finding:
-    """Tell the version of Python."""
+def examine_python() -> Check:
+    """Check the version of Python."""
     value = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info[:2] >= OLDEST_PYTHON:
-        return Finding("Software", "python", value, "ok")
-    return Finding(
+        return Check("Software", "python", value, "ok")
+    return Check(
         "Software",
         "python",
         value,
@@ -35,8 +35,8 @@ def examine_python() -> Finding:
     )
 
 
-def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None = None) -> list[Finding]:
-    """Tell version and build of torch, its CUDA and its cuDNN.
+def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None = None) -> list[Check]:
+    """Check version and build of torch, its CUDA and its cuDNN.
 
     Args:
         answer: of the probe `torch_build`.
@@ -61,14 +61,14 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
         verdict = "problem"
         reason = "this machine has an NVIDIA GPU that a CPU build of torch cannot use"
         remedy = ("pip uninstall -y torch torchvision && pip install torch torchvision",)
-    findings = [Finding("Software", "torch", f"{version}, {build}", verdict, reason, remedy, common)]
+    findings = [Check("Software", "torch", f"{version}, {build}", verdict, reason, remedy, common)]
     if cuda:
-        findings.append(Finding("Software", "cuda", f"{cuda}, with torch", "ok", facts={"version": cuda}))
+        findings.append(Check("Software", "cuda", f"{cuda}, with torch", "ok", facts={"version": cuda}))
         cudnn = facts["cudnn"]
         findings.append(
-            Finding("Software", "cudnn", _cudnn(cudnn), "ok", facts={"version": cudnn})
+            Check("Software", "cudnn", _cudnn(cudnn), "ok", facts={"version": cudnn})
             if cudnn
-            else Finding(
+            else Check(
                 "Software",
                 "cudnn",
                 "not found",
@@ -79,13 +79,13 @@ def examine_torch(answer: Answer, *, has_gpu: bool, path: Sequence[str] | None =
         )
     else:
         why = "ROCm has MIOpen instead" if hip else "torch is built without CUDA"
-        findings += [Finding("Software", name, "none", "ok" if hip else "note", why) for name in ("cuda", "cudnn")]
+        findings += [Check("Software", name, "none", "ok" if hip else "note", why) for name in ("cuda", "cudnn")]
     return findings
 
 
-def _torch_fails(answer: Answer, installed: str | None) -> Finding:
+def _torch_fails(answer: Answer, installed: str | None) -> Check:
     if installed is None and "No module named 'torch'" in answer.failure:
-        return Finding(
+        return Check(
             "Software",
             "torch",
             "not installed",
@@ -93,7 +93,7 @@ def _torch_fails(answer: Answer, installed: str | None) -> Finding:
             "every arm needs it",
             ("pip install torch torchvision", f"pip install torch torchvision --index-url {CPU_INDEX}  # no GPU"),
         )
-    return Finding(
+    return Check(
         "Software",
         "torch",
         f"{installed or 'of unknown version'}, which cannot be imported",
@@ -104,8 +104,8 @@ def _torch_fails(answer: Answer, installed: str | None) -> Finding:
     )
 
 
-def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[str] | None = None) -> Finding:
-    """Tell whether torchvision fits torch and imports.
+def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[str] | None = None) -> Check:
+    """Check whether torchvision fits torch and imports.
 
     Args:
         answer: of the probe `vision`.
@@ -117,7 +117,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
     if version is None:
         fitting = fitting_torchvision(torch_version)
         wanted = f"=={fitting}.*" if fitting else ""
-        return Finding("Software", "torchvision", "not installed", "note", needed, (_install(wanted, torch_version),))
+        return Check("Software", "torchvision", "not installed", "note", needed, (_install(wanted, torch_version),))
     fitting = fitting_torchvision(torch_version)
     matches = fitting is None or _numbers(version) == _numbers(fitting)
     facts = {"version": version, "fits": matches, "failure": answer.failure or None, "plain": answer.value.get("plain")}
@@ -125,7 +125,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
     wanted = f"=={fitting}.*" if fitting else f"=={version}"
     if not answer.done:
         reason = f"import torchvision: {answer.failure}"
-        return Finding(
+        return Check(
             "Software",
             "torchvision",
             f"{version}, which cannot be imported",
@@ -135,7 +135,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
             facts,
         )
     if not matches:
-        return Finding(
+        return Check(
             "Software",
             "torchvision",
             f"{version}, of another torch",
@@ -145,7 +145,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
             facts,
         )
     if answer.value["plain"]:
-        return Finding(
+        return Check(
             "Software",
             "torchvision",
             f"{version}, whose compiled operators do not load",
@@ -155,7 +155,7 @@ def examine_vision(answer: Answer, torch_version: str | None, *, path: Sequence[
             (_install(wanted, torch_version, cpu=True),),
             facts,
         )
-    return Finding("Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts)
+    return Check("Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts)
 
 
 def fitting_torchvision(torch_version: str | None) -> str | None:
@@ -171,15 +171,15 @@ def _install(wanted: str, torch_version: str | None, *, cpu: bool = False) -> st
     return f"pip install --no-deps --force-reinstall 'torchvision{wanted}'" + (f" --index-url {CPU_INDEX}" * on_cpu)
 
 
-def examine_collectives(facts: dict[str, Any], nccl: Sequence[int] | None) -> Finding:
-    """Tell which backends of torch.distributed there are.
+def examine_collectives(facts: dict[str, Any], nccl: Sequence[int] | None) -> Check:
+    """Check which backends torch.distributed has.
 
     Args:
         facts: value of the probe `torch_build`.
         nccl: version, where it is known.
     """
     if not facts["distributed"]:
-        return Finding(
+        return Check(
             "Software",
             "torch.distributed",
             "none",
@@ -190,7 +190,7 @@ def examine_collectives(facts: dict[str, Any], nccl: Sequence[int] | None) -> Fi
     version = f" {'.'.join(map(str, nccl))}" if nccl else ""
     names = [name + (version if name == "nccl" else "") for name in ("nccl", "gloo", "mpi") if facts[name]]
     lacks_nccl = facts["cuda"] and not facts["nccl"]
-    return Finding(
+    return Check(
         "Software",
         "torch.distributed",
         ", ".join(names) or "no backend",

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import AmpCompareError
-from ampcompare.launch.worker import resolve_device
+from ampcompare.launch.worker.device import resolve_device
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
 from ampcompare.training.assemble import Assembly, assemble, make_task
-from ampcompare.validation import validated
 
 __all__ = ["observe"]
 
-MOST_STEPS = 30  # a dynamic scale that begins too high is halved at each
+MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 # Operations that decide what an arm is worth; the others follow their inputs.
 WATCHED = (
@@ -55,7 +55,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     (model,), (optimizer,) = assembly.models, assembly.optimizers
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
-    watch = _Watch(model)
+    watch = _OpTracer(model)
     with context:
         scales_before = precision.loss_scales()
         loss, operations = _first_pass(assembly, batch, watch)
@@ -63,7 +63,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         gradients = _gradients(model.parameters())
         master_gradients = _gradients(masters)
         skipped = 0
-        while not precision.step(optimizer).applied[0] and skipped < MOST_STEPS:
+        while not precision.step(optimizer).applied[0] and skipped < MAX_STEPS:
             skipped += 1
             optimizer.zero_grad()
             _pass(assembly, batch)
@@ -98,7 +98,9 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _first_pass(assembly: Assembly, batch: tuple[Tensor, Tensor], watch: _Watch) -> tuple[Tensor, list[dict[str, Any]]]:
+def _first_pass(
+    assembly: Assembly, batch: tuple[Tensor, Tensor], watch: _OpTracer
+) -> tuple[Tensor, list[dict[str, Any]]]:
     """Make the pass that is watched; the hooks are gone afterwards."""
     seen = _Operations()
     with watch:
@@ -115,7 +117,7 @@ def _pass(assembly: Assembly, batch: tuple[Tensor, Tensor]) -> None:
     assembly.precision.backward(loss, assembly.optimizers)
 
 
-class _Watch:
+class _OpTracer:
     """Hooks on the model and on each module that has parameters of its own or no children."""
 
     def __init__(self, model: nn.Module) -> None:

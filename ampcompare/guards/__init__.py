@@ -4,7 +4,7 @@
 
     ampcompare.guards.install()
 
-`ampcompare exec` does this by itself. `docs/guards.md` lists the guards and what they cannot see.
+`ampcompare exec` does this itself. `docs/guards.md` lists the guards and what they cannot detect.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.arrival import Arrivals
-from ampcompare.guards.catalog import GUARDS, Guard
-from ampcompare.guards.reporting import Finding, GuardWarning, Reporter, warn
+from ampcompare.guards.catalog import GUARDS
+from ampcompare.guards.detector import Guard
+from ampcompare.guards.import_hook import ImportHook
+from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn
 
 if TYPE_CHECKING:
-    from ampcompare.guards.watch import Watch
+    from ampcompare.guards.hooks import GuardHooks
 
-__all__ = ["GUARDS", "Finding", "Guard", "GuardWarning", "Guards", "install"]
+__all__ = ["GUARDS", "Guard", "GuardWarning", "Guards", "Violation", "install"]
 
 AMP_MODULES = ("ampcompare.apex.amp", "apex.amp")
 
 
 class Guards:
-    """The guards that are on. As a context manager they are removed at the end of the block."""
+    """The active guards. As a context manager they are removed at the end of the block."""
 
-    def __init__(self, reporter: Reporter, passes: int | None) -> None:
-        self._reporter = reporter
+    def __init__(self, sink: ViolationSink, passes: int | None) -> None:
+        self._sink = sink
         self._passes = passes
-        self._watch: Watch | None = None
-        amps = {name: functools.partial(self._watch_amp, name) for name in AMP_MODULES}
-        self._arrivals = Arrivals({"torch": self._begin, **amps})
-        self._arrivals.begin()
+        self._hooks: GuardHooks | None = None
+        amps = {name: functools.partial(self._on_amp, name) for name in AMP_MODULES}
+        self._imports = ImportHook({"torch": self._on_torch, **amps})
+        self._imports.begin()
 
-    def _begin(self) -> None:
-        if self._watch is None:
-            self._watch = importlib.import_module("ampcompare.guards.watch").Watch(self._reporter, self._passes)
+    def _on_torch(self) -> None:
+        importlib.import_module("torch")  # `apex.amp` may be imported before it
+        if self._hooks is None:
+            self._hooks = importlib.import_module("ampcompare.guards.hooks").GuardHooks(self._sink, self._passes)
 
-    def _watch_amp(self, name: str) -> None:
-        self._begin()
-        assert self._watch is not None
-        self._watch.watch_amp(sys.modules[name])
+    def _on_amp(self, name: str) -> None:
+        self._on_torch()
+        assert self._hooks is not None
+        self._hooks.watch_amp(sys.modules[name])
 
     def remove(self) -> None:
-        """Put back everything that was replaced."""
-        self._arrivals.end()
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
+        """Restore everything that was replaced."""
+        self._imports.end()
+        if self._hooks is not None:
+            self._hooks.end()
+            self._hooks = None
 
     def __enter__(self) -> Guards:
         return self
@@ -61,15 +63,15 @@ class Guards:
         self.remove()
 
 
-def install(*, strict: bool = False, say: Callable[[Finding], None] = warn, passes: int | None = None) -> Guards:
-    """Watch torch, and Apex's `amp` or ours, in this process; torch itself is not imported for that.
+def install(*, strict: bool = False, say: Callable[[Violation], None] = warn, passes: int | None = None) -> Guards:
+    """Watch torch, and Apex's or ampcompare's `amp`, in this process; this does not import torch.
 
     Args:
         strict: raise `ampcompare.errors.GuardError` instead of warning.
-        say: what to do with a finding; by default a `GuardWarning` at the user's line.
-        passes: end by themselves with the step that follows so many backward passes; None for never.
+        say: receives each violation; by default a `GuardWarning` at the user's line.
+        passes: the guards remove themselves at the step that follows this many backward passes; None for never.
 
     Returns:
-        The guards, whose `remove()` puts everything back.
+        The guards, whose `remove()` restores everything.
     """
-    return Guards(Reporter(say, strict=strict), passes)
+    return Guards(ViolationSink(say, strict=strict), passes)

@@ -1,37 +1,72 @@
-"""What happens in a training script, as the guards are told of it."""
+"""The base class of all guards: the text of a guard, and the events of a training script that it can handle."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, nn
+from ampcompare.guards.location import Location
+from ampcompare.guards.reporting import ViolationSink
+from ampcompare.guards.script_state import ScriptState
 
-from ampcompare.guards.facts import Facts
-from ampcompare.guards.place import Place
-from ampcompare.guards.reporting import Reporter
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-__all__ = ["EVENTS", "Detector"]
+__all__ = ["EVENTS", "Detector", "Guard"]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The text of one guard.
+
+    Attributes:
+        name: in messages and in the documentation.
+        mistake: what the script does.
+        matters: what that does to the training.
+        remedy: what to write instead.
+    """
+
+    name: str
+    mistake: str
+    matters: str
+    remedy: str
 
 
 class Detector:
-    """Looks for one mistake: overrides the events that it needs, and reports.
+    """Detects one mistake: overrides the events that it needs, and reports.
 
-    The base class says what the events are; each comes before the thing happens unless its name says otherwise.
+    Each event comes before the thing happens, unless its name starts with `after_`.
+
+    Attributes:
+        guard: the text; every subclass has its own.
+        defined: all subclasses, in the order of their definition.
+
+    Raises:
+        TypeError: a subclass without a guard, or with the name of another one.
     """
 
-    name: ClassVar[str]
+    guard: ClassVar[Guard]
+    defined: ClassVar[list[type[Detector]]] = []
 
-    def __init__(self, facts: Facts, reporter: Reporter) -> None:
+    def __init_subclass__(cls) -> None:
+        guard = vars(cls).get("guard")
+        if not isinstance(guard, Guard):
+            raise TypeError(f"{cls.__name__} has no guard; write `guard = Guard(...)` in the class")
+        if any(other.guard.name == guard.name for other in Detector.defined):
+            raise TypeError(f"{cls.__name__}: there is a guard {guard.name!r} already; choose another name")
+        Detector.defined.append(cls)
+
+    def __init__(self, facts: ScriptState, sink: ViolationSink) -> None:
         self.facts = facts
-        self._reporter = reporter
+        self._sink = sink
 
-    def report(self, what: str, place: Place | None = None) -> None:
-        """Report the mistake, by default at the line that is running."""
-        self._reporter.report(self.name, what, place)
+    def report(self, what: str, location: Location | None = None, *, remedy: str | None = None) -> None:
+        """Report the mistake, by default at the line that is running and with the remedy of the guard."""
+        self._sink.report(self.guard.name, what, remedy or self.guard.remedy, location)
 
-    def backward(self, losses: Any, seeds: Any) -> None:
-        """A backward pass, from `losses` and the gradients `seeds` (None stands for ones)."""
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        """A backward pass starts, from `losses` and their gradients `grad_outputs` (None stands for ones)."""
 
     def after_backward(self, losses: Any) -> None:
         """The pass has ended."""
@@ -43,10 +78,10 @@ class Detector:
         """`amp.scale_loss` was left without an exception."""
 
     def attempt(self, optimizer: Any, scaler: Any) -> None:
-        """A step is asked for, by `scaler.step(optimizer)` or, with None, by `optimizer.step()`."""
+        """A step is requested, by `scaler.step(optimizer)` or, with None, by `optimizer.step()`."""
 
     def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
-        """The step has ended; `applied` is False where the scaler skipped it."""
+        """The step has ended; `applied` is False if the scaler skipped it."""
 
     def zero_grad(self) -> None:
         """Gradients of a module or an optimizer are cleared."""
@@ -73,7 +108,9 @@ class Detector:
         """A module is cast to a half type."""
 
     def cuda(self, module: nn.Module) -> None:
-        """A module goes to a GPU."""
+        """A module is moved to a GPU."""
 
 
-EVENTS = tuple(name for name, value in vars(Detector).items() if callable(value) and name not in ("__init__", "report"))
+EVENTS = tuple(
+    name for name, value in vars(Detector).items() if callable(value) and not name.startswith("_") and name != "report"
+)

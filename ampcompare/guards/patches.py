@@ -1,4 +1,4 @@
-"""Replace functions and methods, and put back what was there."""
+"""Replace functions and methods, and restore them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Patches"]
 
 
 class Patches:
-    """What was replaced, in order.
+    """Replaced attributes, in order.
 
-    A function that someone else has wrapped since cannot be put back; it then passes everything through.
+    A function that other code has wrapped since cannot be restored; it then calls the original only.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Patches:
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Replace `owner.name` by a function that calls `around(original, *args, **kwargs)`.
 
-        While torch.compile traces, the original is called alone.
+        While torch.compile traces, only the original is called.
         """
         original = getattr(owner, name)
         compiling = torch.compiler.is_compiling
@@ -39,17 +39,17 @@ class Patches:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name`."""
-        own = name in vars(owner)
-        self._done.append((owner, name, vars(owner).get(name), value, own))
+        is_own = name in vars(owner)
+        self._done.append((owner, name, vars(owner).get(name), value, is_own))
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Put back what was there, the last first."""
+        """Restore the originals, the last one first."""
         self.active = False
-        for owner, name, before, value, own in reversed(self._done):
+        for owner, name, before, value, is_own in reversed(self._done):
             if vars(owner).get(name) is not value:
                 continue
-            if own:
+            if is_own:
                 setattr(owner, name, before)
             else:
                 delattr(owner, name)

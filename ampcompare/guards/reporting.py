@@ -1,4 +1,4 @@
-"""Say what a guard found: once for each line, as a warning or as an error."""
+"""Report what a guard detected: once for each line, as a warning or as an error."""
 
 from __future__ import annotations
 
@@ -9,71 +9,73 @@ from collections.abc import Callable
 from typing import Any
 
 from ampcompare.errors import GuardError
-from ampcompare.guards.catalog import GUARDS
-from ampcompare.guards.place import Place, user_place
+from ampcompare.guards.location import Location, user_location
 
-__all__ = ["Finding", "GuardWarning", "Reporter", "warn"]
+__all__ = ["GuardWarning", "Violation", "ViolationSink", "warn"]
 
 
 class GuardWarning(UserWarning):
     """A mistake in the use of mixed precision."""
 
 
-class Finding:
+class Violation:
     """One mistake at one line.
 
     Attributes:
         guard: name of the guard.
-        place: the line.
+        location: the line.
         what: what happened there.
+        remedy: what to write instead.
     """
 
-    def __init__(self, guard: str, place: Place, what: str) -> None:
-        self.guard, self.place, self.what = guard, place, what
+    def __init__(self, guard: str, location: Location, what: str, remedy: str) -> None:
+        self.guard, self.location, self.what, self.remedy = guard, location, what, remedy
 
     def __str__(self) -> str:
-        return f"guard {self.guard}: {self.place}: {self.what}; {GUARDS[self.guard].remedy}"
+        return f"guard {self.guard}: {self.location}: {self.what}; {self.remedy}"
 
 
-def warn(finding: Finding) -> None:
+def warn(violation: Violation) -> None:
     """Emit a `GuardWarning` at the line, which Python's own filters obey."""
-    text = f"{finding.guard}: {finding.what}; {GUARDS[finding.guard].remedy}"
-    warnings.warn_explicit(text, GuardWarning, finding.place.file, finding.place.line)
+    text = f"{violation.guard}: {violation.what}; {violation.remedy}"
+    warnings.warn_explicit(text, GuardWarning, violation.location.file, violation.location.line)
 
 
-class Reporter:
-    """Passes findings on, each guard and line once.
+class ViolationSink:
+    """Passes violations on, each guard and line once.
 
     Args:
-        say: receives a finding; on the first rank only.
+        say: receives a violation; on the first rank only.
         strict: raise instead, on every rank.
     """
 
-    def __init__(self, say: Callable[[Finding], None], *, strict: bool) -> None:
+    def __init__(self, say: Callable[[Violation], None], *, strict: bool) -> None:
         self._say = say
         self._strict = strict
-        self._seen: set[tuple[str, str, int]] = set()
+        self._reported: set[tuple[str, str, int]] = set()
 
-    def report(self, guard: str, what: str, place: Place | None = None) -> None:
+    def report(self, guard: str, what: str, remedy: str, location: Location | None = None) -> None:
         """Report a mistake.
 
         Args:
+            guard: name of the guard.
             what: what happened, in words that follow the line.
-            place: None for the line of the user's code that is running.
+            remedy: what to write instead.
+            location: None for the line of the user's code that is running.
 
         Raises:
             GuardError: reporting is strict.
         """
-        place = place or user_place()
-        key = (guard, place.file, place.line)
-        if key in self._seen:
+        location = location or user_location()
+        key = (guard, location.file, location.line)
+        if key in self._reported:
             return
-        self._seen.add(key)
-        finding = Finding(guard, place, what)
+        self._reported.add(key)
+        violation = Violation(guard, location, what, remedy)
         if self._strict:
-            raise GuardError(str(finding))
+            raise GuardError(str(violation))
         if _rank() == 0:
-            self._say(finding)
+            self._say(violation)
 
 
 def _rank() -> int:

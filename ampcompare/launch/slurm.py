@@ -1,4 +1,4 @@
-"""Cells as jobs of Slurm: submitted with submitit, waited for, and found again by a later call."""
+"""Cells as Slurm jobs: submit them with submitit, wait for them, and find them again in a later call."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ import math
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.config import RunConfig
 from ampcompare.environment import THREAD_VARIABLES
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.launch.base import (
-    Launcher,
-    Progress,
-    failed_record,
+from ampcompare.files import write_atomically
+from ampcompare.launch.base import Launcher, Progress, failed_record
+from ampcompare.launch.cell_files import (
+    PROGRESS_FILE,
     log_tail,
     make_cell_folder,
+    progress_reader,
     write_config,
     write_record,
 )
 from ampcompare.launch.forked import worker_environment
-from ampcompare.launch.progress import PROGRESS_FILE, progress_teller
 from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
-from ampcompare.record import RunRecord, read_record, write_atomically
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.settings.config import RunConfig
+from ampcompare.start import __file__ as START
 
-__all__ = ["SlurmLauncher", "parse_slurm_options"]
+__all__ = ["SlurmLauncher", "parse_slurm_options", "require_slurm"]
 
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
-RECORD_SECONDS = 10.0  # until a file that another machine has written is seen on this one
+RECORD_SECONDS = 10.0  # until a file that another machine wrote is visible here
 LOG_LINES = 50
 TAIL_LINES = 5
 DEFAULT_MINUTES = 60
@@ -43,8 +45,9 @@ WARNING_SECONDS = 90  # between submitit's signal and the time limit
 JOB_NAME = "ampcompare"
 DEAD_TASK = re.compile(r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.+)$", flags=re.MULTILINE)
 NOISE = re.compile(r"submitit \w+ |srun: |slurmstepd\S*: ")
+ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
 TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<fields>\d+(?::\d+){0,2})")
-OURS = {
+RESERVED_OPTIONS = {
     **dict.fromkeys(("nodes", "N"), "--nnodes"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "n"), "--nproc-per-node"),
     **dict.fromkeys(("array", "chdir", "comment", "error", "job-name", "open-mode", "output", "wrap"), "ampcompare"),
@@ -55,7 +58,7 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
     """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
 
     Raises:
-        ConfigError: no option, one given twice, a time that cannot be read, or one that this program sets itself.
+        ConfigError: not an option, a duplicate, an invalid time, or an option that ampcompare sets itself.
     """
     options: dict[str, str] = {}
     for text in texts:
@@ -63,8 +66,8 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
         name = name.strip().replace("_", "-")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or "\n" in value or (equals and not value):
             raise ConfigError(f"--slurm-option {text!r} is not an option of sbatch such as partition=gpu or exclusive")
-        if name in OURS:
-            raise ConfigError(f"--slurm-option {text!r}: {name} is set by {OURS[name]}")
+        if name in RESERVED_OPTIONS:
+            raise ConfigError(f"--slurm-option {text!r}: {name} is set by {RESERVED_OPTIONS[name]}")
         if name in options:
             raise ConfigError(f"--slurm-option {name} is given twice")
         if name == "time":
@@ -77,7 +80,7 @@ def _minutes(text: str) -> int:
     """Return the minutes, rounded up, of a time as Slurm reads it: 30, 30:00, 1:30:00, 1-12, 1-12:30 or 1-12:30:00.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a time.
     """
     match = TIME.fullmatch(text)
     if match is None:
@@ -93,14 +96,31 @@ def _minutes(text: str) -> int:
     return max(1, math.ceil(hours * 60 + minutes + seconds / 60))
 
 
-class SlurmLauncher(Launcher):
-    """Submits a job per cell, all that are expected at once, and waits for each.
+def require_slurm() -> None:
+    """Check that this machine can submit jobs.
 
-    The number of a job lies in the cell's `job.json`, so that a later call waits for it instead of submitting another.
-    Jobs go on when this process ends.
+    Raises:
+        EnvironmentUnfit: this machine has no Slurm.
+        BackendUnavailable: submitit is not installed.
+    """
+    missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
+    if missing:
+        raise EnvironmentUnfit(
+            f"--launcher slurm needs {missing[0]}, which is not on the path; run it where jobs are submitted, or "
+            "use --launcher torchrun"
+        )
+    if importlib.util.find_spec("submitit") is None:
+        raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
+
+
+class SlurmLauncher(Launcher):
+    """Submits one job per cell, all announced cells ahead, and waits for each.
+
+    The job ID is in the cell's `job.json`, so that a later call waits for that job instead of submitting another.
+    Jobs continue when this process ends.
 
     Args:
-        options: of sbatch, by their long names; "" for a flag.
+        options: sbatch options by their long names; "" for a flag.
         nnodes: nodes of one job, among which the processes of a cell are split.
 
     Raises:
@@ -109,23 +129,16 @@ class SlurmLauncher(Launcher):
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, nnodes: int = 1) -> None:
-        missing = [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]
-        if missing:
-            raise EnvironmentUnfit(
-                f"--launcher slurm needs {missing[0]}, which is not on the path; call it where jobs are submitted, or "
-                "use --launcher torchrun"
-            )
-        if importlib.util.find_spec("submitit") is None:
-            raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
+        require_slurm()
         self._options = dict(options or {})
         self._nnodes = nnodes
         self._jobs: dict[Path, str] = {}
 
-    def expect(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
-        """Submit those cells that have no job in the queue.
+    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        """Submit the cells that have no job in the queue.
 
         Raises:
-            LaunchError: Slurm refuses a job, or does not answer.
+            LaunchError: Slurm rejects a job, or does not answer.
         """
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
         if not new:
@@ -133,8 +146,8 @@ class SlurmLauncher(Launcher):
         active = active_jobs()
         by_comment = {comment: job for job, comment in active.items()}
         for config, folder in new:
-            # A call that was killed may have ended between the submission and the writing of the number.
-            job = next((job for job in (_noted(folder), by_comment.get(str(folder))) if job in active), None)
+            # A call that was killed may have submitted the job without writing its ID.
+            job = next((job for job in (_saved_job_id(folder), by_comment.get(str(folder))) if job in active), None)
             self._jobs[folder] = job or self._submit(config, folder)
             write_atomically(folder / "job.json", json.dumps({"job": self._jobs[folder]}))
 
@@ -142,29 +155,31 @@ class SlurmLauncher(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
-        self.expect([(config, folder)])
+        self.submit_ahead([(config, folder)])
         job = self._jobs[folder]
         self._wait(job, folder, on_progress)
         del self._jobs[folder]
         path = folder / "record.json"
         record = read_record(path) if path.exists() else None
         if record is None or _was_killed(job, record):
-            record = failed_record(config, _story(job, folder))
-        elif record.status == "interrupted":  # of one cell, whose row says so; the others are not disturbed
-            record = record.model_copy(update={"status": "failed", "error": _told_to_end(job, record)})
+            record = failed_record(config, _describe_end(job, folder))
+        elif record.status == "interrupted":  # only this cell fails; the others continue
+            record = record.model_copy(update={"status": "failed", "error": _describe_interruption(job, record)})
         else:
             return record
         write_record(record, folder)
         return record
 
-    def remains(self) -> str:
+    def pending_message(self) -> str:
         jobs = " ".join(sorted(self._jobs.values(), key=int))
-        return f"jobs of Slurm go on, and the same command waits for them; to end them: scancel {jobs}" if jobs else ""
+        return (
+            f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}" if jobs else ""
+        )
 
     def _submit(self, config: RunConfig, folder: Path) -> str:
         import submitit
 
-        from ampcompare.launch.task import train
+        from ampcompare.launch.slurm_task import train
 
         if config.processes % self._nnodes:
             raise UnsupportedCombination(
@@ -173,19 +188,21 @@ class SlurmLauncher(Launcher):
         make_cell_folder(folder)
         (folder / PROGRESS_FILE).unlink(missing_ok=True)
         write_config(config, folder)
-        executor = submitit.SlurmExecutor(folder / "slurm")
+        # `-m submitit...` follows: without START, files of the working directory could shadow it.
+        python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
+        executor = submitit.SlurmExecutor(folder / "slurm", python=python)
         executor.update_parameters(**self._parameters(config, folder))
         try:
             return str(executor.submit(train, str(folder)).job_id)
         except submitit.core.utils.FailedJobError as error:
             lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
-            raise LaunchError(f"Slurm refuses the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
+            raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
 
     def _parameters(self, config: RunConfig, folder: Path) -> dict[str, Any]:
         options = dict(self._options)
         minutes = _minutes(options.pop("time")) if "time" in options else DEFAULT_MINUTES
         environment = worker_environment()
-        exported = {name: environment[name] for name in ("PYTHONPATH", *THREAD_VARIABLES)}
+        exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
         extra: dict[str, Any] = {name: value or True for name, value in options.items()}
         extra.setdefault("cpus-per-task", config.threads + config.workers)
         return {
@@ -203,13 +220,13 @@ class SlurmLauncher(Launcher):
 
     def _wait(self, job: str, folder: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """Return once the cell has its record, or the job has ended without one."""
-        tell = progress_teller(folder, on_progress)
-        look = answered = time.monotonic()
+        report_progress = progress_reader(folder, on_progress)
+        next_query = answered = time.monotonic()
         ended = None
         while not _is_done(folder):
             now = time.monotonic()
-            if now >= look:
-                look = now + QUEUE_SECONDS
+            if now >= next_query:
+                next_query = now + QUEUE_SECONDS
                 try:
                     gone = job not in active_jobs()
                     answered = now
@@ -221,13 +238,13 @@ class SlurmLauncher(Launcher):
                     ended = now
             if ended is not None and ((folder / "record.json").exists() or now - ended > RECORD_SECONDS):
                 return
-            tell()
+            report_progress()
             time.sleep(POLL_SECONDS)
-        tell()
+        report_progress()
 
 
-def _noted(folder: Path) -> str | None:
-    """Return the number of the cell's last job."""
+def _saved_job_id(folder: Path) -> str | None:
+    """Return the ID of the cell's last job."""
     try:
         return str(json.loads((folder / "job.json").read_text(encoding="utf-8"))["job"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -235,45 +252,44 @@ def _noted(folder: Path) -> str | None:
 
 
 def _is_done(folder: Path) -> bool:
-    """Tell whether the cell has a record that is final.
+    """Return whether the cell has a final record.
 
-    What killed a rank is known after a record of what followed, and a job that was told to end may be queued again.
+    A failed record is not final: Slurm may report later which rank was killed. Nor is an interrupted one: the job may
+    be queued again.
     """
     path = folder / "record.json"
     return path.exists() and read_record(path).status in ("completed", "diverged")
 
 
 def _was_killed(job: str, record: RunRecord) -> bool:
-    """Tell whether a rank was killed, so that the record holds what another one met after that."""
+    """Return whether a rank was killed, so that the record is that of another rank, which failed later."""
     return record.status == "failed" and record.config.processes > 1 and ending(job).was_killed
 
 
-def _told_to_end(job: str, record: RunRecord) -> str:
-    """Return what happened to a job whose cell was told to end and has saved."""
-    found = ending(job)
-    how = (
-        found.story() if found.state in STATES_OF_JOBS else "was told to end, before its time limit or for another job"
-    )
-    return f"job {job} of Slurm {how}; the cell was {record.error}; --resume auto goes on from there"
+def _describe_interruption(job: str, record: RunRecord) -> str:
+    """Return what happened to a job whose cell was asked to stop and has saved."""
+    end = ending(job)
+    how = end.story() if end.state in STATES_OF_JOBS else "was asked to stop, before its time limit or for another job"
+    return f"Slurm job {job} {how}; the cell was {record.error}; --resume auto resumes from there"
 
 
-def _story(job: str, folder: Path) -> str:
-    """Return what happened to a job that left no record of its own, with the last lines of its log.
+def _describe_end(job: str, folder: Path) -> str:
+    """Return what happened to a job that left no record, with the last lines of its log.
 
-    Of a task that died srun says so: `srun: error: NODE: task 1: Killed`.
+    srun reports a task that died as `srun: error: NODE: task 1: Killed`.
     """
     try:
-        told = (folder / "slurm" / f"{job}_0_log.out").read_text(encoding="utf-8", errors="replace")
+        output = (folder / "slurm" / f"{job}_0_log.out").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        told = ""
-    found = ending(job)
-    dead = None if found.state in STATES_OF_JOBS else DEAD_TASK.search(told)
+        output = ""
+    end = ending(job)
+    dead = None if end.state in STATES_OF_JOBS else DEAD_TASK.search(output)
     rank = int(dead["rank"]) if dead else 0
-    how = f"lost rank {rank}: {dead['how']}" if dead else found.story()
-    words = " | ".join(_last_words(log_tail(folder, LOG_LINES, rank)) or _last_words(told))
-    return f"job {job} of Slurm {how}" + (f"; last lines of its log: {words}" if words else "; its log is empty")
+    how = f"lost rank {rank}: {dead['how']}" if dead else end.story()
+    tail = " | ".join(_own_lines(log_tail(folder, LOG_LINES, rank)) or _own_lines(output))
+    return f"Slurm job {job} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")
 
 
-def _last_words(text: str) -> list[str]:
-    """Return the last lines that are not of those who started the process."""
+def _own_lines(text: str) -> list[str]:
+    """Return the last lines of a log, without those of submitit and srun."""
     return [line.strip() for line in text.splitlines() if line.strip() and not NOISE.match(line)][-TAIL_LINES:]

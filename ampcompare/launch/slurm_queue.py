@@ -1,4 +1,4 @@
-"""What Slurm says of jobs: which are queued or run, and how one has ended."""
+"""Query Slurm for jobs: which are queued or running, and how one has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["STATES_OF_JOBS", "Ending", "active_jobs", "ending"]
 
 ANSWER_SECONDS = 60.0
 KILLED_CODE = 128
-# States of Slurm that need other words than their own in lower case.
+# What to report for the states of Slurm.
 STORIES = {
     "TIMEOUT": "reached its time limit; --slurm-option time=MINUTES gives more",
     "DEADLINE": "reached its deadline",
@@ -23,17 +23,17 @@ STORIES = {
     "CANCELLED": "was cancelled",
     "NODE_FAIL": "lost its node",
     "BOOT_FAIL": "had a node that did not start",
-    "": "is gone, and Slurm keeps nothing about it",
+    "": "is gone, and Slurm has no record of it",
 }
-STATES_OF_JOBS = tuple(state for state in STORIES if state)  # which say more than what became of a task
+STATES_OF_JOBS = tuple(state for state in STORIES if state)  # more specific than the exit of a task
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job has ended, as far as Slurm knows.
+    """How a job ended, as far as Slurm knows.
 
     Attributes:
-        state: Slurm's word, such as "TIMEOUT"; "" where it has forgotten the job.
+        state: Slurm's word, such as "TIMEOUT"; "" if it has no record of the job.
         code, signal: of the batch script.
         nodes: where it ran.
     """
@@ -45,11 +45,11 @@ class Ending:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it: Slurm's own, or that of a task, which srun passes on as 128 and its number."""
+        """Whether a signal ended it, or a task, whose signal srun returns as 128 plus its number."""
         return self.signal > 0 or self.code > KILLED_CODE or self.state in STATES_OF_JOBS
 
     def story(self) -> str:
-        """Return what happened as the rest of a sentence about the job."""
+        """Return what happened, as the end of a sentence about the job."""
         text = STORIES.get(self.state)
         if text is None and self.signal:
             text = f"was ended by signal {self.signal}"
@@ -61,14 +61,14 @@ class Ending:
 
 
 def active_jobs() -> dict[str, str]:
-    """Return the comment of every job of this user that waits or runs, by its number.
+    """Return the comment of every queued or running job of this user, by job ID.
 
     Raises:
         LaunchError: Slurm does not answer.
     """
-    words = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%k"]
+    command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%A|%k"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
     except subprocess.CalledProcessError as error:
         raise LaunchError(f"squeue does not answer: {_last_line(error.stderr)}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -77,11 +77,11 @@ def active_jobs() -> dict[str, str]:
 
 
 def ending(job: str) -> Ending:
-    """Return how a job has ended: from Slurm's memory, which holds some minutes, else from its accounting if any."""
+    """Return how a job ended: from Slurm's memory of the last minutes, otherwise from its accounting, if any."""
     facts = dict(re.findall(r"(\w+)=(\S+)", _answer("scontrol", "show", "job", "--oneliner", job)))
     if "JobState" not in facts:
-        words = _answer("sacct", "-n", "-P", "-X", "-o", "State,ExitCode,NodeList", "-j", job).strip().split("|")
-        facts = dict(zip(("JobState", "ExitCode", "NodeList"), words, strict=False)) if len(words) == 3 else {}
+        values = _answer("sacct", "-n", "-P", "-X", "-o", "State,ExitCode,NodeList", "-j", job).strip().split("|")
+        facts = dict(zip(("JobState", "ExitCode", "NodeList"), values, strict=False)) if len(values) == 3 else {}
     return _ending(facts)
 
 
@@ -96,9 +96,9 @@ def _ending(facts: Mapping[str, str]) -> Ending:
     )
 
 
-def _answer(*words: str) -> str:
+def _answer(*command: str) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

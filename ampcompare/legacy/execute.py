@@ -1,25 +1,30 @@
-"""Run a target to its end as the interpreter would: same `__main__`, same traceback, same exit code."""
+"""Run a script to its end as the interpreter would: same `__main__`, same traceback, same exit code."""
 
 from __future__ import annotations
 
 import atexit
 import itertools
 import os
-import re
 import signal
 import sys
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
+from ampcompare.apex._install import ApexFinder
 from ampcompare.errors import AmpCompareError, GuardError
-from ampcompare.guards.place import is_users
+from ampcompare.guards.location import is_users
+from ampcompare.legacy.missing_names import missing_names
+from ampcompare.legacy.no_gpu import lacks_gpu
+from ampcompare.legacy.prepare import prepare_process
 from ampcompare.legacy.settings import ExecSettings
+from ampcompare.legacy.shadowing import NEEDED_LATER, import_without_first_entry
 from ampcompare.legacy.target import Target
+
+if TYPE_CHECKING:
+    from ampcompare.legacy.record.recorder import Recorder
 
 __all__ = ["execute"]
 
-NO_GPU = re.compile("Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available")
 _kept: list[ModuleType | None] = []
 
 
@@ -27,19 +32,21 @@ def execute(target: Target, settings: ExecSettings) -> int:
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
 
     Raises:
-        AmpCompareError: what was asked for cannot be had; the target was not started.
+        AmpCompareError: the settings cannot be met; the target was not started.
     """
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
     atexit.register(_die_if, interrupted)
+    if settings.compat_torch:
+        import_without_first_entry(NEEDED_LATER)
     target.set_paths()
-    applied = settings.apply()
+    prepared = prepare_process(settings)
     code: CodeType | None = None
     status = 0
     error: BaseException | None = None
     try:
         code, main = target.load()
-        # Whose namespace is still running must not be collected.
+        # This module's namespace is still in use and must not be collected.
         _kept.append(sys.modules.get("__main__"))
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
@@ -47,7 +54,7 @@ def execute(target: Target, settings: ExecSettings) -> int:
         status = _exit_status(caught.code)
     except AmpCompareError as caught:
         if code is None:
-            applied.close(2, repr(caught))
+            prepared.close(2, repr(caught))
             raise
         error = caught
     except BaseException as caught:
@@ -55,11 +62,17 @@ def execute(target: Target, settings: ExecSettings) -> int:
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         _print_traceback(error, code)
-        _say_how_to_go_without_a_gpu(error, settings)
+        if settings.device is None and lacks_gpu(error):
+            print(
+                f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
+                f"ampcompare exec --device cpu {settings.name}",
+                file=sys.stderr,
+            )
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-    applied.close(status, None if error is None else f"{type(error).__name__}: {error}")
-    _say_what_was_missing(applied.finder, error)
+    prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
+    _print_missing(prepared.finder, error)
+    _print_sums(prepared.recorder)
     return status
 
 
@@ -82,29 +95,29 @@ def _die_if(interrupted: list[bool]) -> None:
 
 
 def _print_traceback(error: BaseException, code: CodeType | None) -> None:
-    """Hand the exception to `sys.excepthook` with the frames of the script alone."""
+    """Pass the exception to `sys.excepthook` with only the frames of the script."""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code is not code:
         traceback = traceback.tb_next
     if traceback is None:  # raised before the script ran, by an import of its parent package
         traceback = _outside(error.__traceback__)
     if isinstance(error, GuardError):
-        _end_at_the_users_line(traceback)
-    error.__traceback__ = _without_ours(traceback)
-    chained, seen = error.__cause__ or error.__context__, {id(error)}
-    while chained is not None and id(chained) not in seen:
-        seen.add(id(chained))
-        chained.__traceback__ = _without_ours(chained.__traceback__)
+        _end_at_users_line(traceback)
+    error.__traceback__ = _without_hooks(traceback)
+    chained, visited = error.__cause__ or error.__context__, {id(error)}
+    while chained is not None and id(chained) not in visited:
+        visited.add(id(chained))
+        chained.__traceback__ = _without_hooks(chained.__traceback__)
         chained = chained.__cause__ or chained.__context__
     sys.stdout.flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames that watch a call or lead it elsewhere: plain Python would not have them."""
+def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
+    """Remove the frames that watch or redirect a call: plain Python would not have them."""
     kept: list[TracebackType] = []
     while traceback is not None:
-        if traceback.tb_next is None or not _is_between(traceback):
+        if traceback.tb_next is None or not _is_hook(traceback):
             kept.append(traceback)
         traceback = traceback.tb_next
     for outer, inner in itertools.pairwise(kept):
@@ -112,22 +125,13 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def _is_between(traceback: TracebackType) -> bool:
+def _is_hook(traceback: TracebackType) -> bool:
     name = traceback.tb_frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.startswith(("ampcompare.guards.", "ampcompare.legacy."))
 
 
-def _say_how_to_go_without_a_gpu(error: BaseException, settings: ExecSettings) -> None:
-    if settings.device is None and isinstance(error, (AssertionError, RuntimeError)) and NO_GPU.search(str(error)):
-        print(
-            f"ampcompare: there is no GPU here; for a smoke test on the CPU put --device cpu before the script: "
-            f"ampcompare exec --device cpu {settings.name}",
-            file=sys.stderr,
-        )
-
-
-def _end_at_the_users_line(traceback: TracebackType | None) -> None:
-    """Cut off the frames of torch and of the guards, which say nothing about a mistake of the script."""
+def _end_at_users_line(traceback: TracebackType | None) -> None:
+    """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
     last = traceback
     while traceback is not None:
         if is_users(traceback.tb_frame.f_code.co_filename):
@@ -145,29 +149,18 @@ def _outside(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _say_what_was_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
-    if finder is None:
-        return
-    missing = list(finder.missing)
-    while error is not None:
-        name = _lacking(error)
-        if name is not None and name not in missing:
-            missing.append(name)
-        error = error.__cause__ or error.__context__
-    if missing:
+def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
+    names = [] if finder is None else missing_names(finder, error)
+    if names:
         print(
-            f"ampcompare: the script asked for {', '.join(missing)}, which the compat engine does not have; guard the "
-            "import, or run with --engine nvidia where that Apex is installed",
+            f"ampcompare: the script asked for {', '.join(names)}, which the compat engine does not have; "
+            "if it caught the error, it silently took another path; "
+            "run with --engine nvidia where that Apex is installed",
             file=sys.stderr,
         )
 
 
-def _lacking(error: BaseException) -> str | None:
-    """Return what an ImportError did not find in `apex`, under the name that the script used."""
-    if not isinstance(error, ImportError) or error.name is None:
-        return None
-    if error.name == HOME or error.name.startswith(f"{HOME}."):
-        module = "apex" + error.name[len(HOME) :]
-        wanted = getattr(error, "name_from", None) or str(error).partition("cannot import name '")[2].partition("'")[0]
-        return f"{module}.{wanted}" if wanted else module
-    return error.name if real_name(error.name) or error.name in KERNELS else None
+def _print_sums(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
+        print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

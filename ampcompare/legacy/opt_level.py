@@ -1,4 +1,4 @@
-"""Override the opt level that a script gives to `amp.initialize`."""
+"""Override the opt level that a script passes to `amp.initialize`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import Any
 
-from ampcompare.legacy.notes import note
+from ampcompare.legacy.stderr import note
 
 __all__ = ["override"]
 
@@ -21,7 +21,7 @@ REFUSED = {
 
 
 def override(level: str, *, quiet: bool = False) -> None:
-    """Make `amp.initialize` use `level`, leaving out arguments that it does not take, and say so."""
+    """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr."""
     amp: Any = sys.modules["apex.amp"]
     original = amp.initialize
     signature = inspect.signature(original)
@@ -30,16 +30,16 @@ def override(level: str, *, quiet: bool = False) -> None:
     def initialize(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
-        asked = given.get("opt_level", "O1")
+        requested = given.get("opt_level", "O1")
         dropped = []
-        if asked != level:
+        if requested != level:
             dropped = [name for name in REFUSED[level] if given.get(name) is not None]
             for name in dropped:
                 del given[name]
         given["opt_level"] = level
         if not quiet:
             without = f", without the script's {', '.join(dropped)}" if dropped else ""
-            note(f"--opt-level {level} instead of the script's {asked}{without}")
+            note(f"--opt-level {level} instead of the script's {requested}{without}")
         return original(*bound.args, **bound.kwargs)
 
     amp.initialize = initialize

@@ -1,4 +1,4 @@
-"""Process groups of scripts that ask for nccl where there is no CUDA device."""
+"""Use gloo for process groups of scripts that ask for nccl without a CUDA device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ampcompare.legacy.notes import note
+from ampcompare.legacy.stderr import note
 
 __all__ = ["gloo_for_nccl"]
 
 
 def gloo_for_nccl() -> None:
-    """Let `init_process_group` and `new_group` take gloo where the script says nccl, and say so once."""
+    """Let `init_process_group` and `new_group` use gloo if the script asks for nccl, with one line on stderr."""
     if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
         return
     # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
     importlib.import_module("torch.distributed.nn.functional")
-    atexit.register(_leave)
+    atexit.register(_destroy)
     init, new = dist.init_process_group, dist.new_group
 
     @functools.wraps(init)
@@ -38,14 +38,14 @@ def gloo_for_nccl() -> None:
         module.new_group = new_group  # type: ignore[attr-defined]
 
 
-def _backend(asked: Any) -> Any:
-    if isinstance(asked, str) and asked.lower() == "nccl":
-        note("process groups use gloo in place of nccl: there is no CUDA device")
+def _backend(requested: Any) -> Any:
+    if isinstance(requested, str) and requested.lower() == "nccl":
+        note("process groups use gloo instead of nccl: there is no CUDA device")
         return "gloo"
-    return asked
+    return requested
 
 
-def _leave() -> None:
-    """Destroy the group that a script left open: a thread of gloo that outlives the interpreter can abort it."""
+def _destroy() -> None:
+    """Destroy the group that a script left open: a gloo thread that outlives the interpreter can abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()

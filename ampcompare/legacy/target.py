@@ -1,4 +1,4 @@
-"""Find what is to be run, and set the stage as the interpreter does for `python SCRIPT` and `python -m MODULE`."""
+"""Find the code to run, and set `sys.path` and `sys.argv` as `python SCRIPT` and `python -m MODULE` do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ampcompare.errors import ConfigError
+from ampcompare.legacy.shadowing import forget_shadowed
 
 __all__ = ["Target", "script_target"]
 
@@ -22,7 +23,7 @@ class Target:
     Args:
         name: the path of a script, or the dotted name of a module.
         is_module: `name` is the name of a module.
-        arguments: what the script is to find in `sys.argv[1:]`.
+        arguments: `sys.argv[1:]` of the script.
     """
 
     def __init__(self, name: str, arguments: list[str], *, is_module: bool) -> None:
@@ -30,11 +31,11 @@ class Target:
         self.arguments = arguments
         self.is_module = is_module
         path = Path(name)
-        # A folder or archive is itself the first place where its modules are looked for.
+        # A folder or archive is itself the first entry of the path.
         self._archive = not is_module and (path.is_dir() or path.suffix in (".zip", ".pyz"))
 
     def set_paths(self) -> None:
-        """Put the first entry of `sys.path` and `sys.argv` as the interpreter does."""
+        """Set the first entry of `sys.path`, and `sys.argv`, as the interpreter does."""
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
         if self.is_module:
             first = str(Path.cwd())
@@ -42,10 +43,13 @@ class Target:
             first = os.path.abspath(self.name)
         else:
             first = str(Path(self.name).resolve().parent)
-        if not getattr(sys.flags, "safe_path", False):  # then the interpreter has put no entry that we could replace
+        if not getattr(sys.flags, "safe_path", False):  # under -P the interpreter has added no entry
             sys.path[0] = first
         elif self._archive:
             sys.path.insert(0, first)
+        else:
+            return
+        forget_shadowed(first)
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code to run and the new `__main__` to run it in.
@@ -57,14 +61,14 @@ class Target:
         if self.is_module:
             spec = self._find_module()
         elif self._archive:
-            found = PathFinder.find_spec("__main__", [sys.path[0]])
-            if found is None:
+            archived = PathFinder.find_spec("__main__", [sys.path[0]])
+            if archived is None:
                 raise ConfigError(f"{self.name} has no __main__.py; name the script inside it")
-            spec = found
+            spec = archived
         else:
             return _load_script(self.name)
         if not hasattr(spec.loader, "get_code"):
-            raise ConfigError(f"{spec.name} is not Python code that could be run")
+            raise ConfigError(f"{spec.name} is not Python code that can be run")
         code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
         if code is None:
             raise ConfigError(f"{spec.name} has no Python code; it cannot be run")
@@ -92,7 +96,7 @@ class Target:
         except ValueError:  # a relative name, or a module without a spec
             spec = None
         if spec is None:
-            raise ConfigError(f"there is no module {name} to run; look at its name and at PYTHONPATH")
+            raise ConfigError(f"there is no module {name} to run; check its name and PYTHONPATH")
         return spec
 
 
@@ -106,7 +110,7 @@ def script_target(name: str, arguments: list[str]) -> Target:
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")
     if not os.access(path, os.R_OK):
-        raise ConfigError(f"the script {name} cannot be read; look at its permissions")
+        raise ConfigError(f"the script {name} cannot be read; check its permissions")
     return Target(name, arguments, is_module=False)
 
 

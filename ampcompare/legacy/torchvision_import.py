@@ -1,4 +1,4 @@
-"""Let a script's `import torchvision` work beside a torch without CUDA."""
+"""Let a script's `import torchvision` work with a torch without CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["install"]
 
 
 class _Finder(MetaPathFinder):
-    """Import torchvision by `load_torchvision`, the first time that somebody asks for it."""
+    """Import torchvision by `load_torchvision`, the first time that it is imported."""
 
     def __init__(self) -> None:
         self._busy = False
@@ -30,14 +30,14 @@ class _Finder(MetaPathFinder):
 
             module = load_torchvision()
         except (BackendUnavailable, ImportError):
-            return None  # the script's own import shall say why
+            return None  # the script's own import reports why
         finally:
             self._busy = False
         return ModuleSpec(fullname, _Loaded(module), is_package=True)
 
 
 class _Loaded(Loader):
-    """Hand out a module that is loaded already."""
+    """Returns a module that is already loaded."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -23,7 +23,7 @@ class ApexDDP(Parallel):
     Args:
         wrapper: the class.
         convert: what replaces batch norms.
-        bucket_cap_mb: MiB of fp32 gradients reduced together, handed on as `message_size`; None means Apex's default.
+        bucket_cap_mb: MiB of fp32 gradients reduced together, passed on as `message_size`; None means Apex's default.
         delay_allreduce: reduce once, at the end of the backward pass.
     """
 
@@ -40,7 +40,6 @@ class ApexDDP(Parallel):
         self._options: dict[str, Any] = {"delay_allreduce": delay_allreduce}
         if bucket_cap_mb is not None:
             self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
-        self._null: AbstractContextManager[None] = nullcontext()
 
     def convert_batchnorm(self, model: nn.Module) -> nn.Module:
         return self._convert(model)
@@ -50,12 +49,9 @@ class ApexDDP(Parallel):
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
             return self._wrapper(model, **self._options)
 
-    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
-        return self._disabled(models) if enabled else self._null
-
     @contextmanager
-    def _disabled(self, models: Sequence[Any]) -> Iterator[None]:
-        """Keep gradients local; reducing is on again before the forward pass that comes next, as Apex needs it."""
+    def _local(self, models: Sequence[Any]) -> Iterator[None]:
+        """Keep gradients local; reduction is on again before the next forward pass, as Apex needs it."""
         for model in models:
             model.disable_allreduce()
         try:

@@ -1,14 +1,17 @@
-"""The contract of replication: three methods, called at fixed places by the assembly and the loop."""
+"""The contract of replication: three methods that the assembly and the loop call."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import nn
 
 __all__ = ["Parallel"]
+
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class Parallel(abc.ABC):
@@ -22,6 +25,10 @@ class Parallel(abc.ABC):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
 
-    @abc.abstractmethod
     def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
         """Return the context in which gradients stay local, for all but the last micro-batch."""
+        return self._local(models) if enabled else NO_CONTEXT
+
+    def _local(self, models: Sequence[Any]) -> AbstractContextManager[None]:
+        """Return the context in which wrapped models exchange no gradients; one process exchanges none anyway."""
+        return NO_CONTEXT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,16 +39,12 @@ class DDP(Parallel):
             self._options["bucket_cap_mb"] = bucket_cap_mb
         if device.type == "cuda":
             self._options["device_ids"] = [device]
-        self._null: AbstractContextManager[None] = nullcontext()
 
     def convert_batchnorm(self, model: nn.Module) -> nn.Module:
         return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, **self._options)
-
-    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
-        return self._local(models) if enabled else self._null
 
     @contextmanager
     def _local(self, models: Sequence[Any]) -> Iterator[None]:

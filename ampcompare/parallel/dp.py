@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-
 from torch import nn
 
 from ampcompare.parallel.base import Parallel
@@ -19,14 +16,8 @@ class DP(Parallel):
     the first one's weights: this package's engine does, the real Apex does not.
     """
 
-    def __init__(self) -> None:
-        self._null: AbstractContextManager[None] = nullcontext()
-
     def convert_batchnorm(self, model: nn.Module) -> nn.Module:
         return model
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return nn.DataParallel(model)
-
-    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
-        return self._null

@@ -1,10 +1,9 @@
-"""From settings to the way in which replicas work together."""
+"""From settings to a `Parallel`."""
 
 from __future__ import annotations
 
 import torch
 
-from ampcompare.config import ParallelConfig
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.base import Parallel
@@ -12,19 +11,20 @@ from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP
 from ampcompare.parallel.single import Single
 from ampcompare.parallel.syncbn import apex_parallel, make_converter
+from ampcompare.settings.config import ParallelConfig
 
 __all__ = ["make_parallel"]
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
-    """Build what a configuration names; the process group of ddp and apex-ddp is set up by the caller.
+    """Build what a configuration names; the caller initializes the process group of ddp and apex-ddp.
 
     Args:
         device: of this process.
         engine: of the arm: "nvidia", "compat", or None for arms without Apex.
 
     Raises:
-        UnsupportedCombination: what cannot work together, with the reason.
+        UnsupportedCombination: names what cannot work together, and why.
     """
     if config.kind == "none":
         return Single()

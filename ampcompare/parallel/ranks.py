@@ -1,9 +1,10 @@
-"""What the processes of one run tell each other beside gradients: sums, agreements, whether they are still equal."""
+"""What the ranks of a run exchange besides gradients: sums, flags, values, and checks that they are still equal."""
 
 from __future__ import annotations
 
 import abc
 import hashlib
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,15 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ampcompare import errors
 from ampcompare.errors import AmpCompareError, RanksDiffer
 
-__all__ = ["Alone", "Group", "Ranks", "model_facts", "require_equal", "weights_digest"]
+__all__ = ["Communicator", "ProcessGroup", "SingleProcess", "model_facts", "require_equal", "weights_digest"]
 
+TRANSFER_BYTES = 64 * 2**20
 Value = TypeVar("Value")
 
 
-class Ranks(abc.ABC):
-    """All processes of a run, as one of them sees them. Every method but `is_first` is called by all of them together.
+class Communicator(abc.ABC):
+    """All ranks of a run, as seen from one of them. All ranks must call a method together, except `is_first`.
 
     Attributes:
         rank: of this process, from 0.
@@ -35,7 +38,7 @@ class Ranks(abc.ABC):
         return self.rank == 0
 
     @abc.abstractmethod
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks."""
 
     @abc.abstractmethod
@@ -48,24 +51,24 @@ class Ranks(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Return the plain values of all ranks, in order."""
+        """Return the values of all ranks, in order: plain data and tensors."""
 
     @abc.abstractmethod
-    def from_first(self, make: Callable[[], Value]) -> Value:
-        """Return on every rank what `make` returns on the first, or raise the error that it raises there."""
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
+        """Call `make` on rank 0; return its plain data and tensors on every rank, or raise its error there."""
 
     @abc.abstractmethod
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
-        """Give every rank the buffers of the first, such as the running statistics of batch norm."""
+        """Set the buffers of every rank, such as batch norm statistics, to those of rank 0."""
 
 
-class Alone(Ranks):
+class SingleProcess(Communicator):
     """One process."""
 
     rank = 0
     size = 1
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         return values
 
     def mean(self, values: Tensor) -> Tensor:
@@ -77,18 +80,18 @@ class Alone(Ranks):
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def from_first(self, make: Callable[[], Value]) -> Value:
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         return make()
 
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         pass
 
 
-class Group(Ranks):
+class ProcessGroup(Communicator):
     """The default process group of torch.
 
     Args:
-        device: of this process; messages lie there, where the backend asks for it.
+        device: of this process; messages are on it if the backend needs that (NCCL).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -96,34 +99,50 @@ class Group(Ranks):
         self.size = dist.get_world_size()
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         message = values.detach().to(self._device, torch.float64, copy=True)
         dist.all_reduce(message)
         return message
 
     def mean(self, values: Tensor) -> Tensor:
-        return self.total(values) / self.size
+        return self.sum(values) / self.size
 
     def any(self, flag: bool) -> bool:
-        return bool(self.total(torch.tensor(float(flag))) > 0)
+        return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        message = self._packed(value)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(message)], device=self._device))
+        longest = int(max(sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8, device=self._device)
+        padded[: len(message)] = message
+        messages = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(messages, padded)
+        return [_unpacked(each[: int(size)]) for each, size in zip(messages, sizes, strict=True)]
 
-    def from_first(self, make: Callable[[], Value]) -> Value:
-        message: list[Any] = [None, None]
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
+        message = torch.empty(0, dtype=torch.uint8, device=self._device)
         if self.is_first:
             try:
-                message[0] = make()
+                message = self._packed({"value": make()})
             except AmpCompareError as error:
-                message[1] = error
-        dist.broadcast_object_list(message, src=0)
-        if message[1] is not None:
-            raise message[1]
-        value: Value = message[0]
+                message = self._packed({"error": type(error).__name__, "text": str(error)})
+        size = torch.tensor([len(message)], device=self._device)
+        dist.broadcast(size, src=0)
+        if not self.is_first:
+            message = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        dist.broadcast(message, src=0)
+        content = _unpacked(message)
+        if "error" in content:
+            raise getattr(errors, content["error"], AmpCompareError)(content["text"])
+        value: Value = content["value"]
         return value
+
+    def _packed(self, value: Any) -> Tensor:
+        content = io.BytesIO()
+        torch.save(value, content)
+        return torch.frombuffer(content.getbuffer(), dtype=torch.uint8).to(self._device)
 
     def equalize_buffers(self, models: Sequence[nn.Module]) -> None:
         for model in models:
@@ -131,11 +150,16 @@ class Group(Ranks):
                 dist.broadcast(buffer.detach(), src=0)
 
 
-def require_equal(ranks: Ranks, what: str, value: Any, remedy: str) -> None:
-    """See that all ranks hold the same value, or the same items of a mapping.
+def _unpacked(message: Tensor) -> Any:
+    """Return plain data and tensors; unlike torch's object collectives, this never executes code from a message."""
+    return torch.load(io.BytesIO(message.cpu().numpy().tobytes()), weights_only=True)
+
+
+def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
+    """Check that all ranks hold the same value, or the same items of a mapping.
 
     Raises:
-        RanksDiffer: on every rank, naming those that differ from rank 0 and in what.
+        RanksDiffer: on every rank; names those that differ from rank 0 and in what.
     """
     values = ranks.gather(value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
@@ -165,8 +189,14 @@ def model_facts(models: Sequence[nn.Module]) -> dict[str, str]:
 
 def weights_digest(models: Sequence[nn.Module]) -> str:
     """Return 16 hexadecimal digits that change with any bit of a parameter or buffer."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
+    pending: list[Tensor] = []
     for model in models:
         for tensor in [*model.parameters(), *model.buffers()]:
-            found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
+            pending.append(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+            if sum(part.numel() for part in pending) >= TRANSFER_BYTES:
+                digest.update(torch.cat(pending).cpu().numpy().data)
+                pending = []
+    if pending:
+        digest.update(torch.cat(pending).cpu().numpy().data)
+    return digest.hexdigest()[:16]

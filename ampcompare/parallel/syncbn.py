@@ -23,7 +23,7 @@ def keep(model: nn.Module) -> nn.Module:
 
 
 def apex_parallel(engine: str | None) -> ModuleType:
-    """Return the real `apex.parallel` where the arm runs on the real Apex, else this package's own."""
+    """Return the real `apex.parallel` if the arm runs on the real Apex, else ampcompare's own."""
     return importlib.import_module("apex.parallel" if engine == "nvidia" else "ampcompare.apex.parallel")
 
 

@@ -1,1 +1,1 @@
-"""How numbers are stored and gradients kept finite: one file per backend, behind one contract."""
+"""How numbers are stored and gradients are kept finite: one file per backend, behind one contract."""

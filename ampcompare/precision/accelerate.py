@@ -1,6 +1,6 @@
 """Hugging Face Accelerate: its `Accelerator` casts the forward pass, scales the loss and steps the optimizer.
 
-An `Accelerator` is one per process: its state is shared by all of them, and cannot change its precision.
+All `Accelerator` objects of a process share one state, whose precision cannot be changed.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.adapters import load
+from ampcompare.backends.accelerate import ASKED, LIBRARY
 from ampcompare.errors import BackendUnavailable
-from ampcompare.precision.base import refuse_wrapped
-from ampcompare.precision.library import ByLibrary
+from ampcompare.precision.library_precision import LibraryPrecision
 
 __all__ = ["Accelerate"]
 
 
-class Accelerate(ByLibrary):
-    """What a script with `accelerator.prepare` and `accelerator.backward` does, but for wrapping and placing models.
+class Accelerate(LibraryPrecision):
+    """What a script with `accelerator.prepare` and `accelerator.backward` does, except wrapping and moving models.
 
     Args:
-        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it; `effective` says what became of it.
+        mixed_precision: "no", "fp16" or "bf16", as `Accelerator` takes it; `effective` reports what it runs.
 
     Raises:
-        BackendUnavailable: Accelerate is not installed, or holds another precision in this process already.
+        BackendUnavailable: Accelerate is not installed, or this process uses it with another precision already.
     """
 
     def __init__(self, *, device: str = "cpu", mixed_precision: str = "no") -> None:
-        module, library, version = load("accelerate")
+        module, library, version = LIBRARY.load("accelerate")
         try:
             self.accelerator: Any = module.Accelerator(
                 mixed_precision=mixed_precision, cpu=torch.device(device).type == "cpu", device_placement=False
@@ -41,30 +40,31 @@ class Accelerate(ByLibrary):
             raise BackendUnavailable(
                 f"accelerate {version} refuses mixed_precision={mixed_precision}: {first}"
             ) from error
-        found = "native:bf16" if self.accelerator.mixed_precision == "bf16" else "native:fp16"
+        autocast_arm = "native:bf16" if self.accelerator.mixed_precision == "bf16" else "native:fp16"
         super().__init__(
-            "accelerate",
             mixed_precision,
-            found if self.accelerator.native_amp else "fp32",
+            ASKED[mixed_precision],
+            autocast_arm if self.accelerator.native_amp else "fp32",
             library=library,
             version=version,
             scaler=self.accelerator.scaler,
         )
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         if self.scaler is not None:
             self._refuse_several(optimizers)
-        # In evaluation mode Accelerate leaves the wrapping for several processes to the caller.
+        # In evaluation mode Accelerate does not wrap models for several processes; `Parallel` does that.
         prepared = [self.accelerator.prepare_model(model, evaluation_mode=True) for model in models]
         return prepared, [self.accelerator.prepare_optimizer(optimizer) for optimizer in optimizers]
 
-    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
         self.accelerator.backward(loss)
 
-    def _unscale_once(self, optimizer: Optimizer) -> None:
+    def _unscale_by_library(self, optimizer: Optimizer) -> None:
         self.accelerator.unscale_gradients(optimizer)
 
     def _step(self, optimizer: Optimizer) -> None:

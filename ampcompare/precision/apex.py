@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from ampcompare.environment import probe_apex
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
-from ampcompare.precision.base import Precision, StepOutcome, refuse_wrapped
-from ampcompare.record import EngineInfo
+from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.records.run import EngineInfo
 
 __all__ = ["Apex", "choose_engine", "make_apex"]
 
@@ -28,7 +28,7 @@ class Apex(Precision):
         amp: module or object with the functions of `apex.amp`.
         opt_level: O0, O1, O2 or O3.
         num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
-        engine: which implementation `amp` is, for the record.
+        engine: which implementation `amp` is; reported in the record.
         overrides: keyword arguments of `amp.initialize`.
     """
 
@@ -49,14 +49,12 @@ class Apex(Precision):
         self.engine = engine
         self.overrides = overrides
         self.half_dtype = None if opt_level == "O0" else torch.float16
-        self._null: AbstractContextManager[None] = nullcontext()
         self._scalers: Sequence[Any] = ()
         self._steps = steps_of(amp)
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
             prepared_models, prepared_optimizers = self.amp.initialize(
@@ -69,9 +67,6 @@ class Apex(Precision):
             )
         self._scalers = self.amp._amp_state.loss_scalers
         return prepared_models, prepared_optimizers
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return self._null
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -87,11 +82,22 @@ class Apex(Precision):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self._steps.step(optimizers, self._scalers)
 
-    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
-        self._steps.backward(loss, list(optimizers), **options)
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return self._steps.unrecordable(optimizers, self._scalers)
+
+    def recording(self) -> AbstractContextManager[None]:
+        return self._steps.recording()
+
+    def repeated(self) -> StepOutcome:
+        return self._steps.repeated(self._scalers)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        self._steps.backward(loss, list(optimizers), loss_id, delay_unscale)
 
     def weights_replaced(self) -> None:
-        if self.opt_level == "O1":  # the real Apex would go on with the casts that an evaluation has left behind
+        if self.opt_level == "O1":  # the real Apex would keep using the casts that an evaluation has cached
             self.amp._amp_state.handle._clear_cache()
 
     def loss_scales(self) -> tuple[float, ...]:
@@ -105,10 +111,10 @@ class Apex(Precision):
 
 
 def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
-    """Import the implementation of `apex.amp` to use, and say why that one.
+    """Import the implementation of `apex.amp` to use, and return the reason for the choice.
 
     Args:
-        engine: "nvidia", "compat" or "auto", which takes the real Apex where it can work.
+        engine: "nvidia", "compat" or "auto", which uses the real Apex if it can work.
 
     Raises:
         BackendUnavailable: "nvidia" was asked for and is not usable here.
@@ -116,7 +122,8 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
     installed = probe_apex()
     on_cuda = torch.device(device).type == "cuda"
     breaks_o1 = opt_level == "O1" and torch.__version__ >= torch.torch_version.TorchVersion("2.4")
-    if engine == "nvidia" or (engine == "auto" and installed.has_amp and on_cuda and not breaks_o1):
+    # Without its CUDA extensions the real Apex waits for the device at each parameter, which nobody trained with.
+    if engine == "nvidia" or (engine == "auto" and installed.kind == "full" and on_cuda and not breaks_o1):
         if not installed.has_amp:
             raise BackendUnavailable(installed.reason)
         if not on_cuda:
@@ -135,13 +142,16 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
             raise BackendUnavailable(
                 f"{installed.reason}, and importing apex.amp failed: {type(error).__name__}: {error}"
             ) from error
-        return amp, EngineInfo(name="nvidia", version=installed.version, reason=installed.reason)
+        version = installed.version if installed.kind == "full" else f"{installed.version}, Python only"
+        return amp, EngineInfo(name="nvidia", version=version, reason=installed.reason)
     if engine == "compat":
         reason = "asked for"
     elif not installed.has_amp:
         reason = installed.reason.partition(";")[0]
     elif not on_cuda:
         reason = f"the real Apex runs on CUDA only, and the device is {device}"
+    elif installed.kind != "full":
+        reason = f"{installed.reason}; --engine nvidia takes it all the same"
     else:
         reason = f"O1 of the real Apex can raise on torch {torch.__version__}"
     package = importlib.import_module("ampcompare.apex")

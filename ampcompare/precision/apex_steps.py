@@ -1,41 +1,54 @@
-"""How the `apex` backend runs backward passes and learns of skipped steps: from the real Apex, and from our engine."""
+"""How the `apex` backend runs backward passes and detects skipped steps: with the real Apex, and with our engine."""
 
 from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import FixedOutcome, StepOutcome
+from ampcompare.precision.late import LateOutcomes
 
-__all__ = ["AnyEngine", "ApexSteps", "OwnEngine", "steps_of"]
+__all__ = ["ApexModuleEngine", "ApexSteps", "CompatEngine", "steps_of"]
 
 
 class ApexSteps(abc.ABC):
     """Backward passes and steps of one implementation of `apex.amp`."""
 
     @abc.abstractmethod
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], **options: Any) -> None:
-        """Back-propagate the scaled loss, and do what `scale_loss` does around it; takes its options."""
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        """Back-propagate the scaled loss inside `scale_loss`."""
 
     @abc.abstractmethod
     def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
-        """Step each optimizer, and tell which steps overflow turned into skips."""
+        """Step each optimizer; the outcome reports which steps an overflow skipped."""
+
+    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+        """Return why a step cannot be recorded as a CUDA graph; None if it can."""
+        return "the real Apex reads its overflow flag on the host"
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return the context in which a step is recorded."""
+        return nullcontext()
+
+    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+        """Return the outcome of a replay, just launched, of the recorded step."""
+        raise NotImplementedError
 
 
-class AnyEngine(ApexSteps):
-    """Anything with the surface of `apex.amp`: an overflow is known, and `step` replaced, when `scale_loss` ends."""
+class ApexModuleEngine(ApexSteps):
+    """Anything with the API of `apex.amp`: when `scale_loss` exits, overflow is known and `step` replaced."""
 
     def __init__(self, amp: Any) -> None:
         self.amp = amp
 
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], **options: Any) -> None:
-        with self.amp.scale_loss(loss, optimizers, **options) as scaled_loss:
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        with self.amp.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
             scaled_loss.backward()
 
     def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
@@ -45,15 +58,19 @@ class AnyEngine(ApexSteps):
         return FixedOutcome(applied, tuple([scaler.loss_scale() for scaler in scalers]))
 
 
-class OwnEngine(ApexSteps):
-    """`ampcompare.apex.amp`: flags and scales may stay on the device until somebody reads the outcome."""
+class CompatEngine(ApexSteps):
+    """`ampcompare.apex.amp`: flags and scales may stay on the device until the outcome is read."""
 
     def __init__(self) -> None:
-        self._backward = importlib.import_module("ampcompare.apex.amp._seeded").backward
-        self._union = importlib.import_module("ampcompare.apex.amp._syncfree").union
+        self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
+        device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
+        self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
+        self._is_recording = False
+        self._recorded: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
+        self._outcomes = LateOutcomes()
 
-    def backward(self, loss: Tensor, optimizers: list[Optimizer], **options: Any) -> None:
-        self._backward(loss, optimizers, **options)
+    def backward(self, loss: Tensor, optimizers: list[Optimizer], loss_id: int, delay_unscale: bool) -> None:
+        self._backward(loss, optimizers, loss_id, delay_unscale)
 
     def step(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> StepOutcome:
         skips: list[bool | Tensor] = []
@@ -63,37 +80,49 @@ class OwnEngine(ApexSteps):
             skips.append(self._union(flags) if flags and not stash.already_patched else stash.already_patched)
             optimizer.step()
         scales = [scaler.device_scale() if scaler.lives_on_device else scaler.loss_scale() for scaler in scalers]
-        return _LateOutcome(skips, scales)
+        if self._is_recording:
+            self._recorded = skips, scales
+            return FixedOutcome((), ())
+        return self._outcome(skips, scales)
+
+    def _outcome(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
+        entries = [*skips, *scales]
+        on_device = [entry for entry in entries if isinstance(entry, Tensor)]
+
+        def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+            from_device = iter(values)
+            on_host = [next(from_device) if isinstance(entry, Tensor) else float(entry) for entry in entries]
+            return tuple([skip == 0 for skip in on_host[: len(skips)]]), tuple(on_host[len(skips) :])
+
+        return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
+
+    def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+        if any(scaler.dynamic for scaler in scalers):
+            if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
+                return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
+            for scaler in scalers:
+                scaler.record_passes()
+        return None
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self._is_recording = True
+        try:
+            yield
+        finally:
+            self._is_recording = False
+
+    def repeated(self, scalers: Sequence[Any]) -> StepOutcome:
+        for scaler in scalers:
+            scaler.pass_repeated()
+        skips, scales = self._recorded
+        return self._outcome([_copy(skip) for skip in skips], [_copy(scale) for scale in scales])
 
 
-class _LateOutcome(StepOutcome):
-    """An outcome that is read from the device, all of it in one transfer, at the first look."""
-
-    __slots__ = ("_scales", "_skips")
-
-    def __init__(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> None:
-        self._skips = skips
-        self._scales = scales
-
-    def _read(self) -> None:
-        entries = [*self._skips, *self._scales]
-        tensors = [entry for entry in entries if isinstance(entry, Tensor)]
-        if tensors:
-            values = iter(torch.stack(tensors).tolist())
-            self._skips = [next(values) != 0 if isinstance(entry, Tensor) else entry for entry in self._skips]
-            self._scales = [next(values) if isinstance(entry, Tensor) else entry for entry in self._scales]
-
-    @property
-    def applied(self) -> tuple[bool, ...]:
-        self._read()
-        return tuple([not skip for skip in self._skips])
-
-    @property
-    def loss_scales(self) -> tuple[float, ...]:
-        self._read()
-        return tuple([float(scale) for scale in self._scales])
+def _copy(entry: Any) -> Any:
+    return entry.clone() if isinstance(entry, Tensor) else entry
 
 
 def steps_of(amp: Any) -> ApexSteps:
-    """Return how to work with `amp`: our engine has a shorter way than its public surface."""
-    return OwnEngine() if getattr(amp, "__name__", None) == "ampcompare.apex.amp" else AnyEngine(amp)
+    """Return the engine for `amp`: ampcompare's own has a faster path than its public API."""
+    return CompatEngine() if getattr(amp, "__name__", None) == "ampcompare.apex.amp" else ApexModuleEngine(amp)

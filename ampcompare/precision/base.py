@@ -1,23 +1,24 @@
-"""The contract of a backend: seven methods that make one training loop serve every number format."""
+"""The contract of a backend: the methods that make one training loop serve every number format."""
 
 from __future__ import annotations
 
 import abc
 import functools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.errors import PreparationError
-from ampcompare.record import Effective, EngineInfo
+from ampcompare.records.run import Effective, EngineInfo
 
-__all__ = ["FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
+__all__ = ["NO_CONTEXT", "FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # one for all: entering it keeps no state
 
 
 class StepOutcome(abc.ABC):
@@ -33,7 +34,7 @@ class StepOutcome(abc.ABC):
     @property
     @abc.abstractmethod
     def loss_scales(self) -> tuple[float, ...]:
-        """Per loss scaler, the scale after its update; empty where nothing is scaled."""
+        """Per loss scaler, the scale after its update; empty if nothing is scaled."""
 
 
 class FixedOutcome(StepOutcome):
@@ -56,30 +57,34 @@ class FixedOutcome(StepOutcome):
 
 @functools.lru_cache(maxsize=64)
 def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
-    """Return the outcome of an update that no overflow can skip: one object for all steps alike."""
+    """Return the outcome of an update that no overflow can skip; equal steps share one object."""
     return FixedOutcome((True,) * count, loss_scales)
 
 
-class Precision(abc.ABC):
-    """How numbers are stored and gradients kept finite.
+class Precision:
+    """How numbers are stored and how gradients are kept finite. The defaults are fp32: nothing is cast or scaled.
 
     Per update: `autocast` and `backward` (or `scale_loss`) for each micro-batch and loss, `unscale` where gradients are
     read, then one `step` with all optimizers of the update. Models and optimizers go in as lists and come out as lists.
+
+    A subclass overrides what it does differently. Its `prepare` work goes into `_prepare`.
     """
 
-    key: ClassVar[str]
-    """Where the state lives in a checkpoint: "amp" (Apex), "scaler" (torch.amp), "precision" (no state to speak of)."""
+    key: ClassVar[str] = "precision"
+    """Where the state lives in a checkpoint: "amp" (Apex), "scaler" (torch.amp), "precision" (little or no state)."""
 
-    half_dtype: torch.dtype | None
-    """The 16-bit type that this arm computes in; None where it computes in fp32 throughout."""
+    half_dtype: torch.dtype | None = None
+    """The 16-bit type that this arm computes in; None if it computes in fp32 throughout."""
 
     engine: EngineInfo | None = None
     """Which implementation of `apex.amp` runs; None for the other backends."""
 
     effective: Effective | None = None
-    """What really runs where another library decides it; None for the backends that run what they are asked."""
+    """What really runs if another library decides it; None for the backends that run what they are asked."""
 
-    @abc.abstractmethod
+    _outcome: StepOutcome = all_applied(0)
+
+    @final
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
@@ -88,12 +93,20 @@ class Precision(abc.ABC):
         Raises:
             PreparationError: a model is already wrapped, or models and optimizers cannot be prepared as they are.
         """
+        # Here once, so that no backend can forget it: DDP records dtypes, and casts after it corrupt gradients.
+        refuse_wrapped(models)
+        return self._prepare(models, optimizers)
 
-    @abc.abstractmethod
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        """Do the work of `prepare` on models that are not wrapped."""
+        return list(models), list(optimizers)
+
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context for the forward pass and the loss; never for the backward pass."""
+        return NO_CONTEXT
 
-    @abc.abstractmethod
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
@@ -105,43 +118,64 @@ class Precision(abc.ABC):
             loss_id: which loss scaler, for several losses.
             delay_unscale: True on all but the last micro-batch of an accumulation.
         """
+        return nullcontext(loss)
 
-    @abc.abstractmethod
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        """Back-propagate `loss`; the arguments are those of `scale_loss`."""
+        with self.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
+            scaled_loss.backward()
+
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
         """Divide the gradients of `optimizer` by the loss scale, once per step.
 
         Returns:
             The tensors that `step` will update: fp32 master params under O2, else the model's own parameters. Each
-            gradient has its parameter's shape and dtype, or is `None` where no loss reached it.
+            gradient has its parameter's shape and dtype, or is `None` if no loss reached it.
         """
+        return owned_params(optimizer)
 
-    @abc.abstractmethod
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         """Update the weights with all optimizers of this update at once, or skip those whose gradients overflowed."""
+        for optimizer in optimizers:
+            optimizer.step()
+        self._outcome = all_applied(len(optimizers), self.loss_scales())
+        return self._outcome
 
-    @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return loss scales and counters: plain values only."""
+        return {}
 
-    @abc.abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, after `prepare`."""
 
     def loss_scales(self) -> tuple[float, ...]:
-        """Return the present scale of each loss scaler; empty where nothing is scaled. May wait for the device."""
+        """Return the present scale of each loss scaler; empty if nothing is scaled. May wait for the device."""
         return ()
 
-    def weights_replaced(self) -> None:  # noqa: B027  most backends remember nothing
-        """Forget what is remembered of the weights: they were written from outside, or an evaluation has ended."""
+    def weights_replaced(self) -> None:
+        """Drop what is cached of the weights: they were written from outside, or an evaluation has ended."""
 
-    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
-        """Back-propagate `loss`; takes the options of `scale_loss`."""
-        with self.scale_loss(loss, optimizers, **options) as scaled_loss:
-            scaled_loss.backward()
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        """Return why a step with these optimizers cannot be recorded as a CUDA graph; None if it can."""
+        # A backend opts in: a host read that a subclass adds to a step would fail while a graph is captured.
+        return "this arm does not support CUDA graphs"
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Return the context in which a step is recorded: its `step` launches, and its outcome is not to be used."""
+        return NO_CONTEXT
+
+    def repeated(self) -> StepOutcome:
+        """Return the outcome of a replay, just launched, of the step that was recorded last.
+
+        The default is the outcome of the recorded step, which is right if no step is ever skipped.
+        """
+        return self._outcome
 
 
 def refuse_wrapped(models: Sequence[nn.Module]) -> None:
-    """Raise where a model is already wrapped for several processes or devices.
+    """Raise if a model is already wrapped for several processes or devices.
 
     Raises:
         PreparationError: naming the wrapper.

@@ -1,7 +1,7 @@
 """fp16 on a CPU without fp16 instructions: compute in fp32 and round each result once to half, as tensor cores do.
 
-ATen's own half convolutions and products are 15 to 100 times slower than fp32 on such a CPU. The mode below sits under
-autograd, autocast and DDP: models, dtypes and overflow to infinity stay as they are.
+ATen's own half convolutions and products are 15 to 100 times slower than fp32 on such a CPU. The dispatch mode
+below runs under autograd, autocast and DDP: models, dtypes and overflow to infinity do not change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EmulatedHalf(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func not in EMULATED or any(arg.dtype is not torch.float16 for arg in args if isinstance(arg, Tensor)):
-            return func(*args, **kwargs)  # mixed types too: they must fail as they fail without the mode
+            return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
         return tuple(_rounded(part) for part in result) if isinstance(result, tuple) else _rounded(result)
 
@@ -54,7 +54,7 @@ def _rounded(value: Any) -> Any:
 
 
 def has_fp16_instructions() -> bool:
-    """Tell whether this CPU multiplies fp16 in hardware (AVX512_FP16 or AMX_FP16, as oneDNN sees it)."""
+    """Return whether this CPU multiplies fp16 in hardware (AVX512_FP16 or AMX_FP16, as oneDNN sees it)."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
@@ -65,7 +65,7 @@ def cpu_half(
 
     Args:
         choice: "emulated", "native", or "auto": emulated on a CPU without fp16 instructions.
-        half_dtype: the 16-bit type of the arm; None where it has none.
+        half_dtype: the 16-bit type of the arm; None if it has none.
 
     Returns:
         "fp16 emulated", "fp16 native" or "bf16 native" (None for an arm in fp32), and a context, empty unless emulated.

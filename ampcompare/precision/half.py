@@ -1,7 +1,7 @@
 """Manual `.half()`: 16-bit weights, gradients and optimizer state, as scripts without any amp do it.
 
 Plain `half` has no master weights and no overflow check: small updates round to nothing, and infinities reach the
-weights. That is what this arm is there to show.
+weights. This arm shows the consequences.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params, refuse_wrapped
+from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
+from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.tensor_lists import by_type
 
 __all__ = ["Half", "make_half"]
 
 
-class Half(Precision):
-    """The whole model in one 16-bit type; inputs are cast on the way in, outputs to fp32 on the way out.
+class Half(UnscaleOnce):
+    """The whole model in one 16-bit type; inputs are cast to it, and outputs to fp32.
 
     Args:
         dtype: float16 or bfloat16.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
         loss_scale: static factor on the loss, divided out of the gradients once per step; None for none.
     """
-
-    key = "precision"
 
     def __init__(
         self,
@@ -40,50 +40,40 @@ class Half(Precision):
         bn_fp32: bool = False,
         loss_scale: float | None = None,
     ) -> None:
+        super().__init__()
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.loss_scale = loss_scale
-        self._null: AbstractContextManager[None] = nullcontext()
         self._scales: tuple[float, ...] = () if loss_scale is None else (loss_scale,)
-        self._unscaled: set[int] = set()
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         for model in models:
             cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
             cast_state(optimizer)
         return list(models), list(optimizers)
 
-    def autocast(self) -> AbstractContextManager[None]:
-        return self._null
-
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
         return nullcontext(loss if self.loss_scale is None else loss * self.loss_scale)
 
-    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
-        (loss if self.loss_scale is None else loss * self.loss_scale).backward()
-
-    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        params = owned_params(optimizer)
-        if self.loss_scale is not None and id(optimizer) not in self._unscaled:
-            grads = [param.grad for param in params if param.grad is not None]
-            if grads:
+    def _unscale(self, optimizer: Optimizer) -> None:
+        if self.loss_scale is not None:
+            for grads in by_type(param.grad for param in owned_params(optimizer) if param.grad is not None):
                 torch._foreach_div_(grads, self.loss_scale)
-            self._unscaled.add(id(optimizer))
-        return params
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        for optimizer in optimizers:
-            if self.loss_scale is not None:
+        if self.loss_scale is not None:
+            for optimizer in optimizers:
                 self.unscale(optimizer)
-            optimizer.step()
         self._unscaled.clear()
-        return all_applied(len(optimizers), self._scales)
+        return super().step(*optimizers)
+
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
+        return None
 
     def loss_scales(self) -> tuple[float, ...]:
         return self._scales
@@ -106,10 +96,10 @@ def make_half(
     loss_scale: float | str | None = None,
     **dynamic: Any,
 ) -> Precision:
-    """Build the backend of a `half` arm: plain, or with what fp16 optimizers add.
+    """Build the backend of a `half` arm: plain, or with master weights or a dynamic loss scale.
 
     Args:
-        dynamic: `init_scale` and `growth_interval`, where `loss_scale` is "dynamic".
+        dynamic: `init_scale` and `growth_interval`, if `loss_scale` is "dynamic".
     """
     if master_weights or isinstance(loss_scale, str):
         return HalfOptimizer(

@@ -1,4 +1,4 @@
-"""What every `half` arm does to a model: its tensors in one 16-bit type, inputs cast on the way in, outputs to fp32."""
+"""What every `half` arm does to a model: tensors and inputs in one 16-bit type, outputs in fp32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["cast_model", "cast_state"]
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place, and what it is called with and returns from now on.
+    """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
 
     Args:
         dtype: float16 or bfloat16.
@@ -30,16 +30,18 @@ def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
 
 
 class _CastForward:
-    """Stands as `forward` of one model, which costs a fraction of two hooks on it.
+    """Replaces `forward` of one model, at a fraction of the cost of two hooks.
 
-    It holds the model that it serves: copies run their own weights, and replicas of `nn.DataParallel`, which share what
-    is set on the instance, get one each.
+    It refers to one model: copies of the model run their own weights. Replicas of `nn.DataParallel` share what is set
+    on the instance, so each of them gets its own replacement.
     """
 
     def __init__(self, module: nn.Module, original: Callable[..., Any], dtype: torch.dtype) -> None:
         self.module = module
         self.original = original
         self.dtype = dtype
+        # Twice as fast as `to`, which parses its arguments at each call.
+        self.cast = Tensor.half if dtype is torch.float16 else Tensor.bfloat16
 
     def install(self) -> None:
         """Replace `forward` on this instance of the model."""
@@ -57,12 +59,16 @@ class _CastForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dtype = self.dtype
-        if len(args) == 1 and not kwargs and args[0].__class__ is Tensor:  # the usual call, without a walk
+        if len(args) == 1 and not kwargs and args[0].__class__ is Tensor:  # the usual call, without recursion
             value = args[0]
-            output = self.original(value.to(dtype) if value.is_floating_point() else value)
+            if value.dtype is not dtype and value.is_floating_point():
+                value = self.cast(value)
+            output = self.original(value)
         else:
             output = self.original(*_cast(args, dtype), **_cast(kwargs, dtype))
-        return output.float() if output.__class__ is Tensor else _cast(output, torch.float32)
+        if output.__class__ is Tensor:
+            return output if output.dtype is torch.float32 else output.float()
+        return _cast(output, torch.float32)
 
 
 def _cast_tensor(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -82,6 +88,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def cast_state(optimizer: Optimizer) -> None:
-    """Give the state of an optimizer, where it has any, the dtypes that its parameters have now."""
+    """Cast the state of an optimizer, if any, to the current dtypes of its parameters."""
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())

@@ -1,33 +1,36 @@
 """`half` with fp32 master weights, a dynamic loss scale, or both: the fp16 optimizer of fp16_utils and DeepSpeed.
 
-The model is cast as for plain `half`. The optimizer holds masters in the places of the 16-bit parameters; gradients are
-widened and unscaled once per step, and the masters are rounded into the model after it.
+The model is cast as for plain `half`. The optimizer holds fp32 masters instead of the 16-bit parameters. Gradients are
+converted to fp32 and unscaled once per step; after it the masters are rounded into the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
+from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
+from ampcompare.tensor_lists import by_type, copy_by_dtype
 
 __all__ = ["HalfOptimizer"]
 
 FACTOR = 2.0
-LEAST_SCALE = 1.0
+MIN_SCALE = 1.0
 
 
 class HalfOptimizer(Precision):
-    """16-bit weights in the model, and what an fp16 optimizer adds to them.
+    """16-bit weights in the model, with the master weights and loss scaling of an fp16 optimizer.
 
-    A static scale is divided out and nothing is looked for. Under a dynamic one a step with a non-finite gradient is
-    skipped and halves the scale, down to 1; `growth_interval` good steps in a row double it.
+    A static scale is divided out without an overflow check. With a dynamic scale a step with a non-finite gradient is
+    skipped and halves the scale, down to 1; `growth_interval` consecutive good steps double it.
 
     Args:
         dtype: float16 or bfloat16.
@@ -36,8 +39,6 @@ class HalfOptimizer(Precision):
         loss_scale: "dynamic", a factor, or None for none.
         init_scale, growth_interval: of a dynamic scale; its interval is that of fp16_utils and DeepSpeed.
     """
-
-    key = "precision"
 
     def __init__(
         self,
@@ -56,14 +57,12 @@ class HalfOptimizer(Precision):
         self.growth_interval = growth_interval
         self._scale = init_scale if isinstance(loss_scale, str) else loss_scale
         self._good_steps = 0
-        self._null: AbstractContextManager[None] = nullcontext()
         self._masters: dict[int, _Masters] = {}
-        self._overflows: dict[int, bool] = {}
+        self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         for model in models:
             cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
@@ -73,46 +72,46 @@ class HalfOptimizer(Precision):
                 cast_state(optimizer)
         return list(models), list(optimizers)
 
-    def autocast(self) -> AbstractContextManager[None]:
-        return self._null
-
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
         return nullcontext(loss if self._scale is None else loss * self._scale)
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        if id(optimizer) in self._overflows:
+        if id(optimizer) in self._flags:
             return owned_params(optimizer)
         if self.master_weights:
             self._masters[id(optimizer)].take_gradients()
         params = owned_params(optimizer)
         grads = [param.grad for param in params if param.grad is not None]
-        self._overflows[id(optimizer)] = self._unscale(grads) if self._scale is not None else False
+        self._flags[id(optimizer)] = [] if self._scale is None else self._unscale(grads, self._scale)
         return params
 
-    def _unscale(self, grads: list[Tensor]) -> bool:
-        """Divide by the scale; under a dynamic one return whether a gradient is not finite, which waits for them."""
-        assert self._scale is not None
-        if not self.dynamic:
-            if grads:
-                torch._foreach_div_(grads, self._scale)
-            return False
-        found: list[Tensor] = []
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        for grad in grads:
-            alike.setdefault((grad.device, grad.dtype), []).append(grad)
-        for (device, _), same in alike.items():
-            found.append(torch.zeros((), device=device))
-            inverse = torch.full((), 1 / self._scale, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(same, found[-1], inverse)
-        return any(flag.item() != 0 for flag in found)
+    def _unscale(self, grads: list[Tensor], scale: float) -> list[Tensor]:
+        """Divide by the scale; if it is dynamic, return scalars that are not 0 if a gradient is not finite."""
+        flags = []
+        for same_type in by_type(grads):
+            if self.dynamic:
+                flags.append(_check_and_unscale(same_type, 1 / scale))
+            else:
+                torch._foreach_div_(same_type, scale)
+        return flags
+
+    def _overflows(self, optimizers: Sequence[Optimizer]) -> list[bool]:
+        """Return for each optimizer whether one of its flags is set; all of them are read in one transfer."""
+        flags = [self._flags[id(optimizer)] for optimizer in optimizers]
+        flat = [flag for some in flags for flag in some]
+        if len({flag.device for flag in flat}) > 1:
+            flat = [flag.to(flat[0].device) for flag in flat]
+        values = torch.stack(flat).tolist() if flat else []
+        ends = list(accumulate(map(len, flags)))
+        return [any(values[end - len(some) : end]) for some, end in zip(flags, ends, strict=True)]
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self.unscale(optimizer)
-        applied = tuple([not self._overflows[id(optimizer)] for optimizer in optimizers])
-        self._overflows.clear()
+        applied = tuple([not overflow for overflow in self._overflows(optimizers)])
+        self._flags.clear()
         for optimizer, good in zip(optimizers, applied, strict=True):
             if good:
                 optimizer.step()
@@ -125,7 +124,7 @@ class HalfOptimizer(Precision):
     def _move_scale(self, *, overflow: bool) -> None:
         assert self._scale is not None
         if overflow:
-            self._scale = max(self._scale / FACTOR, LEAST_SCALE)
+            self._scale = max(self._scale / FACTOR, MIN_SCALE)
             self._good_steps = 0
             return
         self._good_steps += 1
@@ -147,10 +146,24 @@ class HalfOptimizer(Precision):
             self._good_steps = int(state.get("good_steps", 0))
 
 
-class _Masters:
-    """fp32 copies in the places that 16-bit parameters had in an optimizer, and the way between the two.
+def _check_and_unscale(grads: list[Tensor], inverse: float) -> Tensor:
+    """Multiply gradients of one dtype and device, and return a scalar that is not 0 if one is not finite."""
+    device = grads[0].device
+    if grads[0].dtype is torch.bfloat16:  # torch's own kernel does not support bfloat16 on CUDA
+        filled = [grad for grad in grads if grad.numel()]  # torch raises on the maximum of no elements
+        largest = torch.stack(torch._foreach_norm(filled, math.inf)) if filled else torch.zeros(1, device=device)
+        flag = ~largest.isfinite().all()
+        torch._foreach_mul_(grads, inverse)
+        return flag.float()
+    flag = torch.zeros((), device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, torch.full((), inverse, device=device))
+    return flag
 
-    Parameters of groups that are added later are taken over at the next step.
+
+class _Masters:
+    """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
+
+    Parameters of groups that are added later get masters at the next step.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -158,35 +171,38 @@ class _Masters:
         self._params: list[Tensor] = []
         self._masters: list[Tensor] = []
         self._num_groups = 0
-        self._take_over()
+        self._make_masters()
 
     @torch.no_grad()
-    def _take_over(self) -> None:
+    def _make_masters(self) -> None:
         optimizer = self._optimizer
         for group in optimizer.param_groups[self._num_groups :]:
-            for place, param in enumerate(group["params"]):
+            for index, param in enumerate(group["params"]):
                 if param.dtype is torch.float32:
                     continue
                 master = param.detach().float().requires_grad_(param.requires_grad)
                 self._params.append(param)
                 self._masters.append(master)
-                group["params"][place] = master
+                group["params"][index] = master
                 if param in optimizer.state:
                     optimizer.state[master] = optimizer.state.pop(param)
         self._num_groups = len(optimizer.param_groups)
 
     @torch.no_grad()
     def take_gradients(self) -> None:
-        """Widen the gradients of the model into those of the masters, and clear the former."""
+        """Convert the gradients of the model to fp32 gradients of the masters, and clear the former."""
         if len(self._optimizer.param_groups) != self._num_groups:
-            self._take_over()
+            self._make_masters()
+        narrow: list[Tensor] = []
+        wide: list[Tensor] = []
         for param, master in zip(self._params, self._masters, strict=True):
             if param.grad is not None:
-                master.grad = param.grad.float()
-                param.grad = None
+                narrow.append(param.grad)
+                wide.append(torch.empty_like(param.grad, dtype=torch.float32))
+                master.grad, param.grad = wide[-1], None
+        copy_by_dtype(wide, narrow)
 
     @torch.no_grad()
     def give_weights(self) -> None:
         """Round the masters into the model."""
-        if self._params:
-            torch._foreach_copy_(self._params, self._masters)
+        copy_by_dtype(self._params, self._masters)

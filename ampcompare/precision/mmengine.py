@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.adapters import load, twin_of
+from ampcompare.backends.mmengine import ASKED, LIBRARY
 from ampcompare.errors import BackendUnavailable
-from ampcompare.precision.base import refuse_wrapped
-from ampcompare.precision.library import ByLibrary
+from ampcompare.precision.base import NO_CONTEXT
+from ampcompare.precision.library_precision import LibraryPrecision
 
 __all__ = ["MMEngine"]
 
 
-class MMEngine(ByLibrary):
-    """The wrapper around each optimizer does the work; the loop keeps the optimizer itself.
+class MMEngine(LibraryPrecision):
+    """The wrapper around each optimizer does the work; the loop keeps the bare optimizer.
 
     Args:
         dtype: float32 for `OptimWrapper`; float16 or bfloat16 for `AmpOptimWrapper`, which scales the loss with both.
@@ -30,21 +30,20 @@ class MMEngine(ByLibrary):
     """
 
     def __init__(self, *, device: str = "cpu", dtype: str = "float32") -> None:
-        self.module, library, version = load("mmengine")
+        self.module, library, version = LIBRARY.load("mmengine")
         if dtype != "float32" and torch.device(device).type == "cpu":
             raise BackendUnavailable(
                 f"AmpOptimWrapper of mmengine {version} runs on a GPU only, and the device is {device}; use "
                 "mmengine:fp32 or native:bf16 here"
             )
         self.dtype = dtype
-        super().__init__("mmengine", dtype, twin_of("mmengine", dtype), library=library, version=version)
+        super().__init__(dtype, ASKED[dtype], ASKED[dtype], library=library, version=version)
         self._models: list[nn.Module] = []
         self._wrappers: dict[int, Any] = {}
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         self._refuse_several(optimizers)
         self._models = list(models)
         with warnings.catch_warnings():
@@ -61,14 +60,16 @@ class MMEngine(ByLibrary):
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.half_dtype is None:
-            return self._null
+            return NO_CONTEXT
         context: AbstractContextManager[None] = next(iter(self._wrappers.values())).optim_context(self._models[0])
         return context
 
-    def backward(self, loss: Tensor, optimizers: Sequence[Optimizer], **options: Any) -> None:
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
         self._wrappers[id(optimizers[0])].backward(loss)
 
-    def _unscale_once(self, optimizer: Optimizer) -> None:
+    def _unscale_by_library(self, optimizer: Optimizer) -> None:
         assert self.scaler is not None
         self.scaler.unscale_(optimizer)
 

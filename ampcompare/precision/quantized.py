@@ -1,4 +1,4 @@
-"""Tensors in 2, 4 or 8 bits: groups of values with a minimum and a step each, rounded at random so that means hold.
+"""Tensors in 2, 4 or 8 bits: groups of values with a minimum and a step each, rounded stochastically (unbiased).
 
 Source: ActNN (Chen et al. 2021), per-group quantization with stochastic rounding; written here in plain torch.
 """
@@ -21,7 +21,7 @@ class Quantized:
         codes: uint8; `8 // bits` values in each byte, padded to whole groups.
         lows, steps: fp32, of each group: value = low + code * step.
         shape, dtype: of the tensor.
-        channels_last: whether its memory lay in that order.
+        channels_last: whether its memory format is that one.
     """
 
     codes: Tensor
@@ -38,7 +38,7 @@ class Quantized:
         return self.codes.nbytes + self.lows.nbytes + self.steps.nbytes
 
     def restore(self) -> Tensor:
-        """Return the tensor, each value off by less than a step of its group."""
+        """Return the tensor; each value differs by less than a step of its group."""
         codes = self.codes
         if self.bits < 8:
             shifts = torch.arange(0, 8, self.bits, dtype=torch.uint8, device=codes.device)
@@ -52,7 +52,7 @@ class Quantized:
 
 
 def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) -> Quantized:
-    """Pack a tensor of floating point; a group with an infinity or a NaN comes back as NaN.
+    """Pack a floating-point tensor; a group with an infinity or a NaN is restored as NaN.
 
     Args:
         tensor: of any shape.
@@ -78,6 +78,6 @@ def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) 
     if bits < 8:
         parts = packed.view(len(packed), -1, 8 // bits)
         packed = parts[..., 0].clone()
-        for place in range(1, 8 // bits):
-            packed |= parts[..., place] << (place * bits)
+        for index in range(1, 8 // bits):
+            packed |= parts[..., index] << (index * bits)
     return Quantized(packed, lows, steps, bits, tensor.shape, tensor.dtype, channels_last)

@@ -8,17 +8,17 @@ from ampcompare.errors import BackendUnavailable
 
 __all__ = ["require_tf32", "set_tf32"]
 
-FIRST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 
 
 def require_tf32(device: torch.device, asked_by: str) -> None:
-    """See that a device can compute in TF32; on one that cannot, the switch would change nothing and say nothing.
+    """Check that a device supports TF32; on any other the switch would silently do nothing.
 
     Args:
-        asked_by: the arm or option that asks for it.
+        asked_by: the arm or option that asks for it, for the message.
 
     Raises:
-        BackendUnavailable: naming the device, and what to take instead.
+        BackendUnavailable: names the device, and what to use instead.
     """
     if device.type != "cuda":
         raise BackendUnavailable(
@@ -26,7 +26,7 @@ def require_tf32(device: torch.device, asked_by: str) -> None:
             f"{device}; leave it out, or use --device cuda"
         )
     capability = torch.cuda.get_device_capability(device)
-    if capability < FIRST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         raise BackendUnavailable(
             f"{asked_by} asks for TF32, which compute capability 8.0 brought, and {torch.cuda.get_device_name(device)} "
             f"has {capability[0]}.{capability[1]}; leave it out"

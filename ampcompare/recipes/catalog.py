@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ampcompare.errors import ConfigError
-from ampcompare.recipes.form import SettingsFile, read_settings
+from ampcompare.settings.file import SettingsFile, read_settings
+from ampcompare.suggest import close_matches
 
 __all__ = ["list_recipes", "load_recipe"]
 
@@ -33,7 +33,7 @@ def load_recipe(name: str) -> SettingsFile:
     known = _paths()
     if name not in known:
         last = {full.rpartition("/")[2]: full for full in known}
-        close = difflib.get_close_matches(name, [*known, *last], n=1)
+        close = close_matches(name, [*known, *last])
         hint = f"did you mean {last.get(close[0], close[0])!r}?" if close else f"known are {', '.join(known)}"
         raise ConfigError(f"there is no recipe {name!r}; {hint}")
     values: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 
-from ampcompare.comparison import Comparison
-from ampcompare.record import RunRecord
-from ampcompare.report.base import Reporter, printable
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import RunRecord
+from ampcompare.report.base import Reporter
+from ampcompare.report.columns import columns
 
 __all__ = ["Csv"]
 
@@ -40,29 +42,36 @@ FORMULA = ("=", "+", "-", "@")
 
 def _safe(text: str) -> str:
     line = printable(text, 2000)
-    return f"'{line}" if line.startswith(FORMULA) else line  # a spreadsheet would run it
+    return f"'{line}" if line.startswith(FORMULA) else line  # a spreadsheet would run a formula
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else value
 
 
 class Csv(Reporter):
-    """Plain numbers in full precision, each cell with the verdicts of its arm.
+    """Plain numbers in full precision, a line per run, each with the verdicts of its arm.
 
-    Shares are 0 to 1, times in seconds, sizes in bytes. Where the recipe has published figures, those of the row stand
-    in further columns.
+    Shares are 0 to 1, times in seconds, sizes in bytes. Further columns hold the published figures of the row, if any,
+    and the columns of the tables that are means over runs.
     """
 
     def render(self, comparison: Comparison) -> str:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
-        beside = [f"published_{name}" for name in PUBLISHED] if published else []
-        writer.writerow([*HEAD, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *beside])
+        of_publication = [f"published_{name}" for name in PUBLISHED] if published else []
+        of_runs = {name: column.of_run for name, column in columns(comparison).items() if column.of_run is not None}
+        writer.writerow([*HEAD, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *of_publication, *of_runs])
         arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
             row = arms.get(record.arm)
             verdicts = [_safe(getattr(row, name)) if row else "" for name in VERDICTS]
             line = published.get(record.arm)
-            theirs = ["" if (value := getattr(line, name, None)) is None else value for name in PUBLISHED]
-            writer.writerow([*self._row(record), *verdicts, _safe(record.error or ""), *(theirs if beside else [])])
+            published_values = [_cell(getattr(line, name, None)) for name in PUBLISHED] if published else []
+            run_values = [_cell(of_run(record)) for of_run in of_runs.values()]
+            error = _safe(record.error or "")
+            writer.writerow([*self._row(record), *verdicts, error, *published_values, *run_values])
         return out.getvalue()
 
     @staticmethod
@@ -78,5 +87,4 @@ class Csv(Reporter):
         ]
         values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
-        shown = ["" if value is None else value for value in values]
-        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *shown]
+        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *map(_cell, values)]

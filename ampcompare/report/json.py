@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.comparison import Comparison
-from ampcompare.record import dump_json
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import dump_json
 from ampcompare.report.base import Reporter
 
 __all__ = ["Json"]

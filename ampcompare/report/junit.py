@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from ampcompare.comparison import Comparison
-from ampcompare.report.base import Reporter, printable
+from ampcompare.analysis.gates import Check
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.report.base import Reporter
 
-__all__ = ["Check", "JUnit"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a gate said of an arm.
-
-    Attributes:
-        failure: what was seen, "" where the gate was kept.
-        skipped: why it could not be checked, "" where it was.
-    """
-
-    arm: str
-    gate: str
-    failure: str = ""
-    skipped: str = ""
+__all__ = ["JUnit"]
 
 
 class JUnit(Reporter):
     """One test case per arm, which fails with its runs, and one per gate and arm."""
 
     def __init__(self, checks: Sequence[Check] = ()) -> None:
+        super().__init__()
         self.checks = tuple(checks)
 
     def render(self, comparison: Comparison) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcompare.comparison import Comparison
-from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
-from ampcompare.report.beside import published_legend, published_table
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.report.base import MAX_LINE, Reporter
+from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Latex"]
@@ -27,7 +29,7 @@ SPECIAL = str.maketrans(
 
 
 def _escaped(text: str) -> str:
-    return printable(text, LONGEST_LINE).translate(SPECIAL)
+    return printable(text, MAX_LINE).translate(SPECIAL)
 
 
 def _table(rows: Sequence[Sequence[str]], headers: Iterable[str], caption: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ampcompare.comparison import Comparison
-from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
-from ampcompare.report.beside import published_legend, published_table
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.report.base import MAX_LINE, Reporter
+from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Markdown"]
@@ -17,7 +19,7 @@ SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#"})
 
 
 def _escaped(text: str) -> str:
-    return printable(text, LONGEST_LINE).translate(SPECIAL)
+    return printable(text, MAX_LINE).translate(SPECIAL)
 
 
 def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:
@@ -27,7 +29,7 @@ def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:
 
 
 class Markdown(Reporter):
-    """GitHub-flavored tables, the reading, and how to run it again."""
+    """GitHub-flavored tables, the conclusions, and the command that reproduces them."""
 
     def render(self, comparison: Comparison) -> str:
         title = f"# Comparison{f': {_escaped(comparison.tag)}' if comparison.tag else ''}"
@@ -39,10 +41,10 @@ class Markdown(Reporter):
         if published is not None:
             parts += ["## Published and measured", _table(published[1], published[0])]
             parts += [_escaped(published_legend(comparison))]
-        parts += ["## Reading", "\n".join(f"- {_escaped(line)}" for line in comparison.reading)]
+        parts += ["## Conclusions", "\n".join(f"- {_escaped(line)}" for line in comparison.reading)]
         facts = [f"- {_escaped(name)}: {_escaped(str(value))}" for name, value in comparison.environment.items()]
         parts += ["## Environment", "\n".join(facts)]
         if comparison.command:
-            command = printable(comparison.command, LONGEST_LINE).replace("`", "'")
-            parts += ["## Run it again", f"```\n{command}\n```"]
+            command = printable(comparison.command, MAX_LINE).replace("`", "'")
+            parts += ["## Reproduce", f"```\n{command}\n```"]
         return "\n\n".join(parts) + "\n"

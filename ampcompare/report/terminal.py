@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from ampcompare.comparison import Comparison
-from ampcompare.report.base import LONGEST_LINE, VERDICTS, Reporter, columns, printable, table_rows, verdict_rows
-from ampcompare.report.beside import published_legend, published_table
-from ampcompare.report.grid import grid
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.report.base import MAX_LINE, Reporter
+from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.tables import grid
 
 __all__ = ["WIDTH", "Terminal", "legend", "verdict_legend"]
 
@@ -28,21 +30,14 @@ def legend(comparison: Comparison) -> str:
 def verdict_legend(comparison: Comparison) -> str:
     """Return one line that says what the verdicts go by."""
     return (
-        f"Verdicts against {printable(comparison.reference, 60)} over pairs of equal seeds: accuracy by a margin of "
-        f"{comparison.margin:g} points, time by {100 * comparison.time_margin:g} %, at 95 % for all arms (Holm); "
-        "in brackets intervals that hold together; MiB: difference of the largest peaks."
+        f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
+        f"{comparison.margin:g} points of accuracy, {100 * comparison.time_margin:g} % of step time, at 95 % for all "
+        "arms (Holm); in brackets: simultaneous 95 % intervals; MiB: difference in peak memory."
     )
 
 
 class Terminal(Reporter):
-    """Plain text: tables, and a reading in lines of at most 100 characters.
-
-    Args:
-        width: of the terminal, which tables are folded to; by default they are as wide as they are.
-    """
-
-    def __init__(self, width: int | None = None) -> None:
-        self.width = width
+    """Plain text: tables, folded to the width of the terminal, and conclusions in lines of at most 100 characters."""
 
     def render(self, comparison: Comparison) -> str:
         parts = [grid(table_rows(comparison), columns(comparison), self.width)]
@@ -57,5 +52,5 @@ class Terminal(Reporter):
             lines.append(published_legend(comparison))
         lines += comparison.reading
         width = min(self.width or WIDTH, WIDTH)
-        filled = (textwrap.fill(printable(line, LONGEST_LINE), width, subsequent_indent="  ") for line in lines)
+        filled = (textwrap.fill(printable(line, MAX_LINE), width, subsequent_indent="  ") for line in lines)
         return "\n\n".join([*parts, "\n".join(filled)]) + "\n"

@@ -1,6 +1,6 @@
 """The workloads that arms are compared on: data sets, models and the loss that joins them.
 
-Importing this package loads neither torch nor torchvision; each public name is imported when it is first asked for.
+Importing this package loads neither torch nor torchvision; each public name is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "load_torchvision",
 ]
 
-_HOMES = {
+_MODULES = {
     "Data": "data",
     "Task": "task",
     "build_model": "models",
@@ -42,6 +42,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

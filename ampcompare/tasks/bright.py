@@ -1,4 +1,4 @@
-"""Digits of which a few have one very bright pixel, as a broken sensor leaves them: rare overflows in fp16, on purpose.
+"""Digits, a few of them with one very bright pixel, as from a broken sensor, which cause rare overflows in fp16.
 
 Use it as `--data ampcompare.tasks.bright:bright_digits`, with a network without batch norm and with clipped gradients:
 in fp32 such an image then does no harm.
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from ampcompare.tasks.bundled import digits
-from ampcompare.tasks.memory import MemoryData
+from ampcompare.tasks.builtin import digits
+from ampcompare.tasks.in_memory import MemoryData
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["bright_digits"]
@@ -26,7 +26,7 @@ def bright_digits(*, seed: int, train_size: int | None = None, val_size: int | N
     images, labels = data.train
     draws = generator("bright pixels")
     chosen = torch.randperm(len(images), generator=draws)[: max(1, round(SHARE * len(images)))]
-    places = torch.randint(images[0].numel(), (len(chosen),), generator=draws)
+    pixels = torch.randint(images[0].numel(), (len(chosen),), generator=draws)
     images = images.clone()
-    images.view(len(images), -1)[chosen, places] = BRIGHTNESS
+    images.view(len(images), -1)[chosen, pixels] = BRIGHTNESS
     return replace(data, name="bright digits", train=(images, labels))

@@ -1,29 +1,34 @@
-"""The names of data sets and models, and whether each can be used here; answers without torch."""
+"""The names of data sets and models, and whether each can be used on this machine; needs no torch."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import re
 from importlib.util import find_spec
 from pathlib import Path
+
+from ampcompare.errors import ConfigError
 
 __all__ = [
     "BUILTIN_MODELS",
     "DATA_SETS",
     "DEFAULT_DATA_DIR",
     "TORCHVISION_FILES",
-    "close_matches",
     "list_data",
     "list_models",
     "missing_files",
+    "require_files",
+    "torchvision_models",
 ]
 
 DEFAULT_DATA_DIR = "data"
-_MOST_NAMES = 12
+# A function under torchvision's decorator, which may give it another name; further decorators may stand between.
+_REGISTERED = re.compile(
+    r"""^@register_model\((?:name=)?(?:["'](\w+)["'])?\)\n(?:(?!def ).*\n)*?def (\w+)\(""", flags=re.MULTILINE
+)
 
 DATA_SETS = {
     "digits": "1,797 handwritten digits, 8x8, 10 classes, bundled with scikit-learn",
-    "synthetic": "patterns in noise, 32x32 in color, 10 classes, made on the spot",
+    "synthetic": "patterns in noise, 32x32 in color, 10 classes, generated",
     "mnist": "70,000 handwritten digits, 28x28, 10 classes",
     "fashion-mnist": "70,000 pieces of clothing, 28x28, 10 classes",
     "cifar10": "60,000 photographs, 32x32 in color, 10 classes",
@@ -38,7 +43,7 @@ BUILTIN_MODELS = {
     "transformer": "pre-norm self-attention over patches or rows",
 }
 
-# The folder below --data-dir, and files in it without which torchvision finds nothing.
+# The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     **{
         name: (
@@ -56,7 +61,7 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     """Return (name, available, reason) of each data set.
 
     Args:
-        data_dir: where downloaded sets lie; None is the folder `data`.
+        data_dir: folder of downloaded sets; None is the folder `data`.
     """
     rows = []
     for name, description in DATA_SETS.items():
@@ -67,18 +72,44 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
 
 def list_models() -> list[tuple[str, bool, str]]:
     """Return (name, available, reason) of each model, those of torchvision in one row."""
-    found = find_spec("torchvision") is not None
+    installed = find_spec("torchvision") is not None
     return [
         *((name, True, description) for name, description in BUILTIN_MODELS.items()),
         (
             "any torchvision classifier",
-            found,
+            installed,
             "by its name, as resnet18 or vit_b_16"
-            if found
+            if installed
             else "torchvision is not installed: pip install torchvision",
         ),
         ("module:factory", True, "your function that returns a torch.nn.Module"),
     ]
+
+
+def torchvision_models(folder: Path | None = None) -> dict[str, bool] | None:
+    """Return the models of torchvision, each with whether it classifies images, by its source alone.
+
+    Args:
+        folder: of the package torchvision; by default where an import would find it.
+
+    Returns:
+        None if torchvision is not installed, or its sources are not readable.
+    """
+    if folder is None:
+        spec = find_spec("torchvision")
+        locations = list(spec.submodule_search_locations or []) if spec is not None else []
+        if not locations:
+            return None
+        folder = Path(locations[0])
+    models: dict[str, bool] = {}
+    for path in sorted((folder / "models").rglob("*.py")):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        for given, function in _REGISTERED.findall(text):
+            models[given or function] = path.parent.name == "models"
+    return models or None
 
 
 def missing_files(name: str, data_dir: Path) -> list[str]:
@@ -87,14 +118,17 @@ def missing_files(name: str, data_dir: Path) -> list[str]:
     return [file for file in files if not (data_dir / folder / file).is_file()]
 
 
-def close_matches(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error sentence that names what `name` may have been meant to be."""
-    known = list(known)
-    matches = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if matches:
-        return f"did you mean {' or '.join(matches)}?"
-    rest = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f"known are {', '.join(known[:_MOST_NAMES])}{rest}"
+def require_files(name: str, data_dir: Path) -> None:
+    """Check that the files of a torchvision set are in their folder below `data_dir`.
+
+    Raises:
+        ConfigError: a file is missing.
+    """
+    if missing_files(name, data_dir):
+        raise ConfigError(
+            f"{name} is not in {data_dir / TORCHVISION_FILES[name][0]}; pass --download to fetch it, "
+            "or --data-dir with the folder that has it"
+        )
 
 
 def _available(name: str, data_dir: Path) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""What training sees of a data set: sizes, and batches that depend on (seed, epoch, index) only."""
+"""The interface of a data set to training: sizes, and batches that depend on (seed, epoch, index) only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Data(abc.ABC):
     """A classification data set with a training and a validation part.
 
     A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`, both on
-    the device that was asked for. Two objects made with the same arguments give bitwise the same batches, whatever was
-    drawn from global generators in between; those generators are left as they were.
+    the device that was asked for. Two objects created with the same arguments give bitwise equal batches, whatever was
+    drawn from global generators in between; the state of those generators does not change.
 
     Attributes:
         name: as given on the command line.
@@ -83,7 +83,7 @@ class Data(abc.ABC):
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}; it must be at least 1")
         full, rest = divmod(self.num_train, batch_size * world_size)
-        # A last batch in which some rank would have nothing to do would leave the others waiting for its gradients.
+        # A last batch without samples for some rank would leave the others waiting for its gradients.
         count = full if drop_last or rest < world_size else full + 1
         if count == 0:
             raise ConfigError(
@@ -104,15 +104,15 @@ def cut_batches(order: Tensor, batch_size: int, count: int, *, rank: int, world_
 
 
 def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
-    """Choose `size` of `num_samples` samples evenly, over the classes too where `labels` are known.
+    """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given.
 
     The choice depends on nothing random: a subset is the same for every seed.
 
     Returns:
-        Ascending positions, int64; all of them where `size` is None.
+        Ascending positions, int64; all of them if `size` is None.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: there are fewer.
     """
     if size is None or size == num_samples:
         return torch.arange(num_samples)

@@ -1,4 +1,4 @@
-"""Users' factories: `package.module:function`, found with the current directory importable."""
+"""Users' factories: `package.module:function`, looked for in the working directory last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ampcompare.errors import AmpCompareError, ConfigError
-from ampcompare.tasks.catalog import close_matches
+from ampcompare.suggest import did_you_mean
+from ampcompare.tasks.neighbors import install_finder
 
 __all__ = ["blamed", "named_by", "resolve_factory"]
 
@@ -25,10 +26,6 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
-    here = os.getcwd()
-    if here not in sys.path:
-        # Left there, as `python -m` does: the factory may import its neighbors only when it is called.
-        sys.path.insert(0, here)
     importlib.invalidate_caches()
     with blamed(path, "importing its module"):
         try:
@@ -37,12 +34,12 @@ def resolve_factory(path: str) -> Callable[..., Any]:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise ConfigError(
-                f"factory {path}: there is no module {error.name!r}; it was looked for in {here} and on sys.path"
+                f"factory {path}: there is no module {error.name!r}; it was looked for in {os.getcwd()} and on sys.path"
             ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
-            raise ConfigError(f"factory {path}: there is no {part!r} in it; {close_matches(part, names)}")
+            raise ConfigError(f"factory {path}: there is no {part!r} in it; {did_you_mean(part, names)}")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(
@@ -66,17 +63,29 @@ def named_by(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[st
 
 @contextlib.contextmanager
 def blamed(path: str, action: str) -> Iterator[None]:
-    """Tell what the user's code in the block raises as an error of the factory at `path`.
+    """Report what the user's code in the block raises as an error of the factory at `path`.
+
+    In the block, modules are also looked for in the working directory, last: a file there with the name of a library
+    is never imported in its place. After the block, only modules of that directory find each other there.
 
     Raises:
         ConfigError: the block raised; the cause is chained.
     """
+    folder = os.getcwd()
+    added = folder not in sys.path
+    if added:
+        sys.path.append(folder)
+        install_finder(folder)
     try:
         yield
     except AmpCompareError:
         raise
     except Exception as error:
         raise _failed(path, action, error) from error
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):  # the user's code may have removed it
+                sys.path.remove(folder)
 
 
 def _failed(path: str, action: str, error: Exception) -> ConfigError:

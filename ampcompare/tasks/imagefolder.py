@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from ampcompare.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks.data import spread
-from ampcompare.tasks.stream import KeyedSamples, StreamData
+from ampcompare.tasks.dataloader import KeyedSamples, StreamData
+from ampcompare.tasks.layout import check_layout
 from ampcompare.tasks.torchvision_loader import load_torchvision
+from ampcompare.user_files import FileFault, open_regular
 
 __all__ = ["imagefolder"]
 
@@ -19,6 +22,7 @@ _DEFAULT_SIZE = 224
 _RESIZE_RATIO = 256 / 224
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
+_MAX_PIXELS = 64_000_000  # 192 MB as RGB, whatever the size of the file
 
 
 def imagefolder(
@@ -34,16 +38,16 @@ def imagefolder(
 ) -> StreamData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
-    Training images are a random part of the original, resized and perhaps flipped; validation images, and training
+    Training images are random crops, resized and randomly flipped; validation images, and training
     images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
 
     Raises:
-        ConfigError: the folders are not laid out so, or hold no images, or other than 3 channels were asked for.
+        ConfigError: the layout is another, there are no images, or a number of channels other than 3 was asked for.
         BackendUnavailable: torchvision or Pillow is missing.
     """
     if channels not in (None, 3):
         raise ConfigError(f"{channels} channels were asked for, and {name} gives images of 3")
-    _check_layout(root)
+    check_layout(root)
     vision = load_torchvision()
     size = image_size or _DEFAULT_SIZE
     transforms = vision.transforms
@@ -67,35 +71,6 @@ def imagefolder(
     )
 
 
-def _check_layout(root: str) -> None:
-    folder = Path(root)
-    if not root or not folder.is_dir():
-        raise ConfigError(
-            f"imagefolder: there is no folder {root!r} that has train and val; write imagefolder:PATH, or imagefolder "
-            "and --data-dir PATH"
-        )
-    missing = [part for part in ("train", "val") if not (folder / part).is_dir()]
-    if missing:
-        seen = sorted(entry.name for entry in folder.iterdir())[:5]
-        raise ConfigError(
-            f"{root} has no folder {' and no folder '.join(missing)}; seen there: {', '.join(seen) or 'nothing'}"
-        )
-    train, val = ({entry.name for entry in (folder / part).iterdir() if entry.is_dir()} for part in ("train", "val"))
-    for part, classes in (("train", train), ("val", val)):
-        if not classes:
-            raise ConfigError(f"{folder / part} has no folders; make one for each class, with its images inside")
-    if train != val:
-        differences = [
-            f"only in {part}: {', '.join(sorted(names)[:5])}"
-            for part, names in (("train", train - val), ("val", val - train))
-            if names
-        ]
-        raise ConfigError(
-            f"{root} has {len(train)} classes in train and {len(val)} in val that differ ({'; '.join(differences)}); "
-            "both need the same folders"
-        )
-
-
 def _open(path: str) -> Any:
     try:
         from PIL import Image
@@ -104,9 +79,11 @@ def _open(path: str) -> Any:
             f"images are read with Pillow, which cannot be imported ({error}): pip install pillow"
         ) from error
     try:
-        with Image.open(path) as image:
+        with os.fdopen(open_regular(Path(path)), "rb") as file, Image.open(file) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise FileFault(f"{image.width}x{image.height} pixels are more than the {_MAX_PIXELS:,} that are read")
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
+    except Exception as error:  # Pillow's error for a damaged file depends on the format
         raise ConfigError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error}); repair or remove it"
         ) from error

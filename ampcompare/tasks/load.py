@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks.bundled import digits, synthetic
-from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES, close_matches
+from ampcompare.suggest import did_you_mean
+from ampcompare.tasks.builtin import digits, synthetic
+from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
 from ampcompare.tasks.data import Data
-from ampcompare.tasks.downloaded import downloaded
 from ampcompare.tasks.imagefolder import imagefolder
+from ampcompare.tasks.torchvision_sets import downloaded
 from ampcompare.tasks.user_data import user_data
 
 __all__ = ["load_data"]
@@ -30,15 +31,15 @@ def load_data(
     Args:
         name: one of `list_data`, `imagefolder:PATH`, or `package.module:factory`.
         seed: orders and augmentation follow from it; the choice of samples does not.
-        data_dir: where torchvision's sets lie; None is the folder `data`. For `imagefolder` without a path, the images.
+        data_dir: folder of torchvision's sets; None is the folder `data`. For `imagefolder` without a path, the images.
         download: fetch such a set if it is not there.
         image_size: height and width in pixels; None takes the set's own, 224 for folders of images.
         channels: what the model needs; None takes the set's own.
-        train_size: use so many training samples, spread evenly over the classes; `val_size` likewise.
+        train_size: use this many training samples, spread evenly over the classes; `val_size` likewise.
         augment: shift, crop and flip training images at random, as each set defines it.
 
     Raises:
-        ConfigError: unknown name, files not there, or options that the set cannot fulfill.
+        ConfigError: unknown name, missing files, or options that the set does not support.
         EnvironmentUnfit: a download failed, or a package is missing.
     """
     for option, value in (
@@ -95,4 +96,4 @@ def load_data(
             val_size=val_size,
             augment=augment,
         )
-    raise ConfigError(f"there is no data set {name!r}; {close_matches(name, DATA_SETS)}")
+    raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")

@@ -12,7 +12,8 @@ from torch import nn
 from torch.func import functional_call
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks.catalog import BUILTIN_MODELS, close_matches
+from ampcompare.suggest import did_you_mean
+from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -22,7 +23,7 @@ __all__ = ["build_model", "fixed_channels"]
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
-# Auxiliary heads would make the output a tuple; their slow initialization is one that torchvision is giving up.
+# Auxiliary heads would make the output a tuple; the slow initialization is deprecated in torchvision.
 _SPECIAL_OPTIONS = {name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")}
 
 
@@ -36,10 +37,10 @@ def build_model(
             is called with those of `num_classes`, `sample_shape` and `in_channels` that it names as parameters.
         num_classes: width of the output.
         sample_shape: of one sample; (channels, height, width) for images.
-        model_args: further keyword arguments; they win over those above.
+        model_args: further keyword arguments; they override those above.
 
     Raises:
-        ConfigError: unknown name, arguments that it does not take, or samples that it cannot process.
+        ConfigError: unknown name, unknown arguments, or samples that it cannot process.
         BackendUnavailable: it is not built in, and there is no torchvision.
     """
     arguments = dict(model_args or {})
@@ -53,7 +54,7 @@ def build_model(
 
 
 def fixed_channels(arch: str) -> int | None:
-    """Return how many channels `arch` insists on: 3 for torchvision's; None if it adapts or is not known.
+    """Return how many channels `arch` requires: 3 for torchvision's; None if it adapts or is not known.
 
     Raises:
         ConfigError: unknown name.
@@ -104,7 +105,7 @@ def _torchvision_model(
 
 
 def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Run `model` on shapes alone, to learn now rather than in the first step that an image is too small for it."""
+    """Run `model` on meta tensors, so that an image that is too small is an error now, not in the first step."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     model.eval()
     try:
@@ -114,7 +115,7 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
                 {name: tensor.to("meta") for name, tensor in tensors.items()},
                 torch.empty(2, *shape, device="meta"),
             )
-    except NotImplementedError:  # an operator without a shape rule says nothing about the image
+    except NotImplementedError:  # an operator without a meta kernel tells nothing about the image
         pass
     except (RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split())
@@ -130,14 +131,14 @@ def _check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Ma
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{arch} has no argument {name!r}; {close_matches(name, known)}")
+            raise ConfigError(f"{arch} has no argument {name!r}; {did_you_mean(name, known)}")
 
 
 def _require_classifier(vision: ModuleType, arch: str) -> None:
     known = vision.models.list_models(module=vision.models)
     if arch in known:
         return
-    suggestion = close_matches(arch, [*BUILTIN_MODELS, *known])
+    suggestion = did_you_mean(arch, [*BUILTIN_MODELS, *known])
     if arch in vision.models.list_models():
         raise ConfigError(f"{arch} is a torchvision model that does not classify images; {suggestion}")
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")

@@ -116,7 +116,7 @@ class Transformer(nn.Module):
             )
         self.embed = nn.Linear(features, width)
         self.positions = nn.Parameter(torch.empty(tokens, width))
-        # The mean over tokens hides places unless they are marked strongly: 0.02 takes twice the epochs on digits.
+        # The mean over tokens hides positions unless their embedding is large: 0.02 takes twice the epochs on digits.
         nn.init.normal_(self.positions, std=0.5)
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)

@@ -1,7 +1,7 @@
-"""Random numbers that depend on what they are for, and on nothing that was drawn before.
+"""Random numbers that depend on their purpose, and not on what was drawn before.
 
-An arm may draw from the global generators as it likes (dropout, stochastic depth): data must not follow. So orders and
-augmentations come from generators keyed by (purpose, seed, epoch, index), and code that only knows the global
+Arms draw from the global generators in different ways (dropout, stochastic depth), and data must not depend on that. So
+orders and augmentations come from generators keyed by (purpose, seed, epoch, index). Code that uses the global
 generators (transforms, users' data sets) runs between a save and a restore of them.
 """
 
@@ -31,7 +31,7 @@ def generator(purpose: str, *key: int) -> torch.Generator:
 
 def seed_globals(seed: int) -> None:
     """Seed the global generators of torch (CPU), numpy and `random`; for data, use it inside `isolated_globals`."""
-    # torch.manual_seed would seed the devices as well, or queue that for later where CUDA has not been initialized.
+    # torch.manual_seed would seed the devices as well, or defer that until CUDA is initialized.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -39,7 +39,7 @@ def seed_globals(seed: int) -> None:
 
 @contextlib.contextmanager
 def isolated_globals() -> Iterator[None]:
-    """Put the global generators of torch (CPU), numpy and `random` back as they were, however the block ends."""
+    """Restore the global generators of torch (CPU), numpy and `random` on exit, also after an error."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -18,7 +18,7 @@ def classification_loss(logits: Tensor, labels: Tensor, *, label_smoothing: floa
     """Return the mean cross entropy.
 
     Args:
-        logits: (batch, classes), in whatever dtype the model gives; no cast is made, so that the arm's own rules apply.
+        logits: (batch, classes), in the dtype of the model; nothing is cast, so that the arm's own rules apply.
         labels: (batch,), int64.
         label_smoothing: part of the target spread over all classes, in [0, 1).
     """

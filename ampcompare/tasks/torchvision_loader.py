@@ -1,6 +1,6 @@
-"""Importing torchvision, also beside a torch without CUDA.
+"""Import torchvision, also next to a torch without CUDA.
 
-A torchvision built for CUDA cannot load its compiled operators beside a CPU build of torch. Two of them, `nms` and
+A torchvision built for CUDA cannot load its compiled operators with a CPU build of torch. Two of them, `nms` and
 `qnms`, are expected at import, so the whole package fails although classifiers, data sets and transforms need none.
 """
 
@@ -22,9 +22,9 @@ _INSTALL_HINT = "install the version that matches torch (2.13 takes torchvision 
 
 
 def load_torchvision() -> ModuleType:
-    """Import torchvision and return it, defining the two operators that its import needs where they are missing.
+    """Import torchvision and return it, defining the two operators that its import needs if they are missing.
 
-    A torchvision that imports as it is stays untouched. Detection operators (`nms`) still raise when called, if the
+    A torchvision that imports normally is not changed. Detection operators (`nms`) still raise when called, if the
     compiled ones could not be loaded.
 
     Raises:

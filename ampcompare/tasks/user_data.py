@@ -1,4 +1,4 @@
-"""Data sets of the user's own, from `package.module:factory`."""
+"""User data sets, from `package.module:factory`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ampcompare.errors import ConfigError
 from ampcompare.tasks.data import Data, spread
+from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
-from ampcompare.tasks.stream import KeyedSamples, StreamData
 
 __all__ = ["user_data"]
 
@@ -32,11 +32,11 @@ def user_data(
     val_size: int | None,
     augment: bool,
 ) -> Data:
-    """Call the user's factory and make a data set of what it returns.
+    """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
     `augment` that it names as parameters. Global generators are seeded with a constant while it runs, so a random split
-    inside it is the same for every seed and arm, and are put back afterwards.
+    inside it is the same for every seed and arm, and are restored afterwards.
 
     Raises:
         ConfigError: the factory raised, returned something else, or an option was given that it does not take.

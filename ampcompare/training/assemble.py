@@ -1,8 +1,8 @@
-"""The order in which a run is put together; the only place that knows it.
+"""The order in which a run is assembled; no other module depends on it.
 
-seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, a checkpoint where there is
-one, torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it,
-and DDP last because it records dtypes.
+Seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, checkpoint (if any),
+torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and
+DDP last because it records dtypes.
 """
 
 from __future__ import annotations
@@ -15,38 +15,40 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampcompare.config import Recipe
 from ampcompare.parallel.base import Parallel
-from ampcompare.parallel.ranks import Alone, Ranks, model_facts, require_equal
+from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
 from ampcompare.precision.base import Precision, owned_params
+from ampcompare.settings.config import Recipe
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
-from ampcompare.training.average import WeightAverage
-from ampcompare.training.checkpoint import Names, parameter_names, restore_training
-from ampcompare.training.compiling import compiled, ready_compiler
+from ampcompare.training.compile import compiled, ready_compiler
+from ampcompare.training.ema import ModelEma
 from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
+from ampcompare.training.state.capture import restore_training
+from ampcompare.training.state.fit import Owned, owned_by
+from ampcompare.training.state.schema import require_position
 
 __all__ = ["Assembly", "assemble", "make_task"]
 
 
 @dataclass
 class Assembly:
-    """All that one training loop needs.
+    """Everything that one training loop needs.
 
     Attributes:
         models: as the loop calls them.
-        replicas: the same models without their wrappers, which would wait for other ranks at each call.
+        replicas: the same models without their wrappers, whose calls would wait for other ranks.
         optimizers: as `Precision.prepare` returned them.
-        schedule: factor on the learning rates by step; None where they stay.
+        schedule: factor on the learning rates by step; None if they are constant.
         base_lrs: per optimizer and group, the learning rate that the factor multiplies.
         steps_per_epoch, total_steps: updates.
         ranks: the processes of this run.
-        average: of the weights, evaluated beside them; None where none is kept.
-        names: which parameters the optimizers hold.
-        workers: loader processes.
+        average: EMA of the weights, evaluated as well; None if there is none.
+        owned: which parameters the optimizers hold, and the state that they keep of them.
+        workers: data loader processes.
     """
 
     task: Task
@@ -60,14 +62,14 @@ class Assembly:
     base_lrs: list[list[float]]
     steps_per_epoch: int
     total_steps: int
-    ranks: Ranks
-    names: Names
-    average: WeightAverage | None = None
+    ranks: Communicator
+    owned: Owned
+    average: ModelEma | None = None
     workers: int = 0
 
 
 def make_task(recipe: Recipe) -> Task:
-    """Load the data of a recipe, shown as its model needs it."""
+    """Load the data of a recipe, in the shape that its model needs."""
     data = load_data(
         recipe.data.name,
         seed=recipe.seed,
@@ -90,21 +92,21 @@ def assemble(
     device: torch.device,
     *,
     workers: int = 0,
-    ranks: Ranks | None = None,
+    ranks: Communicator | None = None,
     state: Mapping[str, Any] | None = None,
 ) -> Assembly:
-    """Put a run together, from the seed alone: equal recipes start from bitwise equal weights.
+    """Assemble a run from its seed: equal recipes start from bitwise equal weights.
 
     Args:
-        state: a checkpoint to take weights, optimizers and precision from.
+        state: checkpoint from which weights, optimizers and precision are restored.
 
     Raises:
         RanksDiffer: the model of another rank has other parameters.
         CheckpointError: the checkpoint is of another model.
     """
-    ranks = ranks or Alone()
+    ranks = ranks or SingleProcess()
     torch.manual_seed(recipe.seed)
-    seed_globals(recipe.seed)  # numpy's generator and Python's too, which a user's model may draw from
+    seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     model = build_model(
         recipe.model.arch,
         num_classes=task.data.num_classes,
@@ -117,21 +119,27 @@ def assemble(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = make_optimizer(recipe.optimizer, model)
     ready_compiler(recipe.compile)
-    average = None if recipe.ema_decay is None else WeightAverage([model], recipe.ema_decay)
-    owned = owned_params(optimizer)
-    names = parameter_names([model], [optimizer])
+    average = None if recipe.ema_decay is None else ModelEma([model], recipe.ema_decay)
+    # Both before `prepare`, which may replace parameters by fp32 master weights.
+    params = owned_params(optimizer)
+    owned = owned_by([model], [optimizer])
     replicas, optimizers = precision.prepare([model], [optimizer])
     base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    if state is not None:
-        restore_training(state, replicas, optimizers, precision, names)
-    if average is not None:
-        average.follow(replicas, optimizers, owned)
-    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
-    models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:
         total_steps = min(total_steps, recipe.max_steps)
+    schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    if state is not None:
+        if "progress" in state:
+            require_position(state["progress"], steps_per_epoch, total_steps)
+        if average is not None and "parts" in state:
+            average.require_fit(state["parts"]["average"])
+        restore_training(state, replicas, optimizers, precision, owned, rates_stay=schedule is None)
+    if average is not None:
+        average.follow(replicas, optimizers, params)
+    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
+    models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
     return Assembly(
         task=task,
         models=models,
@@ -140,12 +148,12 @@ def assemble(
         precision=precision,
         parallel=parallel,
         device=device,
-        schedule=make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps),
+        schedule=schedule,
         base_lrs=base_lrs,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         ranks=ranks,
         average=average,
-        names=names,
+        owned=owned,
         workers=workers,
     )

@@ -1,4 +1,4 @@
-"""Accuracy over a whole validation set, in exact counts."""
+"""Accuracy over a whole validation set, from exact counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Evaluation", "evaluate"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts of right answers, and the mean cross entropy in fp32."""
+    """Counts of correct predictions, and the mean cross entropy in fp32."""
 
     samples: int
     top1_correct: int
@@ -35,8 +35,8 @@ def evaluate(
     """Run `models[0]` in evaluation mode over `batches`; counts stay on the device until the end.
 
     Args:
-        total: sums a float64 tensor over the processes that evaluate a part each; counts below 2^53 stay exact.
-        views: what else the model is shown of each batch; the logits of all are averaged.
+        total: sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
+        views: further views of each batch for test-time augmentation; the logits of all views are averaged.
     """
     model = models[0]
     was_training = model.training
@@ -47,8 +47,9 @@ def evaluate(
     with torch.no_grad():
         for inputs, labels in batches:
             with precision.autocast():
-                seen = [model(inputs), *(model(view(inputs)) for view in views)]
-            logits = seen[0].float() if len(seen) == 1 else torch.stack([part.float() for part in seen]).mean(0)
+                outputs = [model(inputs), *(model(view(inputs)) for view in views)]
+            first = outputs[0].float()
+            logits = first if len(outputs) == 1 else torch.stack([output.float() for output in outputs]).mean(0)
             best = logits.topk(min(5, logits.shape[1]), dim=1).indices
             hits = best == labels[:, None]
             counts += torch.stack([hits[:, 0].sum(), hits.sum()])

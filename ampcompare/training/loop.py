@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from ampcompare.parallel.base import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.record import StepRecord
-from ampcompare.training.measure import Clock
+from ampcompare.records.run import StepRecord
+from ampcompare.training.metrics.clock import Clock
 
 __all__ = ["Loop", "update"]
 
@@ -40,7 +40,7 @@ def update(
 
     Returns:
         The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
-        before clipping (None without clipping), and what the step did.
+        before clipping (None without clipping), and the outcome of the step.
     """
     count = len(microbatches)
     losses = []
@@ -54,7 +54,7 @@ def update(
         losses.append(loss.detach())
     norm = None
     if clip_norm is not None:
-        # Found at each call, so that guards can take its place.
+        # Looked up on the module at each call, so that guards can replace it.
         norms = [clip_grad.clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers]
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
     outcome = precision.step(*optimizers)
@@ -65,16 +65,17 @@ def update(
 
 @dataclass
 class Loop:
-    """Repeats `update` over batches and yields what was recorded, a block of steps at a time.
+    """Repeats `update` over batches and yields records, a block of steps at a time.
 
     Losses, norms and outcomes stay on the device until `drain_every` of them are read together.
 
     Attributes:
-        accumulation: micro-batches that each batch is cut into.
-        schedule: factor on the learning rates by step; None where they stay.
-        base_lrs: per optimizer and group, the rate that the factor multiplies.
-        mean: averages the losses of a block over the processes that train together; None for one process.
-        after_step: called in order after each update, inside its time.
+        accumulation: number of micro-batches per batch.
+        schedule: factor on the learning rates by step; None if they are constant.
+        base_lrs: per optimizer and group, the learning rate that the factor multiplies.
+        mean: averages the losses of a block over all ranks; None for one process.
+        after_step: called in order after each update; its time counts as part of the step.
+        update: `update` itself, or something with the same signature, such as a CUDA graph of it.
         step: updates made so far.
     """
 
@@ -92,6 +93,7 @@ class Loop:
     channels_last: bool = False
     mean: Callable[[Tensor], Tensor] | None = None
     after_step: Sequence[Callable[[], None]] = ()
+    update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update
     step: int = 0
     _scales: tuple[float, ...] = field(init=False)
 
@@ -103,32 +105,32 @@ class Loop:
         pending: list[tuple[Any, ...]] = []
         models, optimizers, precision, parallel = self.models, self.optimizers, self.precision, self.parallel
         loss_of, clip_norm, after_step = self.loss_of, self.clip_norm, self.after_step
-        cuts = self.accumulation > 1 or self.channels_last
-        mark, now = self.clock.mark, time.perf_counter
-        asked = now()
+        splits = self.accumulation > 1 or self.channels_last
+        mark, now, make = self.clock.mark, time.perf_counter, self.update
+        requested = now()
         for batch in islice(batches, steps):
-            waited = now() - asked
+            waited = now() - requested
             if self.schedule is not None:
                 self._set_lr(self.schedule(self.step + len(pending)))
             start = mark()
-            microbatches = self.microbatches(batch) if cuts else (batch,)
-            losses, norm, outcome = update(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
+            microbatches = self.microbatches(batch) if splits else (batch,)
+            losses, norm, outcome = make(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
             for call in after_step:
                 call()
             pending.append((losses, norm, outcome, start, mark(), waited))
             if len(pending) == self.drain_every:
                 yield self._drain(pending, epoch)
                 pending = []
-            asked = now()
+            requested = now()
         if pending:
             yield self._drain(pending, epoch)
 
     def reload_scales(self) -> None:
-        """Take in that loss scales were set from outside, between two blocks."""
+        """Read the loss scales again; call it after they were changed from outside, between two blocks."""
         self._scales = self.precision.loss_scales()
 
     def microbatches(self, batch: Batch) -> Sequence[Batch]:
-        """Return the parts of a batch that one update is made of, in the memory format of the run."""
+        """Return the micro-batches of a batch, in the memory format of the run."""
         if self.channels_last:
             batch = (batch[0].contiguous(memory_format=torch.channels_last), *batch[1:])
         if self.accumulation == 1:
@@ -139,23 +141,29 @@ class Loop:
     def _set_lr(self, factor: float) -> None:
         for optimizer, base_lrs in zip(self.optimizers, self.base_lrs, strict=True):
             for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
-                group["lr"] = base * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(base * factor)
+                else:
+                    group["lr"] = base * factor
 
     def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
         """Read a block from the device in one transfer, and build its records."""
+        # One transfer for all losses of the block: `item` at each step would wait for the device each time.
         stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
         count = self.accumulation
         sums = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]
         norms = [norm for _, norm, *_ in pending if norm is not None]
         norm_values = iter(torch.stack(norms).tolist() if norms else ())
-        seconds, scales, step = self.clock.seconds, self._scales, self.step
+        seconds, idle, scales, step = self.clock.seconds, self.clock.idle_seconds, self._scales, self.step
         records = []
+        last = None
         for (_, norm, outcome, start, end, waited), loss in zip(pending, sums, strict=True):
             before, scales = scales, outcome.loss_scales
             grad_norm = None if norm is None else next(norm_values)
-            took = seconds(start, end)
+            took, waited = seconds(start, end), idle(waited, last, start)
             records.append(StepRecord(step, epoch, loss, before, scales, outcome.applied, grad_norm, took, waited))
+            last = end
             step += 1
         self._scales, self.step = scales, step
         return records

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ampcompare.config import ScheduleConfig
+from ampcompare.settings.config import ScheduleConfig
 
 __all__ = ["make_schedule"]
 
 
 def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int) -> Callable[[int], float] | None:
-    """Return the factor on the base learning rate at each step, as LambdaLR takes it; None where it is 1 throughout.
+    """Return the factor on the base learning rate at each step, as LambdaLR takes it; None if it is always 1.
 
     Args:
         config: name and parameters of the schedule.

@@ -1,79 +1,61 @@
-"""A whole run: epochs of the loop with an evaluation after each, until it is over, has diverged, or is told to end."""
+"""A whole run: epochs of the loop, each with an evaluation, until the end, divergence or a stop request."""
 
 from __future__ import annotations
 
-import math
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from ampcompare.config import RunConfig
+from ampcompare.environment import fingerprint
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
-from ampcompare.record import EpochResult, Resumption, StepRecord
+from ampcompare.records.run import EpochResult, Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.randomness import derive
 from ampcompare.training.assemble import Assembly
-from ampcompare.training.checkpoint import Stateful
-from ampcompare.training.divergence import DivergenceWatch
+from ampcompare.training.cuda_graph import CudaRecorder, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.evaluate import Evaluation, evaluate
-from ampcompare.training.limits import EarlyStop, ScaleLimits
-from ampcompare.training.loop import Loop
-from ampcompare.training.measure import make_clock
-from ampcompare.training.nonfinite import SkipNonFinite
-from ampcompare.training.prefetch import CudaLane, ahead
-from ampcompare.training.rollback import Rollback
-from ampcompare.training.saving import Saver
-from ampcompare.training.stopping import StopRequest
-from ampcompare.training.views import make_views
+from ampcompare.training.loop import Loop, update
+from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.policies.divergence import DivergenceDetector
+from ampcompare.training.policies.factory import make_policies
+from ampcompare.training.policies.rollback import Rollback
+from ampcompare.training.prefetch import CudaCopyStream, prefetch
+from ampcompare.training.state.capture import rank_states, restore_rank, training_state
+from ampcompare.training.state.position import Position
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.state.stateful import Stateful
+from ampcompare.training.stop_signal import StopRequest
+from ampcompare.training.tta import make_views
 
-__all__ = ["Position", "Session"]
+__all__ = ["Session"]
 
 
-@dataclass
-class Position:
-    """Where a run stands at a drain point.
-
-    Attributes:
-        step: updates made.
-        epoch: epochs that are over, their evaluation with them.
-        batch: updates made in the present epoch.
-        train_seconds: spent on them.
-        skipped: updates that were skipped, over all optimizers.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    train_seconds: float = 0.0
-    skipped: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-        self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
-        self.train_seconds, self.skipped = float(state["train_seconds"]), int(state["skipped"])
+def _recorded_update(assembly: Assembly) -> StepGraph:
+    refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
+    rates_on_device(assembly.optimizers, assembly.device)
+    return StepGraph(update, CudaRecorder(assembly.device))
 
 
 class Session:
-    """Trains an assembly as a configuration says. Iterating `events` is all there is to do.
+    """Trains an assembly as a configuration says: iterate over `events`.
 
     Args:
-        saver: writes checkpoints where they are due.
+        saver: writes checkpoints when they are due.
         stop: asks for the end of the run.
 
     Attributes:
-        watch: what has been seen of divergence.
-        parts: all that has a state of its own and is saved under its name; whoever consumes the events may add to it.
+        divergence: whether the run has diverged, where and why.
+        policies: the rules of the run, in the order in which they are applied.
+        stateful: every part with state, by the name under which it is saved; a consumer of the events may add its own.
         position: how far the run is.
         best: value and step of the best evaluation.
-        resumed: checkpoints that the run went on from.
-        early_stop, rollback: where the configuration asks for them.
-        interrupted: whether the run was told to end before it was over.
+        resumed: checkpoints that the run resumed from.
+        interrupted: whether the run was asked to stop before its end.
     """
 
     def __init__(
@@ -81,38 +63,27 @@ class Session:
     ) -> None:
         self.config = config
         self.assembly = assembly
-        ranks = assembly.ranks
-        self.watch = DivergenceWatch(config.nan_patience, ranks.any)
-        self.parts: dict[str, Stateful] = {"watch": self.watch}
-        if assembly.average is not None:
-            self.parts["average"] = assembly.average
         self.position = Position()
         self.best: dict[str, Any] = {"value": None, "step": None}
         self.resumed: list[Resumption] = []
         self.interrupted = False
         self._saver = saver
         self._stop = stop
-        parts = (assembly.replicas, assembly.optimizers, assembly.precision)
-        self.early_stop: EarlyStop | None = None
-        if config.recipe.early_stop is not None or config.recipe.target_top1 is not None:
-            self.early_stop = EarlyStop(config.recipe.early_stop, config.recipe.target_top1)
-            self.parts["early_stop"] = self.early_stop
-        self._limits: ScaleLimits | None = None
-        if config.stop_loss_scale is not None or config.max_skipped is not None:
-            self._limits = ScaleLimits(config.stop_loss_scale, config.max_skipped)
-            self.parts["limits"] = self._limits
-        self.rollback: Rollback | None = None
-        if config.on_nan == "rollback":
-            every, most = config.rollback_every, config.max_rollbacks
-            self.rollback = Rollback(*parts, assembly.average, every=every, most=most)
-            self.parts["rollback"] = self.rollback
-        self._views = make_views(config.recipe.tta, assembly.task.data.sample_shape)
-        skips = config.on_nan == "skip"
-        recipe = config.recipe
+        recipe, ranks = config.recipe, assembly.ranks
+        self.divergence = DivergenceDetector(
+            config.nan_patience, assembly.replicas, ranks.any, stops=config.on_nan != "continue"
+        )
+        self.policies = make_policies(config, assembly, self.divergence)
+        self.stateful: dict[str, Stateful] = {
+            policy.name: policy for policy in self.policies if policy.name is not None
+        }
+        if assembly.average is not None:
+            self.stateful["average"] = assembly.average
+        self._views = make_views(recipe.tta, assembly.task.data.sample_shape)
         self.loop = Loop(
             models=assembly.models,
             optimizers=assembly.optimizers,
-            precision=SkipNonFinite(assembly.precision, assembly.replicas, ranks.any) if skips else assembly.precision,
+            precision=functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision),
             parallel=assembly.parallel,
             loss_of=assembly.task.loss,
             clock=make_clock(assembly.device),
@@ -123,6 +94,7 @@ class Session:
             drain_every=config.drain_every,
             channels_last=recipe.channels_last,
             mean=ranks.mean if ranks.size > 1 else None,
+            update=update if not recipe.cuda_graph else _recorded_update(assembly),
             after_step=() if assembly.average is None else (assembly.average.update,),
         )
 
@@ -131,18 +103,30 @@ class Session:
         """The backend that trains."""
         return self.assembly.precision
 
-    def events(self) -> Iterator[list[StepRecord] | EpochResult]:
-        """Train from where the run stands; yield each drained block of steps, and the result of each epoch.
+    @property
+    def ended(self) -> str | None:
+        """Why training ended before its last epoch, in a good state; None if it did not."""
+        return next((policy.ended for policy in self.policies if policy.ended is not None), None)
 
-        Saving is done once the consumer asks for the next event: it has then seen all that a checkpoint holds.
+    @property
+    def rollbacks(self) -> list[int]:
+        """The number of updates made at each rollback."""
+        return [step for policy in self.policies if isinstance(policy, Rollback) for step in policy.steps]
+
+    def events(self) -> Iterator[list[StepRecord] | EpochResult]:
+        """Train from the current position; yield each drained block of steps, and the result of each epoch.
+
+        A checkpoint is written when the consumer asks for the next event: by then it has processed all that the
+        checkpoint contains.
         """
         assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
         share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
         share["pin_memory"] = self.config.pin_memory
-        if self.rollback is not None:
-            self.rollback.keep(position.step)
+        for policy in self.policies:
+            policy.begin(position.step)
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
+            # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
             if (left <= 0 and position.batch == 0) or self.ended:
                 break
             begin = self._now() - position.train_seconds
@@ -150,19 +134,16 @@ class Session:
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
             )
             if self.config.prefetch and assembly.device.type == "cuda":
-                batches = ahead(batches, self.config.prefetch, CudaLane(assembly.device))
+                batches = prefetch(batches, self.config.prefetch, CudaCopyStream(assembly.device))
             for records in self.loop.run(batches, epoch=epoch, steps=left):
-                diverged = self.watch.look(records, assembly.replicas)
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
-                if self._is_lost(records, diverged):
-                    return
-                if self._stops_after(len(records), begin):
+                if self._diverges_after(records) or self._stops_after(len(records), begin):
                     return
             trained = self._now()
             if ranks.size > 1:
-                self._see_that_ranks_agree(epoch)
+                self._require_equal_ranks(epoch)
             result = self._evaluate(share)
             averaged = self._evaluate_average(share)
             position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
@@ -179,60 +160,94 @@ class Session:
                 eval_seconds=self._now() - trained,
             )
             yield event
-            if self.early_stop is not None:
-                self.early_stop.look(event)
+            for policy in self.policies:
+                policy.after_epoch(event)
             if self._saver is not None:
                 self._save_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
-            self._saver.save(self, last=True)
+            self._saver.save(position, self.state_dict, last=True)
 
-    @property
-    def ended(self) -> str | None:
-        """Why training ended before its last epoch, in a good state; None where it did not."""
-        return None if self.early_stop is None else self.early_stop.reason
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
 
-    def _is_lost(self, records: Sequence[StepRecord], diverged: bool) -> bool:
-        """Do after a block of steps what the run's policies say; return whether it ends here as diverged.
+        Every rank calls it. Tensors are those that training continues with, not copies.
 
-        All that is asked for here is equal on all ranks, which go back or end together.
+        Returns:
+            None on all ranks but the first.
         """
-        limit = None if self._limits is None else self._limits.look(records)
-        if limit is not None:
-            self.watch.end(*limit)
-            return True
-        if not diverged:
-            if self.rollback is not None and math.isfinite(records[-1].loss):
-                self.rollback.keep(self.position.step)
-            return False
-        if self.rollback is not None and self.rollback.go_back(self.position.step):
-            self.watch.recover()
+        assembly, config = self.assembly, self.config
+        of_ranks = rank_states(assembly.replicas, self._gpus(), assembly.ranks)
+        if of_ranks is None:
+            return None
+        engine = assembly.precision.engine
+        return {
+            **training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names),
+            **of_ranks,
+            "progress": {
+                **self.position.state_dict(),
+                "world_size": assembly.ranks.size,
+                "total_batch_size": config.recipe.batch_size * assembly.ranks.size,
+            },
+            "best": dict(self.best),
+            "parts": {name: part.state_dict() for name, part in self.stateful.items()},
+            "resumed": [resumption.model_dump() for resumption in self.resumed],
+            "arm": config.arm,
+            "recipe": config.recipe.model_dump(mode="json"),
+            "engine": None if engine is None else {"name": engine.name, "version": engine.version},
+            "versions": fingerprint(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], resumption: Resumption) -> None:
+        """Restore what `state_dict` returned, except weights, optimizers and precision, which `assemble` restored.
+
+        Nothing may draw random numbers between this call and training. With another number of processes each rank
+        seeds its generators from the seed of the recipe, the step and its rank.
+        """
+        assembly = self.assembly
+        self.position.load_state_dict(state["progress"])
+        self.loop.step = self.position.step
+        self.best = dict(state["best"])
+        self.resumed = [*(Resumption.model_validate(earlier) for earlier in state["resumed"]), resumption]
+        for name, part in self.stateful.items():
+            if name in state["parts"]:
+                part.load_state_dict(state["parts"][name])
+        seed = derive("resume", self.config.recipe.seed, self.position.step, assembly.ranks.rank)
+        # Last: building or loading anything else may draw from the generators.
+        restore_rank(state, assembly.replicas, self._gpus(), assembly.ranks, seed)
+
+    def _diverges_after(self, records: Sequence[StepRecord]) -> bool:
+        """Apply the policies to a block of steps; return whether the run ends here as diverged.
+
+        The answer is equal on all ranks, which go back or end together.
+        """
+        changed = [policy.after_steps(self.position.step, records) for policy in self.policies]
+        if any(changed):
             self.loop.reload_scales()
-            return False
-        return self.config.on_nan != "continue"
+        return self.divergence.ends_run
 
     def _stops_after(self, count: int, begin: float) -> bool:
-        """Save after a block of `count` steps where it is due; tell whether the run ends here because it was told to.
+        """Save after a block of `count` steps if it is due; return whether the run ends here because it was asked to.
 
-        Ranks stop together, whichever of them was told.
+        Ranks stop together, whichever of them was asked.
         """
         ranks, position, stop = self.assembly.ranks, self.position, self._stop
         before = position.step - count
         if stop is not None:
-            asked = stop.holds(before, position.step)
+            asked = stop.is_due(before, position.step)
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
             position.train_seconds = self._now() - begin
-            self._saver.save(self, last=self.interrupted)
+            self._saver.save(position, self.state_dict, last=self.interrupted)
         return self.interrupted
 
     def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
-        """Save after an evaluation where it is due, and where it is the best so far."""
+        """Save after an evaluation if it is due, or if it is the best so far."""
         value = result.top1_correct / result.samples
         improved = self.best["value"] is None or value > self.best["value"]
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
-            saver.save(self, best=improved)
+            saver.save(self.position, self.state_dict, best=improved)
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks
@@ -241,10 +256,11 @@ class Session:
             assembly.precision,
             assembly.task.data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
             assembly.device,
-            ranks.total if ranks.size > 1 else None,
+            ranks.sum if ranks.size > 1 else None,
             self._views,
         )
-        self.precision.weights_replaced()  # casts of an evaluation carry no gradient, and training makes its own
+        # Casts that an evaluation caches carry no gradient; training must make its own.
+        self.precision.weights_replaced()
         return result
 
     def _evaluate_average(self, share: dict[str, Any]) -> Evaluation | None:
@@ -256,14 +272,15 @@ class Session:
         with average.applied(self.precision):
             return self._evaluate(share)
 
-    def _see_that_ranks_agree(self, epoch: int) -> None:
-        """Compare weights, loss scales and skipped steps; buffers follow rank 0, whose statistics are evaluated.
+    def _require_equal_ranks(self, epoch: int) -> None:
+        """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0.
 
         Raises:
-            RanksDiffer: naming the ranks and what differs.
+            RanksDiffer: names the ranks and what differs.
         """
+        # Each rank has seen other batches; the statistics that are evaluated are those of rank 0, as with torch's DDP.
         self.assembly.ranks.equalize_buffers(self.assembly.replicas)
-        if self.watch.diverged_step is not None:  # a NaN is not one pattern of bits
+        if self.divergence.diverged_step is not None:  # NaNs are equal in meaning and may differ in their bits
             return
         state = {
             "loss scales": self.precision.loss_scales(),
@@ -273,8 +290,17 @@ class Session:
         remedy = f"seen at the end of epoch {epoch}; every rank must apply the same gradients"
         require_equal(self.assembly.ranks, "state of training", state, remedy)
 
+    def _gpus(self) -> list[torch.device]:
+        """Return the GPUs that this process trains on."""
+        device = self.assembly.device
+        if device.type != "cuda":
+            return []
+        wrapped = (model for model in self.assembly.models if isinstance(model, nn.DataParallel))
+        indices = next((model.device_ids for model in wrapped), [])
+        return [torch.device("cuda", index) for index in indices] or [device]
+
     def _now(self) -> float:
-        """Return the wall time once the device has caught up; between epochs, never inside a timed step."""
+        """Return the wall time after the device has finished its work; called between epochs, never in a timed step."""
         if self.assembly.device.type == "cuda":
             torch.cuda.synchronize(self.assembly.device)
         return time.perf_counter()

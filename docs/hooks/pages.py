@@ -1,4 +1,4 @@
-"""What mkdocs cannot know by itself: pages made from the program, links that leave docs/, and the benchmark pages.
+"""Pages that mkdocs generates: tables from the program, links that leave docs/, and folders added to the navigation.
 
 mkdocs calls the functions that begin with `on_`.
 """
@@ -24,7 +24,12 @@ log = logging.getLogger("mkdocs.hooks.pages")
 def on_config(config: Any) -> Any:
     """Add the pages of folders that grow: benchmarks and examples."""
     named = set(_named(config["nav"]))
-    for folder, title in (("benchmarks", "Measurements"), ("examples", "More examples"), (".", "More")):
+    for folder, title in (
+        ("contributing", "Adding to it"),
+        ("examples", "Examples"),
+        ("benchmarks", "Measurements"),
+        (".", "More"),
+    ):
         pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"))]
         pages = [page for page in pages if page not in named]
         if pages:
@@ -33,16 +38,16 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fill in what is made from the program, and turn links that leave docs/ into plain text."""
+    """Fill in tables generated from the program, and turn links that leave docs/ into plain text."""
     for marker, make in (("commands", command_reference), ("settings", settings_reference)):
-        place = f"<!-- {marker} -->"
-        if place in markdown:
-            markdown = markdown.replace(place, make())
+        comment = f"<!-- {marker} -->"
+        if comment in markdown:
+            markdown = markdown.replace(comment, make())
     return stay_inside(markdown, DOCS / page.file.src_uri)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Warn, which fails a strict build, where a page would fetch something from another host."""
+    """Warn if a page fetches something from another host. A warning fails a strict build."""
     for address in FOREIGN.findall(output):
         log.warning("%s fetches %s", page.file.src_uri, address)
     return output
@@ -128,15 +133,15 @@ def _cell(text: str) -> str:
 
 
 def settings_reference() -> str:
-    """Return a table of every setting of a run: its place, what it takes, default and meaning, from the JSON Schema."""
-    from ampcompare.config import RunConfig
+    """Return a table of every setting of a run from the JSON Schema: path, accepted values, default and meaning."""
+    from ampcompare.settings.config import RunConfig
 
     schema = RunConfig.model_json_schema()
     rows = ["| setting | takes | default | meaning |", "|---|---|---|---|"]
-    for place, field in _fields(schema, schema):
+    for path, field in _fields(schema, schema):
         default = field.get("default")
         shown = "" if default is None else f"`{json.dumps(default)}`"
-        rows.append(f"| `{place}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
+        rows.append(f"| `{path}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
     return "\n".join(rows)
 
 

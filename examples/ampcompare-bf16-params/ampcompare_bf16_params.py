@@ -6,8 +6,8 @@ and no step is skipped; it has 8 bits of precision, so masters keep the updates 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
+from ampcompare.precision.base import Precision, StepOutcome
 
 __all__ = ["BF16Params"]
 
@@ -28,7 +28,6 @@ class BF16Params(Precision):
         bn_fp32: keep weights and statistics of batch norm in fp32.
     """
 
-    key = "precision"
     half_dtype = torch.bfloat16
 
     def __init__(self, *, device: str = "cpu", bn_fp32: bool = True) -> None:
@@ -36,10 +35,9 @@ class BF16Params(Precision):
         self._exact: dict[Tensor, Tensor] = {}
         self._pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def prepare(
+    def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        refuse_wrapped(models)
         for model in models:
             for module in model.modules():
                 if not (self.bn_fp32 and isinstance(module, _BatchNorm)):
@@ -63,26 +61,23 @@ class BF16Params(Precision):
                 setattr(module, name, buffer.to(torch.bfloat16))
 
     def _adopt(self, optimizer: Optimizer) -> None:
-        """Put a master in the place of each bfloat16 parameter of `optimizer`, those of groups added later too."""
+        """Replace each bfloat16 parameter of `optimizer` by a master, in groups that were added later too."""
         pairs = self._pairs.setdefault(id(optimizer), [])
         for group in optimizer.param_groups:
-            for place, param in enumerate(group["params"]):
+            for index, param in enumerate(group["params"]):
                 if param.dtype == torch.bfloat16 and param.requires_grad:
                     master = self._exact.get(param, param.detach().float()).requires_grad_()
-                    group["params"][place] = master
+                    group["params"][index] = master
                     if param in optimizer.state:
                         optimizer.state[master] = optimizer.state.pop(param)
                     pairs.append((param, master))
 
     def _start_from_loaded(self, module: nn.Module, keys: Any) -> None:
-        """Take over weights that a checkpoint brought; they were rounded to bfloat16 on the way in."""
+        """Set the masters to weights that a checkpoint loaded, which were rounded to bfloat16."""
         with torch.no_grad():
             for pairs in self._pairs.values():
                 for param, master in pairs:
                     master.copy_(param)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     @contextmanager
     def scale_loss(
@@ -100,22 +95,13 @@ class BF16Params(Precision):
                     master.grad = grad if master.grad is None else master.grad + grad
                     param.grad = None
 
-    def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        return owned_params(optimizer)
-
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        for optimizer in optimizers:
-            optimizer.step()
-            with torch.no_grad():
+        outcome = super().step(*optimizers)
+        with torch.no_grad():
+            for optimizer in optimizers:
                 for param, master in self._pairs[id(optimizer)]:
                     param.copy_(master)
-        return FixedOutcome(applied=(True,) * len(optimizers), loss_scales=())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        return outcome
 
 
 def _cast_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

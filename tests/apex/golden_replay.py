@@ -38,7 +38,7 @@ def codes(tensors: Any) -> str:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
 def sha(tensors: Any) -> str:
@@ -58,16 +58,20 @@ def summary(tensor: torch.Tensor) -> list[Any]:
 
 
 class Replay:
-    def __init__(self, scenario: dict[str, Any], strict: bool) -> None:
+    """One scenario, through `ampcompare.apex.amp` or another object with its surface, on any device."""
+
+    def __init__(self, scenario: dict[str, Any], strict: bool, amp: Any = amp, device: str = "cpu") -> None:
         self.s = scenario
         self.strict = strict
+        self.amp = amp
+        self.device = device
         self.enabled = scenario["amp"].get("enabled", True)
         self.make()
 
     def make(self, saved: dict[str, Any] | None = None) -> None:
         s = self.s
-        amp._amp_state.close()
-        self.models = [recipe.build(spec) for spec in s["models"]]
+        self.amp._amp_state.close()
+        self.models = [recipe.build(spec).to(self.device) for spec in s["models"]]
         self.initial = [
             [i, name, list(p.shape), *summary(p)] for i, m in enumerate(self.models) for name, p in m.named_parameters()
         ]
@@ -80,7 +84,7 @@ class Replay:
             self.load(saved)
         options = {k: DTYPES.get(v, v) if k == "cast_model_outputs" else v for k, v in s["amp"].items()}
         one_model, one_optimizer = len(self.models) == 1, len(self.optimizers) == 1
-        models, optimizers = amp.initialize(
+        models, optimizers = self.amp.initialize(
             self.models[0] if one_model else self.models,
             self.optimizers[0] if one_optimizer else self.optimizers,
             verbosity=0,
@@ -92,9 +96,9 @@ class Replay:
         if order == "init_then_load":
             self.load(saved)
         if saved:
-            amp.load_state_dict(saved["amp"])
+            self.amp.load_state_dict(saved["amp"])
         elif "preload_scalers" in s:
-            amp.load_state_dict(s["preload_scalers"])
+            self.amp.load_state_dict(s["preload_scalers"])
 
     def load(self, saved: Any) -> None:
         for model, state in zip(self.models, saved["models"], strict=True):
@@ -107,7 +111,7 @@ class Replay:
         state = {
             "models": [m.state_dict() for m in self.models],
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "amp": amp.state_dict(),
+            "amp": self.amp.state_dict(),
         }
         torch.save(state, buffer)
         buffer.seek(0)
@@ -121,11 +125,14 @@ class Replay:
         ]
         return {"params": params, **{k: v for k, v in spec.items() if k not in ("model", "only")}}
 
+    def batch(self, spec: dict[str, Any], stream: int) -> torch.Tensor:
+        return recipe.make_input(spec, stream).to(self.device)
+
     def model_params(self) -> list[torch.nn.Parameter]:
         return [p for m in self.models for p in m.parameters()]
 
     def master_params(self) -> list[torch.Tensor]:
-        return [p for o in self.optimizers for p in amp.master_params(o)]
+        return [p for o in self.optimizers for p in self.amp.master_params(o)]
 
     def run(self) -> dict[str, Any]:
         steps = []
@@ -142,7 +149,7 @@ class Replay:
                 for state in o.state_dict()["state"].values()
             ],
         }
-        final["amp_state_dict"] = amp.state_dict() if self.enabled else None
+        final["amp_state_dict"] = self.amp.state_dict() if self.enabled else None
         return {"initial": initial, "steps": steps, "final": final}
 
     def eval_outputs(self, t: int) -> str:
@@ -150,7 +157,7 @@ class Replay:
         with torch.no_grad():
             for i, model in enumerate(self.models):
                 model.eval()
-                out = model(recipe.make_input(self.s["models"][i]["input"], recipe.stream_of(self.s, t, 3, i, 0)))
+                out = model(self.batch(self.s["models"][i]["input"], recipe.stream_of(self.s, t, 3, i, 0)))
                 outputs += out if isinstance(out, tuple) else [out]
                 model.train()
         return sha(outputs)
@@ -175,7 +182,7 @@ class Replay:
         s = self.s
         outputs = []
         for i, model in enumerate(self.models):
-            out = model(recipe.make_input(s["models"][i]["input"], recipe.stream_of(s, t, micro, i, 0)))
+            out = model(self.batch(s["models"][i]["input"], recipe.stream_of(s, t, micro, i, 0)))
             outputs.append(out if isinstance(out, tuple) else (out,))
         record["out_dtypes"] = codes(o for out in outputs for o in out)
         micros = s.get("micro_batches", 1)
@@ -184,7 +191,7 @@ class Replay:
             for term in spec["terms"]:
                 m, o = term["model"], term.get("output", 0)
                 target_spec = s["models"][m]["targets"][o]
-                target = recipe.make_input(target_spec, recipe.stream_of(s, t, micro, m, 1 + o))
+                target = self.batch(target_spec, recipe.stream_of(s, t, micro, m, 1 + o))
                 out = outputs[m][o]
                 value = F.cross_entropy(out, target) if target_spec["kind"] == "class" else F.mse_loss(out, target)
                 loss = value if loss is None else loss + value
@@ -199,7 +206,7 @@ class Replay:
             options: dict[str, Any] = {"loss_id": spec["loss_id"]} if "loss_id" in spec else {}
             if s.get("accumulate") == "delay" and micro < micros - 1:
                 options["delay_unscale"] = True
-            with amp.scale_loss(loss, chosen[0] if len(chosen) == 1 else chosen, **options) as scaled:
+            with self.amp.scale_loss(loss, chosen[0] if len(chosen) == 1 else chosen, **options) as scaled:
                 scaled.backward(retain_graph=j < len(s["losses"]) - 1)
                 for injection in self.injected("grad_inf", t, micro, j):
                     param = dict(self.models[injection["model"]].named_parameters())[injection["param"]]
@@ -224,18 +231,18 @@ class Replay:
         grads_sha, master_grads_sha = sha(p.grad for p in params), sha(p.grad for p in masters)
         record["skipped"] = []
         for optimizer in self.optimizers:
-            mine = list(amp.master_params(optimizer))
+            mine = list(self.amp.master_params(optimizer))
             before = sha(mine)
             optimizer.step()
             record["skipped"].append(sha(mine) == before)
         skipped = any(record["skipped"])
         record["grads_sha"], record["master_grads_sha"] = (None, None) if skipped else (grads_sha, master_grads_sha)
-        scalers = amp.state_dict().values() if self.enabled else ()
+        scalers = self.amp.state_dict().values() if self.enabled else ()
         record["scalers"] = [[v["loss_scale"], v["unskipped"]] for v in scalers]
         record["params"] = [summary(p) for p in params]
-        own = {id(p) for p in params}
+        param_ids = {id(p) for p in params}
         masters = self.master_params()
-        record["masters"] = None if all(id(p) in own for p in masters) else [summary(p) for p in masters]
+        record["masters"] = None if all(id(p) in param_ids for p in masters) else [summary(p) for p in masters]
         buffers = [b for m in self.models for b in m.buffers()]
         record["buffers_sha"], record["buffer_dtypes"] = sha(buffers), codes(buffers)
         return record

@@ -1,4 +1,4 @@
-"""The backward pass of a scaled loss starts behind the product where nobody can tell, and only there."""
+"""The backward pass of a scaled loss starts below the product if that is unobservable, and only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex import amp
-from ampcompare.apex.amp import _run_backward
+from ampcompare.apex.amp._engine import autograd
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -42,9 +42,9 @@ def gradients(use: Use, level: str = "O1", **options: Any) -> list[Any]:
     loss = loss_of(model)
     with amp.scale_loss(loss, optimizer) as scaled:
         use(loss, scaled)
-    seen = bits(optimizer)
+    scaled_grads = bits(optimizer)
     amp._amp_state.close()
-    return seen
+    return scaled_grads
 
 
 def twice(loss: Tensor, scaled: Tensor) -> None:
@@ -141,12 +141,12 @@ def test_no_cycle_is_left_behind() -> None:
         for fail in (False, True):
             with pytest.raises(ZeroDivisionError) if fail else amp.disable_casts():
                 with amp.scale_loss(loss_of(model), optimizer) as scaled:
-                    known = weakref.ref(scaled)
+                    reference = weakref.ref(scaled)
                     if fail:
                         raise ZeroDivisionError
                     scaled.backward()
             del scaled
-            assert known() is None
+            assert reference() is None
     finally:
         gc.enable()
 
@@ -158,7 +158,7 @@ def test_a_loss_without_graph_raises_as_ever() -> None:
         with amp.scale_loss(loss_of(model).detach(), optimizer) as scaled:
             scaled.backward()
     with pytest.raises(RuntimeError, match="does not require grad"):
-        _run_backward.run_from(torch.ones(()), torch.ones(()))
+        autograd.run_from(torch.ones(()), torch.ones(()))
 
 
 def test_every_form_of_a_patched_function_works() -> None:

@@ -424,14 +424,14 @@ def test_deactivate_restores_torch() -> None:
 
     names = [(F, "linear"), (torch, "mm"), (torch, "sum"), (torch, "cat"), (rnn.RNNBase, "check_input")]
     before = [getattr(module, name) for module, name in names]
-    own = {name for name in vars(torch.Tensor) if not name.startswith("_cls")}
+    own_names = {name for name in vars(torch.Tensor) if not name.startswith("_cls")}
     amp.register_float_function(torch, "sum")
     amp.register_promote_function(torch, "mm")
     handle = amp.init()
     assert torch.sum is not before[2]
     handle._deactivate()
     assert [getattr(module, name) for module, name in names] == before
-    assert {name for name in vars(torch.Tensor) if not name.startswith("_cls")} == own
+    assert {name for name in vars(torch.Tensor) if not name.startswith("_cls")} == own_names
     assert torch.mm(torch.eye(2), torch.eye(2)).dtype == FLOAT
 
 

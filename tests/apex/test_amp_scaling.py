@@ -199,7 +199,7 @@ def test_delay_overflow_check_freezes_the_scale() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_large_finite_gradients(strict: bool) -> None:
-    """Finite gradients whose sum leaves fp32 are no overflow, but for strict mode and its sum (deviation 33)."""
+    """Finite gradients whose sum leaves fp32 are not an overflow, except in strict mode, which sums (deviation 33)."""
     param = nn.Parameter(torch.zeros(4))
     model = nn.Module()
     model.p = param
@@ -208,6 +208,36 @@ def test_large_finite_gradients(strict: bool) -> None:
     with amp.scale_loss(torch.zeros(()), optimizer):
         param.grad = torch.full((4,), 2e38)
     assert (amp._amp_state.loss_scalers[0].loss_scale() == 32768.0) is strict
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_gradients_of_a_skipped_step(strict: bool) -> None:
+    """An overflow leaves all gradients unscaled; in strict mode those up to the first bad one, as without kernels."""
+    params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    model = nn.ParameterList(params)
+    optimizer = torch.optim.SGD(params, lr=0.0)
+    amp.initialize(model, optimizer, opt_level="O1", verbosity=0, strict=strict)
+    with amp.scale_loss(torch.zeros(()), optimizer):
+        for param, value in zip(params, (65536.0, math.inf, 65536.0), strict=True):
+            param.grad = torch.full((2,), value)
+    assert [p.grad[0].item() for p in params if p.grad is not None] == [1.0, math.inf, 65536.0 if strict else 1.0]
+
+
+@pytest.mark.parametrize("stashed", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_unscale_of_a_scaler_with_a_bad_gradient(strict: bool, stashed: bool) -> None:
+    """`LossScaler.unscale` and its twin with a stash write all masters; in strict mode those before the bad one."""
+    amp._amp_state.strict = strict
+    scaler = LossScaler("dynamic")
+    model = [torch.full((2,), value) for value in (65536.0, math.inf, 65536.0)]
+    masters = [torch.full((2,), 7.0) for _ in model]
+    if stashed:
+        scaler.unscale_with_stashed(model, [torch.ones(2) for _ in model], masters)
+    else:
+        scaler.unscale(model, masters, 1.0)
+    one = 2.0 if stashed else 1.0
+    assert [m[0].item() for m in masters] == ([one, 7.0, 7.0] if strict else [one, math.inf, one])
+    assert scaler.update_scale()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -381,7 +411,7 @@ def test_add_param_group(level: str) -> None:
 
 
 def test_add_param_group_takes_tensors_and_refuses_sets() -> None:
-    """`params` may be one tensor; a set, another dtype and a group that is no dict raise Apex's types."""
+    """`params` may be one tensor; a set, another dtype and a group that is not a dict raise Apex's types."""
     _, optimizer = start("O2")
     optimizer.add_param_group({"params": nn.Parameter(torch.ones(2, dtype=torch.float16))})
     assert optimizer.param_groups[1]["params"][0].dtype == torch.float32

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
-from ampcompare.apex.amp import _syncfree
-from ampcompare.apex.amp._device_scale import DeviceScale, is_exact_on_device
+from ampcompare.apex.amp._engine import device_skip
+from ampcompare.apex.amp._engine.device_scale import DeviceScale, is_exact_on_device
 from ampcompare.apex.amp.scaler import LossScaler
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, Make] = {
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU be served like a device that makes the host wait."""
-    monkeypatch.setattr(_syncfree, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
 
 
 class Net(nn.Module):
@@ -334,7 +334,7 @@ def test_a_skip_waits_for_its_step() -> None:
     amp.initialize(models, optimizers, opt_level="O1", verbosity=0)
     with amp.scale_loss(loss_of(models[0], math.inf), optimizers[0]) as scaled:
         scaled.backward()
-    for _ in range(2 * _syncfree._MOST_FLAGS):
+    for _ in range(2 * device_skip._MAX_FLAGS):
         optimizers[0].zero_grad()
         with amp.scale_loss(loss_of(models[0]) + loss_of(models[1]), optimizers) as scaled:
             scaled.backward()
@@ -444,12 +444,12 @@ class FakeEvent:
 
 
 def test_messages_come_with_the_next_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a device that is not read at once, a skip is told by the next `scale_loss`, or by reading the scale."""
+    """On a device whose reads wait, the next `scale_loss`, or reading the scale, reports a skip."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(_syncfree, "_can_be_read_at_once", lambda flag: False)
+    monkeypatch.setattr(device_skip, "_is_free_to_read", lambda flag: False)
     model, optimizer = start("O1", verbosity=1)
     capsys.readouterr()
     train_step(model, optimizer, math.inf)
@@ -467,7 +467,7 @@ def test_messages_come_with_the_next_pass(monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_cuda(capsys: pytest.CaptureFixture[str]) -> None:
-    """On a GPU no step makes the host wait, and skips are told with the right scale."""
+    """On a GPU no step makes the host wait, and skips are reported with the right scale."""
     model = Net().cuda()
     optimizer = OPTIMIZERS["sgd-momentum"](model.parameters())
     amp.initialize(model, optimizer, opt_level="O2", verbosity=1)

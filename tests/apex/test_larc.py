@@ -107,6 +107,18 @@ def test_weight_decay_survives_a_failing_step() -> None:
     assert optimizer.param_groups[0]["weight_decay"] == 0.3
 
 
+def test_the_decay_of_fp64_parameters_is_fp64() -> None:
+    """A weight decay that fp32 cannot hold enters fp64 gradients with all its digits."""
+    param = nn.Parameter(torch.tensor([3.0, 4.0], dtype=torch.float64))
+    optimizer = LARC(torch.optim.SGD([param], lr=0.5, weight_decay=0.1), 0.02, False, 0.0)
+    grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    param.grad = grad.clone()
+    before = param.detach().clone()
+    optimizer.step()
+    expected = expected_gradient(before, grad, 0.5, 0.1, 0.02, False, 0.0)
+    torch.testing.assert_close(param.grad, expected, rtol=1e-15, atol=0)
+
+
 def test_the_room_names_what_it_has() -> None:
     """Asking the package for a name that it lacks is an AttributeError that lists what is there."""
     with pytest.raises(AttributeError, match="ReduceOp"):

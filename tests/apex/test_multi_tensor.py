@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex import amp_C
-from ampcompare.apex.multi_tensor_apply import MultiTensorApply, multi_tensor_applier
+from ampcompare.apex.multi_tensor_apply import MultiTensorApply, multi_tensor_applier, per_tensor_scalars
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [(1, 1), (33, 7), (777, 555), (5, 0)]
@@ -30,9 +30,9 @@ def test_the_applier() -> None:
     assert MultiTensorApply.available is True
     assert MultiTensorApply.warned is False
     assert MultiTensorApply.import_err is None
-    seen = MultiTensorApply(7)(lambda *args: args, flag(), [[torch.ones(1)]], "x", 2)
-    assert seen[0] == 7
-    assert seen[3:] == ("x", 2)
+    arguments = MultiTensorApply(7)(lambda *args: args, flag(), [[torch.ones(1)]], "x", 2)
+    assert arguments[0] == 7
+    assert arguments[3:] == ("x", 2)
 
 
 def test_the_applier_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,17 +236,17 @@ def hysteresis_by_hand(found: list[bool], growth: float, backoff: float, interva
 def test_hysteresis(limit: int, interval: int) -> None:
     """The scale backs off from the n-th overflow in a row on, grows per interval, and a clean step renews patience."""
     generator = torch.Generator().manual_seed(limit)
-    found = (torch.rand(60, generator=generator) < 0.5).tolist() + [True] * 5 + [False] * 7
+    flags = (torch.rand(60, generator=generator) < 0.5).tolist() + [True] * 5 + [False] * 7
     scale, growth = torch.tensor([16.0]), torch.zeros(1, dtype=torch.int32)
     hysteresis = torch.tensor([limit], dtype=torch.int32)
     seen = []
-    for overflow in found:
+    for overflow in flags:
         returned = amp_C.update_scale_hysteresis(
             scale, growth, hysteresis, torch.tensor([float(overflow)]), 2.0, 0.5, interval, limit
         )
         assert returned is scale
         seen.append(scale.item())
-    assert seen == hysteresis_by_hand(found, 2.0, 0.5, interval, limit)
+    assert seen == hysteresis_by_hand(flags, 2.0, 0.5, interval, limit)
 
 
 def test_hysteresis_never_grows_to_infinity() -> None:
@@ -376,3 +376,35 @@ def test_remaining_steps_through_the_applier() -> None:
     )
     torch.testing.assert_close(mixed[1:], plain[1:])
     assert all(torch.equal(half, param.half()) for half, param in zip(halves, mixed[1], strict=True))
+
+
+def mixed_tensors() -> list[Tensor]:
+    """Tensors of several layouts and sizes, one of them larger than those that share a product."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(7,), (), (0,), (3, 5), (2**18 + 1,), (4, 3, 2, 2), (5, 1), (2, 2), (9,), (1, 6)]
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    tensors[5] = tensors[5].to(memory_format=torch.channels_last)
+    return [*tensors, torch.randn(4, 6, generator=generator)[:, ::2], torch.randn(3, generator=generator).double()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_shared_products_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Small tensors that share one product get the bits, dtypes and strides of one product for each tensor."""
+    tensors = mixed_tensors()
+    scalars = torch.linspace(0.1, 3.0, len(tensors), dtype=dtype)
+    expected = [
+        torch._foreach_mul(tensors, list(scalars.unbind())),
+        torch._foreach_div(tensors, list(scalars.unbind())),
+    ]
+    expected_in_place = [tensor.clone() for tensor in tensors]
+    torch._foreach_mul_(expected_in_place, list(scalars.unbind()))
+    monkeypatch.setattr(per_tensor_scalars, "_DEVICE_TYPES", frozenset({"cpu"}))
+    monkeypatch.setattr(per_tensor_scalars, "_MIN_SHARED_TENSORS", 1)
+    in_place = [tensor.clone() for tensor in tensors]
+    per_tensor_scalars.multiply_each_(in_place, scalars)
+    results = [per_tensor_scalars.multiply_each(tensors, scalars), per_tensor_scalars.divide_each(tensors, scalars)]
+    for ours, theirs in zip([*results, in_place], [*expected, expected_in_place], strict=True):
+        for ours_one, theirs_one in zip(ours, theirs, strict=True):
+            assert ours_one.dtype is theirs_one.dtype
+            assert ours_one.stride() == theirs_one.stride()
+            assert torch.equal(ours_one, theirs_one)

@@ -149,3 +149,84 @@ def test_memory_efficient_with_zero_weights_stays_finite(kind: Any) -> None:
     assert values.grad is not None
     assert torch.isfinite(values.grad).all()
     assert torch.isfinite(module.weight.grad).all()
+
+
+NORMS = [FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm, MixedFusedRMSNorm]
+
+
+class Block(torch.nn.Module):
+    """A model that holds a norm, as scripts compile it."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.norm(values) * 2
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)])
+def test_torchscript(kind: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """A norm, and a model that holds one, compile with torch.jit.script, with the numbers and dtypes of eager mode."""
+    torch.manual_seed(0)
+    norm = kind([2, 3]).to(dtypes[1])
+    for parameter in norm.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    values = torch.randn(4, 2, 3).to(dtypes[0])
+    eager, scripted = Block(norm)(values), torch.jit.script(Block(norm))(values)
+    assert scripted.dtype is eager.dtype
+    torch.testing.assert_close(scripted, eager)
+    torch.testing.assert_close(torch.jit.script(norm)(values), eager / 2)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", [FusedLayerNorm, FusedRMSNorm])
+def test_torchscript_without_parameters(kind: Any) -> None:
+    """A norm without weights compiles too."""
+    norm = kind(3, elementwise_affine=False)
+    values = torch.randn(4, 3)
+    torch.testing.assert_close(torch.jit.script(norm)(values), norm(values))
+
+
+APPLIED = {
+    "FusedLayerNormFunction": functional.fused_layer_norm,
+    "FusedLayerNormAffineFunction": functional.fused_layer_norm_affine,
+    "FusedLayerNormAffineMixedDtypesFunction": functional.mixed_dtype_fused_layer_norm_affine,
+    "FusedRMSNormFunction": functional.fused_rms_norm,
+    "FusedRMSNormAffineFunction": functional.fused_rms_norm_affine,
+    "FusedRMSNormAffineMixedDtypesFunction": functional.mixed_dtype_fused_rms_norm_affine,
+}
+
+
+@pytest.mark.parametrize("name", list(APPLIED))
+@pytest.mark.parametrize("memory_efficient", [(), (False,), (True,)])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)])
+def test_autograd_functions(name: str, memory_efficient: tuple[bool, ...], dtypes: Any) -> None:
+    """What scripts call by `apply` has output and gradients of the function of that kind, dtypes included."""
+    torch.manual_seed(0)
+    count = 0 if "Affine" not in name else 1 if "RMS" in name else 2
+    leaves = [torch.randn(4, 2, 3).to(dtypes[0])] + [torch.rand(2, 3).add(0.5).to(dtypes[1]) for _ in range(count)]
+    ours, theirs = ([leaf.clone().requires_grad_() for leaf in leaves] for _ in range(2))
+    output = getattr(functional, name).apply(*ours, (2, 3), 1e-5, *memory_efficient)
+    expected = APPLIED[name](*theirs, (2, 3), 1e-5)
+    assert output.dtype is expected.dtype
+    torch.testing.assert_close(output, expected)
+    direction = torch.randn(4, 2, 3).to(output.dtype)
+    output.backward(direction)
+    expected.backward(direction)
+    tolerance = 1e-2 if output.dtype is torch.float16 else 2e-3 if dtypes[0] is torch.float16 else 1e-5
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert a.grad.dtype is a.dtype
+        torch.testing.assert_close(a.grad, b.grad, rtol=tolerance, atol=tolerance)
+
+
+def test_a_constant_row_of_half_stays_finite() -> None:
+    """A constant row in fp16 with an eps that fp16 rounds to 0 gives zeros, where a half-precision norm gives NaN."""
+    row = torch.full((1, 4), 3.0, dtype=torch.float16)
+    weight, bias = torch.ones(4, dtype=torch.float16), torch.zeros(4, dtype=torch.float16)
+    output = functional.FusedLayerNormAffineFunction.apply(row, weight, bias, (4,), 1e-12)
+    assert output.tolist() == [[0.0] * 4]

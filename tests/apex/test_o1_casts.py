@@ -35,7 +35,7 @@ def ipow(a: Any) -> Any:
     return a
 
 
-def environment(expression: str) -> dict[str, Any]:
+def environment(expression: str, device: str) -> dict[str, Any]:
     modules = {
         "nn_linear": lambda: nn.Linear(4, 4),
         "nn_lstm": lambda: nn.LSTM(4, 4),
@@ -48,19 +48,20 @@ def environment(expression: str) -> dict[str, Any]:
         "nn_bn": lambda: nn.BatchNorm1d(4),
         "nn_mha": lambda: nn.MultiheadAttention(4, 2),
     }
-    names: dict[str, Any] = {"torch": torch, "F": F, "idx": torch.tensor([0, 1, 2, 3])}
+    names: dict[str, Any] = {"torch": torch, "F": F, "idx": torch.tensor([0, 1, 2, 3], device=device)}
     names.update(iadd=iadd, imul=imul, ipow=ipow)
     for word in re.findall(r"\b(w\d+|nn_\w+)\b", expression):
-        names[word] = modules[word]() if word in modules else nn.Parameter(torch.ones([int(c) for c in word[1:]]))
+        sizes = [] if word in modules else [int(c) for c in word[1:]]
+        names[word] = modules[word]().to(device) if word in modules else nn.Parameter(torch.ones(sizes, device=device))
     return names
 
 
-def outcome(row: dict[str, Any], dtypes: str) -> str:
+def outcome(row: dict[str, Any], dtypes: str, device: str = "cpu") -> str:
     """Return the dtype code of the row's result for inputs of these dtypes, or `!` and the exception's name."""
-    names = environment(row["expr"])
+    names = environment(row["expr"], device)
     for k, ((name, shape), dtype) in enumerate(zip(row["inputs"].items(), dtypes, strict=True)):
         values = 0.9 * torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + k)
-        names[name] = values.to(DTYPES[dtype]).reshape(shape)
+        names[name] = values.to(DTYPES[dtype]).reshape(shape).to(device)
     try:
         with torch.no_grad():
             return CODES[eval(row["expr"], names).dtype]

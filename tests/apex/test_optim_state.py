@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import warnings
 from typing import Any
 
@@ -69,16 +70,16 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(kind: Any, options: dict[str, 
         optimizer.step()
     if through == "deepcopy":
         other = copy.deepcopy(optimizer)
-        theirs = other.param_groups[0]["params"]
+        other_params = other.param_groups[0]["params"]
     elif through == "pickle":
         file = io.BytesIO()
         torch.save(optimizer, file)
         file.seek(0)
         other = torch.load(file, weights_only=False)
-        theirs = other.param_groups[0]["params"]
+        other_params = other.param_groups[0]["params"]
     else:
-        theirs = [nn.Parameter(param.detach().clone()) for param in ours]
-        other = kind(theirs, **options)
+        other_params = [nn.Parameter(param.detach().clone()) for param in ours]
+        other = kind(other_params, **options)
         saved = optimizer.state_dict()
         if through == "file":
             file = io.BytesIO()
@@ -87,10 +88,10 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(kind: Any, options: dict[str, 
             saved = torch.load(file)
         other.load_state_dict(copy.deepcopy(saved))
     for number in range(3, 6):
-        for used, by in ((ours, optimizer), (theirs, other)):
+        for used, by in ((ours, optimizer), (other_params, other)):
             give_grads(used, number)
             by.step()
-    assert_equal(values(ours), values(theirs))
+    assert_equal(values(ours), values(other_params))
 
 
 @EVERY
@@ -353,6 +354,41 @@ def test_loading_casts_adam_moments_strict() -> None:
     moment = moments_after_reload()
     assert moment.dtype is torch.float16
     assert moment.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("environment", ["", "1"])
+def test_loading_never_casts_the_moments_of_mixed_lamb(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FusedMixedPrecisionLamb keeps fp32 moments on loading under the strict switch too, because Apex does."""
+    monkeypatch.setenv("AMPCOMPARE_APEX_STRICT", environment)
+    ours = params(torch.float16)
+    optimizer = FusedMixedPrecisionLamb(ours, reduced_precision_dtype=torch.float16)
+    ours[0].grad = torch.full((4,), 1e-3, dtype=torch.float16)
+    optimizer.step()
+    before = optimizer.state[ours[0]]["exp_avg_sq"].clone()
+    optimizer.load_state_dict(optimizer.state_dict())
+    after = optimizer.state[ours[0]]["exp_avg_sq"]
+    assert after.dtype is torch.float32
+    assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_mixed_lamb_skips_a_bad_gradient_without_a_scaler(bad: float) -> None:
+    """One gradient that is not finite leaves weights, moments and step count of all groups alone, as in the kernels."""
+    ours = params(torch.float32, torch.float32)
+    optimizer = FusedMixedPrecisionLamb([{"params": ours[:1]}, {"params": ours[1:]}])
+    give_grads(ours, 0)
+    optimizer.step()
+    weights, moments = values(ours), optimizer.state[ours[0]]["exp_avg"].clone()
+    give_grads(ours, 1)
+    assert ours[1].grad is not None
+    ours[1].grad[2] = bad
+    optimizer.step()
+    assert_equal(values(ours), weights)
+    assert torch.equal(optimizer.state[ours[0]]["exp_avg"], moments)
+    assert [group["step"].item() for group in optimizer.param_groups] == [1, 1]
+    give_grads(ours, 2)
+    optimizer.step()
+    assert all(torch.isfinite(weight).all() for weight in values(ours))
 
 
 def test_novograd_state_before_the_first_step_can_be_loaded() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.arm import Arm
-from ampcompare.checkpoint.arms import into_arm, native_twin
+from ampcompare.backends.arm import Arm
+from ampcompare.checkpoint.convert.between_arms import into_arm, native_twin
 from ampcompare.errors import ConversionError
 
 SCALER = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
@@ -97,5 +97,5 @@ def test_native_twins() -> None:
 
 def test_foreign_states_have_no_arm() -> None:
     """A script's checkpoint cannot be resumed by a run."""
-    with pytest.raises(ConversionError, match="no checkpoint that a run"):
+    with pytest.raises(ConversionError, match="not a checkpoint that a run"):
         into_arm({"model": {"weight": torch.ones(2)}}, "fp32")

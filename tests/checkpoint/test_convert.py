@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.checkpoint.convert import convert_file, convert_state
-from ampcompare.checkpoint.file import read_checkpoint, write_checkpoint
-from ampcompare.checkpoint.loading import load_any, objects_of
-from ampcompare.checkpoint.scalers import apex_from_scalers, scalers_from_apex
+from ampcompare.checkpoint.convert.convert import convert_file, convert_state
+from ampcompare.checkpoint.convert.load import load_any, objects_of
+from ampcompare.checkpoint.convert.scalers import apex_from_scalers, scalers_from_apex
+from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.cli import main
 from ampcompare.errors import CheckpointError, ConversionError
 
@@ -277,7 +277,7 @@ def test_arms_that_are_neither_convert_too() -> None:
 
 
 def test_the_legacy_layout_of_ours(tmp_path: Path) -> None:
-    """`--apex-layout` writes what a script with Apex loads, from either kind, and lists what such a script has not."""
+    """`--save-apex-format` writes what an Apex script loads, from either kind, and lists what such a script has not."""
     write_checkpoint(tmp_path / "a.pt", ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1}}))
     result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", legacy_layout=True)
     assert list(torch.load(tmp_path / "b.pt")) == ["model", "optimizer", "amp", "epoch"]
@@ -288,7 +288,7 @@ def test_the_legacy_layout_of_ours(tmp_path: Path) -> None:
     convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", opt_level="O1", legacy_layout=True)
     legacy = torch.load(tmp_path / "b.pt")
     assert legacy["amp"] == {"loss_scaler0": {"loss_scale": 4096.0, "unskipped": 3}}
-    with pytest.raises(ConversionError, match="goes with --to apex"):
+    with pytest.raises(ConversionError, match="needs --to apex"):
         convert_file(tmp_path / "a.pt", tmp_path / "c.pt", "native", legacy_layout=True)
 
 
@@ -417,13 +417,13 @@ def test_what_cannot_be_converted_says_why(tmp_path: Path) -> None:
         convert_state({"model": WEIGHTS, "amp": APEX}, "apex")
     with pytest.raises(ConversionError, match=r"a checkpoint of torch\.amp already"):
         convert_state({"model": WEIGHTS, "scaler": SCALER}, "native")
-    with pytest.raises(ConversionError, match="nothing in it tells of Apex"):
+    with pytest.raises(ConversionError, match="no sign of Apex"):
         convert_state({"model": WEIGHTS}, "native")
     with pytest.raises(ConversionError, match="no weights"):
         convert_state({"amp": APEX}, "native")
     path = tmp_path / "a.pt"
     torch.save({"model": WEIGHTS, "amp": APEX}, path)
-    with pytest.raises(ConversionError, match="written over"):
+    with pytest.raises(ConversionError, match="overwritten"):
         convert_file(path, path, "native")
 
 
@@ -432,7 +432,7 @@ def test_objects_need_trust(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     net = nn.Linear(2, 2)
     torch.save({"model": net, "amp": APEX, "sampler": torch.Generator, "rate": Rate()}, path)
-    with pytest.raises(CheckpointError, match=r"model: torch\.nn\.modules\.linear\.Linear.*--trust-checkpoint"):
+    with pytest.raises(CheckpointError, match=r"model: torch\.nn\.modules\.linear\.Linear.*--unsafe-load"):
         load_any(path)
     state, left_out = load_any(path, trust=True)
     assert torch.equal(state["model"]["weight"], net.weight)

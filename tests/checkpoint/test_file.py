@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ampcompare.checkpoint import file as file_module
-from ampcompare.checkpoint.file import read_checkpoint, verify_file, write_checkpoint, write_weights
-from ampcompare.checkpoint.layout import SCHEMA, apex_layout, weights_only
+from ampcompare.checkpoint.store import file as file_module
+from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
+from ampcompare.checkpoint.store.layout import SCHEMA, apex_layout, weights_only
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
 Make = Callable[..., dict[str, Any]]
@@ -68,7 +68,7 @@ def test_other_programs_open_the_file(tmp_path: Path, make_state: Make) -> None:
     [
         (b"", "is empty"),
         (b"epoch,loss\n1,0.5\n", "it is a text file"),
-        (b"\x7fELF\xff\xfe" + bytes(600), "it is no archive"),
+        (b"\x7fELF\xff\xfe" + bytes(600), "it is not an archive"),
         (pickle.dumps({"model": 1}), "it is a pickle"),
         (b"PK\x03\x04" + bytes(10), "was cut off"),
         (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "was cut off"),

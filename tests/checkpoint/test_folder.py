@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.checkpoint import folder as folder_module
-from ampcompare.checkpoint.background import BackgroundFolder, snapshot
-from ampcompare.checkpoint.file import read_checkpoint, write_checkpoint
-from ampcompare.checkpoint.folder import CheckpointFolder
+from ampcompare.checkpoint.store import folder as folder_module
+from ampcompare.checkpoint.store.async_folder import BackgroundFolder, snapshot
+from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.checkpoint.store.folder import CheckpointFolder
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
 Make = Callable[..., dict[str, Any]]

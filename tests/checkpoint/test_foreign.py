@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ampcompare.checkpoint.file import write_checkpoint
-from ampcompare.checkpoint.foreign import open_foreign
+from ampcompare.checkpoint.reader.foreign import open_foreign
+from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.errors import CheckpointError
 
 Namespace = importlib.import_module("argparse").Namespace

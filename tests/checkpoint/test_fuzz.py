@@ -19,10 +19,11 @@ import xxhash
 from safetensors.torch import save
 
 from ampcompare.apex.fp16_utils import FP16_Optimizer
-from ampcompare.checkpoint.convert import convert_file
-from ampcompare.checkpoint.file import COMMENT, COMMENT_SIZE, read_checkpoint, write_checkpoint
-from ampcompare.checkpoint.inspection import inspect_file
-from ampcompare.checkpoint.text import inspection_lines
+from ampcompare.checkpoint.convert.convert import convert_file
+from ampcompare.checkpoint.inspect import inspect_file
+from ampcompare.checkpoint.render import inspection_lines
+from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE
 from ampcompare.cli import main
 from ampcompare.errors import AmpCompareError, CheckpointError
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.checkpoint.file import write_checkpoint
-from ampcompare.checkpoint.inspection import inspect_file
-from ampcompare.checkpoint.text import inspection_lines
+from ampcompare.checkpoint.inspect import inspect_file
+from ampcompare.checkpoint.render import inspection_lines
+from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.checkpoint.convert import convert_file
-from ampcompare.checkpoint.inspection import inspect_file
-from ampcompare.checkpoint.loading import as_ours, load_any
+from ampcompare.checkpoint.convert.convert import convert_file
+from ampcompare.checkpoint.convert.load import as_ours, load_any
+from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.cli import main
 from ampcompare.errors import CheckpointError
 
@@ -133,11 +133,11 @@ def test_logs_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for content in (Calls(), [Calls()]):
         held.content = content
         torch.save({"state_dict": {"w": torch.ones(2)}, "message_hub": held}, tmp_path / "a.pt")
-        with pytest.raises(CheckpointError, match="--trust-checkpoint"):
+        with pytest.raises(CheckpointError, match="--unsafe-load"):
             load_any(tmp_path / "a.pt")
     held.content = 1
     torch.save({"state_dict": {"w": torch.ones(2)}, "message_hub": held, "call": {}.get}, tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"call: .*getattr.*--trust-checkpoint"):
+    with pytest.raises(CheckpointError, match=r"call: .*getattr.*--unsafe-load"):
         load_any(tmp_path / "a.pt")
 
 

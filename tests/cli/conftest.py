@@ -69,7 +69,7 @@ def shared_launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     os.chdir(folder)
     try:
         with ForkedLauncher() as launcher:
-            launcher._started()
+            launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder
     finally:

@@ -43,12 +43,12 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--lr", "nan"], ["recipe.optimizer.lr", "seen: nan"]),
         (["run", "--device", "gpu"], ["device 'gpu' is not auto, cpu, cuda"]),
         (["run", "--opt-level", "O2"], ["--opt-level belongs to a backend", "--backend"]),
-        (["run", "--arm", "half", "--dtype", "bf16"], ["--arm says it all", "--dtype"]),
+        (["run", "--arm", "half", "--dtype", "bf16"], ["--arm cannot be combined with --dtype", "--dtype"]),
         (["run", "--backend", "fp32", "--loss-scale", "2"], ["'fp32' has no option 'loss_scale'"]),
         (["run", "--set", "epochs"], ["--set 'epochs' is not NAME=VALUE"]),
         (["run", "--set", "=3"], ["--set '=3' is not NAME=VALUE"]),
         (["run", "--set", "recipe.epohcs=3"], ["no setting 'recipe.epohcs'", "did you mean 'recipe.epochs'?"]),
-        (["run", "--set", "a=[1"], ["--set 'a=[1' is not YAML"]),
+        (["run", "--set", "a=[1"], ["--set 'a=[1': it is not YAML"]),
         (
             ["run", "--set", "recipe.epochs=3", "--set", "recipe.epochs.x=1"],
             ["recipe.epochs.x cannot be set: epochs is 3"],
@@ -122,25 +122,36 @@ def test_bad_arms_and_seeds_of_a_file(call: Call, tmp_path: Path, key: str) -> N
 @pytest.mark.parametrize(
     ("words", "code", "parts"),
     [
-        (["--data", "imagefolder:/nonexistent"], 2, ["there is no folder '/nonexistent'", "imagefolder:PATH"]),
-        (["--data", "mnist"], 2, ["mnist is not in data/MNIST/raw", "--download", "--data-dir"]),
-        (["--data", "digts"], 2, ["no data set 'digts'", "did you mean digits?"]),
-        (["--arch", "mpl"], 2, ["no model 'mpl'", "did you mean mlp?"]),
         (["--arch", "mymod:broken"], 2, ["mymod:broken", "raised RuntimeError: no weights at all"]),
         (["--arch", "mymod:number"], 2, ["mymod:number returned a int", "must return a torch.nn.Module"]),
-        (["--arch", "mymod:brokn"], 2, ["there is no 'brokn'", "did you mean broken?"]),
-        (["--arch", "nomod:x"], 2, ["there is no module 'nomod'"]),
         (["--arch", "mymod:Picky", "--arm", "half"], 3, ["RuntimeError: no float16, please"]),
     ],
 )
 def test_bad_input_that_only_the_cell_can_see(
     call: Call, tmp_path: Path, words: list[str], code: int, parts: list[str]
 ) -> None:
-    """Missing data and a user's broken code are told in the same one line, with the log; the exit code says whose."""
+    """A user's broken code is told in the same one line, with the log; the exit code says whose."""
     tiny = ["--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1", "--batch-size", "16"]
     data = [] if "--data" in words else ["--data", "synthetic"]
     done = call("run", *tiny, *data, *words, "-o", str(tmp_path / "out"))
     _check(done, code, *parts, "log.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--data", "imagefolder:/nonexistent"], ["there is no folder '/nonexistent'", "imagefolder:PATH"]),
+        (["--data", "mnist"], ["mnist is not in data/MNIST/raw", "--download", "--data-dir"]),
+        (["--data", "digts"], ["no data set 'digts'", "did you mean 'digits'?"]),
+        (["--arch", "mpl"], ["no model 'mpl'", "did you mean 'mlp'?"]),
+        (["--arch", "mymod:brokn"], ["there is no 'brokn'", "did you mean 'broken'?"]),
+        (["--arch", "nomod:x"], ["there is no module 'nomod'"]),
+    ],
+)
+def test_names_that_are_not_there(call: Call, tmp_path: Path, words: list[str], parts: list[str]) -> None:
+    """A name or a folder that is not there is refused with the nearest one, and leaves no run directory."""
+    _check(call("run", *words, "-o", str(tmp_path / "out")), 2, *parts)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_environment_without_cuda(call: Call, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import click
 import pytest
 
 from ampcompare.cli import COMMANDS, cli, main
-from ampcompare.comparison import read_comparison
-from ampcompare.config import RunConfig
-from ampcompare.record import read_record
+from ampcompare.records.comparison import read_comparison
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 MLP = ["--arch", "mlp"]
@@ -51,10 +51,10 @@ def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
     words = ["run", *MLP, "-o", str(tmp_path)]
     first = call(*words, tiny=True)
     again = call(*words, tiny=True)
-    assert again.lines[0] == f"{first.lines[0]} (record was there)"
+    assert again.lines[0] == f"{first.lines[0]} (cached)"
     assert again.out == first.out
     forced = call(*words, "--force", tiny=True)
-    assert "record was there" not in forced.err
+    assert "(cached)" not in forced.err
     assert call(*words, "--quiet", tiny=True).err == ""
 
 
@@ -72,7 +72,7 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     done = call("compare", *MLP, "--arm", "fp32", "--arm", "half", "--seeds", "0-1", "-o", out, tiny=True)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
-    assert "2 seeds cannot tell arms" in done.out
+    assert "2 seeds cannot separate arms" in done.out
     assert "fp16 times here say nothing about a GPU" in done.out
     assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
     assert call("report", out).out == done.out

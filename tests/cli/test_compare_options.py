@@ -42,7 +42,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
 
 def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
-    words = [*PAIR, "--seeds", "0", "--jobs", "2", "--vary", "batch_size=16,32", "--tag", "two <b>", "--json"]
+    words = [*PAIR, "--seeds", "0", "--jobs", "2", "--sweep", "batch_size=16,32", "--tag", "two <b>", "--json"]
     size = ["--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"]
     assert main([*words, *size, "--device", "cpu", "-o", str(tmp_path / "run")]) == 0
     document = json.loads(capfd.readouterr().out)
@@ -98,9 +98,9 @@ def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
 
 
 def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
-    """`--notify-every` says how far the present cell is, and nothing of the kind is said without it."""
+    """`--progress-interval` says how far the present cell is, and nothing of the kind is said without it."""
     words = [*PAIR, "--force", "--set", "drain_every=1", "-o", str(tmp_path)]
-    assert any(" of 4 steps, " in line for line in call(*words, "--notify-every", "0.001s", tiny=True).lines)
+    assert any(" of 4 steps, " in line for line in call(*words, "--progress-interval", "0.001s", tiny=True).lines)
     assert not any(" of 4 steps, " in line for line in call(*words, tiny=True).lines)
 
 
@@ -110,9 +110,9 @@ def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
         (("--fail-on", "speed>1"), "cannot be read"),
         (("--baseline", "missing.json"), "there is no missing.json"),
         (("--budget", "soon"), "not a time"),
-        (("--notify-every", "often"), "--notify-every 'often' is not a time"),
-        (("--vary", "colour=1"), "is not one setting; ampcompare config show lists them all"),
-        (("--vary", "epoch=1,2"), "choose one of recipe.epochs"),
+        (("--progress-interval", "often"), "--progress-interval 'often' is not a time"),
+        (("--sweep", "colour=1"), "is not one setting; ampcompare config show lists them all"),
+        (("--sweep", "epoch=1,2"), "choose one of recipe.epochs"),
         (("--margin", "-1"), "margin is -1"),
         (("--seeds", "automatic"), "cannot be read"),
     ],
@@ -143,7 +143,7 @@ def test_absent_tensorboard_is_said_before_training(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the package `--tensorboard` ends with 4 and one line that says what to install; no cell has run."""
-    monkeypatch.setattr("ampcompare.compare.events.find_spec", lambda name: None)
+    monkeypatch.setattr("ampcompare.report.tensorboard.find_spec", lambda name: None)
     done = call(*PAIR, "-o", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb"), tiny=True)
     assert done.code == 4
     assert len(done.lines) == 1

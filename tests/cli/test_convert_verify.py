@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ampcompare.cli import main
-from ampcompare.compare import verify_conversion as module
-from ampcompare.compare.verify_conversion import Continued, verify_conversion
-from ampcompare.doctor.child import Answer
 from ampcompare.errors import CheckpointError, LaunchError
+from ampcompare.experiment import verify_conversion as module
+from ampcompare.experiment.verify_conversion import Continued, verify_conversion
+from ampcompare.isolate.call import Answer
 from ampcompare.tasks.models import build_model
 
 SETTINGS = """
@@ -83,7 +83,7 @@ def test_training_that_fails_is_one_line(
 ) -> None:
     """What ends a process, and what does not fit, become errors meant for users."""
     legacy(tmp_path / "a.pt")
-    monkeypatch.setattr(module, "ask", lambda *args, **options: answer)
+    monkeypatch.setattr(module, "call_in_child", lambda *args, **options: answer)
     with pytest.raises(error, match=says):
         verify_conversion(tmp_path / "a.pt", tmp_path / "a.pt", level="O1", to="native", config=module.RunConfig())
 
@@ -97,7 +97,7 @@ def test_the_bound_is_that_of_fp16(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return Answer(ANSWER, "done")
 
     legacy(tmp_path / "a.pt")
-    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(module, "call_in_child", ask)
     verify_conversion(tmp_path / "a.pt", tmp_path / "a.pt", level="O0", to="native", config=module.RunConfig())
     assert arms == ["apex:O0", "fp32"]
     for second, agrees in ((1.0078125, True), (1.0079, False), (float("nan"), False)):

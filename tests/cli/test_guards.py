@@ -6,9 +6,9 @@ import pytest
 
 from ampcompare.cli import main
 from ampcompare.cli.show import Display
-from ampcompare.config import RunConfig
 from ampcompare.guards.catalog import GUARDS
-from ampcompare.record import RunRecord
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 FINDING = "guard step-twice: backend.py:7: optimizer.step() again after scaler.step(optimizer)"
 

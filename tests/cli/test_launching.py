@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.comparison import read_comparison
+from ampcompare.records.comparison import read_comparison
 
 Call = Callable[..., Any]
 
@@ -55,7 +55,7 @@ def test_jobs_of_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.code == 4
     assert "--launcher slurm needs sbatch, which is not on the path" in done.err
     assert len(done.lines) == 1
-    done = call("compare", "--vary", "launcher=spawn,slurm", "--jobs", "2", "-o", str(tmp_path / "out"), tiny=True)
+    done = call("compare", "--sweep", "launcher=spawn,slurm", "--jobs", "2", "-o", str(tmp_path / "out"), tiny=True)
     assert done.code == 2
     assert "under Slurm all are submitted" in done.err
 
@@ -91,7 +91,7 @@ def test_kinds_are_an_axis(call: Call, tmp_path: Path) -> None:
         "2",
         "--launcher",
         "spawn",
-        "--vary",
+        "--sweep",
         "parallel.kind=ddp,apex-ddp",
         "-o",
         str(tmp_path),

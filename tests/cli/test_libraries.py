@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ampcompare.adapters import ADAPTERS, Adapter
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.backends.library import Library
 
 Call = Callable[..., Any]
 
@@ -22,8 +24,10 @@ def _row(text: str, arm: str) -> str:
 
 def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is not there is a row with "no" and what to type; one that is there shows its version."""
-    monkeypatch.setitem(ADAPTERS, "accelerate", Adapter(("no_such",), ("no-such",), "pip install accelerate"))
-    monkeypatch.setitem(ADAPTERS, "fabric", Adapter(("pytest",), ("pytest",), "pip install pytest"))
+    absent = Library(("no_such",), ("no-such",), "pip install accelerate")
+    present = Library(("pytest",), ("pytest",), "pip install pytest")
+    for backend, library in (("accelerate", absent), ("fabric", present)):
+        monkeypatch.setitem(BUILT_IN, backend, replace(BUILT_IN[backend], library=library))
     out = call("list", "arms").out
     assert _row(out, "accelerate").split(maxsplit=2)[1:] == ["no", "not installed: pip install accelerate"]
     assert f"(pytest {pytest.__version__})" in _row(out, "fabric")
@@ -32,7 +36,8 @@ def test_list_shows_what_is_not_installed_with_the_line_to_type(call: Call, monk
 
 def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain` says what is missing, and how an arm is meant all the same."""
-    monkeypatch.setitem(ADAPTERS, "accelerate", Adapter(("no_such",), ("no-such",), "pip install accelerate"))
+    absent = Library(("no_such",), ("no-such",), "pip install accelerate")
+    monkeypatch.setattr("ampcompare.backends.accelerate.LIBRARY", absent)
     out = call("explain", "accelerate:bf16").out
     assert "not installed: pip install accelerate" in out
     assert "Its twin: native:bf16" in out
@@ -62,5 +67,5 @@ def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path) ->
     done = ampcompare("run", "--arm", "actnn:bits=2", "--epochs", "1", "--train-size", "32", "-q")
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert "'actnn' in ampcompare.precisions is registered twice" in line
+    assert "the backend 'actnn' is registered twice" in line
     assert "theirs:ActNN" in line

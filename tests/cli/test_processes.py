@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampcompare.comparison import read_comparison
+from ampcompare.records.comparison import read_comparison
 
 COMMAND = [sys.executable, "-m", "ampcompare"]
 SMALL = [
@@ -167,7 +167,7 @@ def test_ctrl_c_leaves_a_report_and_no_process(tmp_path: Path) -> None:
     assert "Traceback" not in rest
     last = "ampcompare: interrupted; the same command starts with the first cell that has no record"
     assert rest.splitlines()[-1] == last
-    assert "what is done is in out/report.md" in rest
+    assert "finished cells are in out/report.md" in rest
     report = read_comparison(tmp_path / "out" / "report.json")
     assert 0 in report.seeds
     assert report.arms[0].completed >= 1

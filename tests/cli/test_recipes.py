@@ -1,4 +1,4 @@
-"""`--recipe`, `--scale`, `config` and `list recipes` on the command line."""
+"""`--recipe`, `--size`, `config` and `list recipes` on the command line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ampcompare.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
-APEX = ("--recipe", "seeds/r50-imagenet-apex", "--scale", "small")
+APEX = ("--recipe", "seeds/r50-imagenet-apex", "--size", "small")
 LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
 
 
@@ -39,7 +39,7 @@ def test_published_stands_beside_measured(call: Call, tmp_path: Path) -> None:
         *("apex:O1", "apex:O2", "apex:O3")
     ]
     page = pytest.importorskip("plotly") and (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Published figures beside measured ones" in page
+    assert "Published and measured results" in page
 
 
 def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
@@ -48,9 +48,12 @@ def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
     assert done.code == 0
     assert "75.59" in done.out
     assert "75.79" not in done.out
-    first = call("run", "--recipe", "seeds/r18-leaves", "--dry-run").json()
+    for split in ("train", "val"):
+        (tmp_path / "images" / split / "healthy").mkdir(parents=True)
+    leaves = ["run", "--recipe", "seeds/r18-leaves", "--data-dir", str(tmp_path / "images"), "--dry-run"]
+    first = call(*leaves).json()
     assert (first["arm"], first["recipe"]["optimizer"]["lr"]) == ("fp32", 0.1)
-    third = call("run", "--recipe", "seeds/r18-leaves", "--arm", "native:fp16", "--lr", "0.3", "--dry-run").json()
+    third = call(*leaves, "--arm", "native:fp16", "--lr", "0.3").json()
     assert (third["arm"], third["recipe"]["optimizer"]["lr"]) == ("native:fp16", 0.3)
 
 
@@ -58,12 +61,12 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     """Flags win over a recipe: a value given by hand takes the place of those that it varies, arms of its arms."""
 
     def labels(*words: str) -> list[str]:
-        recipe = ("compare", "--recipe", "seeds/r50-imagenet-fp16bn", "--scale", "small", "--dry-run", "--json")
+        recipe = ("compare", "--recipe", "seeds/r50-imagenet-fp16bn", "--size", "small", "--dry-run", "--json")
         return sorted(cell["arm"] for cell in call(*recipe, *words).json()["cells"])
 
     assert len(labels()) == 5
     assert labels("--batch-size", "32") == ["half:bn_fp32"]
-    assert labels("--vary", "global_batch_size=8,16", "--arm", "half") == [
+    assert labels("--sweep", "global_batch_size=8,16", "--arm", "half") == [
         *("half global_batch_size=16", "half global_batch_size=8")
     ]
     assert len(labels("--seeds", "0-1")) == 10
@@ -102,9 +105,9 @@ def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path)
     ("words", "parts"),
     [
         (("--recipe", "seeds/r50-imagenet-apx"), ["no recipe 'seeds/r50-imagenet-apx'", "seeds/r50-imagenet-apex"]),
-        (("--recipe", "digits", "--scale", "small"), ["recipe digits has no scale 'small'"]),
-        (("--recipe", "cifar10-r18", "--scale", "smal"), ["did you mean 'small'?"]),
-        (("--scale", "small"), ["--scale small is for a recipe", "--recipe"]),
+        (("--recipe", "digits", "--size", "small"), ["recipe digits has no size 'small'"]),
+        (("--recipe", "cifar10-r18", "--size", "smal"), ["did you mean 'small'?"]),
+        (("--size", "small"), ["--size small is for a recipe", "--recipe"]),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
@@ -137,7 +140,7 @@ def test_a_recipe_of_ones_own(call: Call, tmp_path: Path) -> None:
         "arms: [fp32]\nreference: {source: our spring, figures: [{arm: fp32, top1: 97.2, memory_mib: 40}]}\n"
         "scales: {small: {recipe: {epochs: 1}}}\n"
     )
-    done = call("compare", "--recipe", str(path), "--scale", "small", "--device", "cpu", "-o", str(tmp_path / "out"))
+    done = call("compare", "--recipe", str(path), "--size", "small", "--device", "cpu", "-o", str(tmp_path / "out"))
     assert done.code == 0
     assert "Published: our spring; one run per line." in done.out
     row = next(line for line in done.out.partition("as published")[2].splitlines() if line.startswith("fp32"))
@@ -172,10 +175,10 @@ def test_origins_of_settings(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:
     """What `config show` prints is YAML that gives the same settings, rows and seeds as a file."""
-    words = ("--recipe", "seeds/r18-leaves", "--scale", "small", "--label-smoothing", "0.1")
+    words = ("--recipe", "seeds/r18-leaves", "--size", "small", "--label-smoothing", "0.1")
     shown = call("config", "show", "--origin", *words)
     assert shown.code == 0
-    assert 'name: "digits"  # recipe seeds/r18-leaves, scale small' in shown.out
+    assert 'name: "digits"  # recipe seeds/r18-leaves, size small' in shown.out
     path = tmp_path / "again.yaml"
     path.write_text(shown.out)
     assert yaml.safe_load(shown.out)["recipe"]["label_smoothing"] == 0.1

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.compare import claims
-from ampcompare.compare.claims import Study
+from ampcompare.claims import definition as claims
+from ampcompare.claims.definition import Study
 
 Call = Callable[..., Any]
 TINY = Study.model_validate(
@@ -50,12 +50,13 @@ TINY = Study.model_validate(
 def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of one claim that takes a second."""
     monkeypatch.setattr(claims, "load_study", lambda name: TINY)
+    monkeypatch.setattr("ampcompare.claims.study.load_study", lambda name: TINY)
 
 
 @pytest.mark.usefixtures("tiny_study")
 def test_a_claim_is_run_and_told(call: Call, tmp_path: Path) -> None:
     """The table has the claim with its verdict, files lie in the folder, and a second call trains nothing."""
-    words = ("reproduce", "seeds", "-o", str(tmp_path))
+    words = ("reproduce", "articles", "-o", str(tmp_path))
     done = call(*words)
     assert done.code == 0
     assert "fp32: diverged 5/5" in done.out
@@ -65,16 +66,16 @@ def test_a_claim_is_run_and_told(call: Call, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "reproduce.json").read_text())["claims"][0]["verdict"] == "holds"
     again = call(*words, "--json")
     assert again.json()["claims"][0]["measured"] == "fp32: diverged 5/5"
-    assert again.err.count("record was there") == 5
+    assert again.err.count("(cached)") == 5
     assert call(*words, "--quiet").err == ""
 
 
 def test_claims_are_listed(call: Call) -> None:
     """`--list` names every claim of the study and runs nothing; names choose among them."""
-    names = [line.split()[0] for line in call("reproduce", "seeds", "--list").out.splitlines()[2:]]
+    names = [line.split()[0] for line in call("reproduce", "articles", "--list").out.splitlines()[2:]]
     assert len(names) >= 13
     assert {"half-diverges", "double-step", "native-faster"} <= set(names)
-    assert len(call("reproduce", "seeds", "double-step", "--list").out.splitlines()) == 3
+    assert len(call("reproduce", "articles", "double-step", "--list").out.splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_claims_are_listed(call: Call) -> None:
 )
 def test_mistakes_are_one_line(call: Call, words: tuple[str, ...], part: str) -> None:
     """A mistyped claim or time is told before anything runs, and ends with 2."""
-    done = call("reproduce", "seeds", *words)
+    done = call("reproduce", "articles", *words)
     assert (done.code, len(done.lines)) == (2, 1)
     assert part in done.err
 
@@ -96,5 +97,5 @@ def test_a_gpu_is_asked_for_only_where_a_claim_needs_one(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that needs none starts no process that looks for one."""
-    monkeypatch.setattr("ampcompare.compare.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
-    assert call("reproduce", "seeds", "-o", str(tmp_path)).code == 0
+    monkeypatch.setattr("ampcompare.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
+    assert call("reproduce", "articles", "-o", str(tmp_path)).code == 0

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.checkpoint.file import write_checkpoint
-from ampcompare.checkpoint.folder import CheckpointFolder
-from ampcompare.checkpoint.layout import SCHEMA
+from ampcompare.checkpoint.store.file import write_checkpoint
+from ampcompare.checkpoint.store.folder import CheckpointFolder
+from ampcompare.checkpoint.store.layout import SCHEMA
 
 Call = Callable[..., object]
-SAVING = ("--drain-every", "1", "--epochs", "2")
+SAVING = ("--log-interval", "1", "--epochs", "2")
 TINY = (
     *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--arch", "mlp"),
     *("--batch-size", "16", "--device", "cpu"),
@@ -26,25 +26,25 @@ TINY = (
 
 
 def test_a_run_goes_on_where_it_stopped(call: Call, tmp_path: Path) -> None:
-    """The call that is told to end exits with 143, and `--resume auto` says from where it went on."""
+    """The call that is asked to stop exits with 143, and `--resume auto` says from where it went on."""
     words = ("run", "--arm", "apex:O2,engine=compat", *TINY, *SAVING, "-o", str(tmp_path / "out"))
     done = call(*words, "--set", "saving.stop_at_step=3")
     assert done.code == 143  # type: ignore[attr-defined]
     assert done.out == ""  # type: ignore[attr-defined]
     assert done.lines[-1] == (  # type: ignore[attr-defined]
-        "ampcompare: apex:O2,engine=compat was told to end after 3 updates, and saved; "
-        "--resume auto goes on from its newest checkpoint"
+        "ampcompare: apex:O2,engine=compat was asked to stop after 3 updates, and saved; "
+        "--resume auto continues from its newest checkpoint"
     )
     done = call(*words, "--resume", "auto")
     assert done.code == 0  # type: ignore[attr-defined]
-    assert "note: went on from a checkpoint of step 3" in done.lines  # type: ignore[attr-defined]
+    assert "note: resumed from a checkpoint of step 3" in done.lines  # type: ignore[attr-defined]
     (cell,) = (tmp_path / "out" / "cells").iterdir()
     other = call(*("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")), "--resume", str(cell))
     assert other.code == 2  # type: ignore[attr-defined]
-    assert "add --resume-into-other-arm to convert it" in other.lines[-1]  # type: ignore[attr-defined]
+    assert "add --convert-on-resume to convert it" in other.lines[-1]  # type: ignore[attr-defined]
     other = call(
         *("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")),
-        *("--resume", str(cell), "--resume-into-other-arm"),
+        *("--resume", str(cell), "--convert-on-resume"),
     )
     assert other.code == 0  # type: ignore[attr-defined]
     assert any("converted from apex:O2,engine=compat" in line for line in other.lines)  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_the_folder_of_a_run_that_saved(call: Call, tmp_path: Path) -> None:
     assert call(*words, "--save-every-epochs", "1", "-o", str(tmp_path / "saved")).code == 0  # type: ignore[attr-defined]
     done = call(*words, "-o", str(tmp_path / "on"), "--resume", str(tmp_path / "saved"))
     assert done.code == 0  # type: ignore[attr-defined]
-    assert "note: went on from a checkpoint of step 8" in done.lines  # type: ignore[attr-defined]
+    assert "note: resumed from a checkpoint of step 8" in done.lines  # type: ignore[attr-defined]
     done = call("convert", str(tmp_path / "saved"), str(tmp_path / "out.pt"), "--to", "apex")
     assert done.code == 2  # type: ignore[attr-defined]
     assert f"{tmp_path / 'saved'} is a folder" in done.err  # type: ignore[attr-defined]
@@ -86,7 +86,9 @@ def test_the_folder_of_a_run_that_saved(call: Call, tmp_path: Path) -> None:
 def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None:
     """The layout of an Apex script and the weights alone, where they are asked for; for no other arm the former."""
     words = (*TINY, *SAVING, "--save-every-epochs", "1", "-o", str(tmp_path / "out"), "--async-save")
-    done = call(*("run", "--arm", "apex:O2,engine=compat", *words, "--apex-layout", "--weights-format", "safetensors"))
+    done = call(
+        *("run", "--arm", "apex:O2,engine=compat", *words, "--save-apex-format", "--weights-format", "safetensors")
+    )
     assert done.code == 0  # type: ignore[attr-defined]
     (folder,) = (tmp_path / "out" / "cells").glob("*/checkpoints")
     legacy = torch.load(folder / "apex-layout.pt", weights_only=True)
@@ -100,10 +102,10 @@ def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None
     assert found[1]["progress"]["step"] == 8
     for name, master in found[1]["masters"].items():
         assert torch.equal(weights[name], master)
-    done = call("run", *words, "--apex-layout")
+    done = call("run", *words, "--save-apex-format")
     assert (done.code, done.lines) == (  # type: ignore[attr-defined]
         2,
-        ["ampcompare: --apex-layout is what an Apex script saves, and the arm is fp32; leave it out"],
+        ["ampcompare: --save-apex-format is what an Apex script saves, and the arm is fp32; leave it out"],
     )
 
 
@@ -150,7 +152,7 @@ def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "Traceback" not in errors
-    assert "the same command with --resume auto goes on from there" in errors.splitlines()[-1]
+    assert "the same command with --resume auto resumes there" in errors.splitlines()[-1]
     (folder,) = tmp_path.glob("out/cells/*/checkpoints")
     found = CheckpointFolder(folder).newest()
     assert found is not None
@@ -163,4 +165,4 @@ def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
         check=False,
     )
     assert again.returncode == 143
-    assert f"was told to end after {step + 4} updates, and saved" in again.stderr.splitlines()[-1]
+    assert f"was asked to stop after {step + 4} updates, and saved" in again.stderr.splitlines()[-1]

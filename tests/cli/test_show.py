@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.cli.show import Display
-from ampcompare.config import RunConfig
 from ampcompare.launch.base import Progress
-from ampcompare.record import RunRecord
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 
 class Clock:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.parallel import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
@@ -246,6 +247,42 @@ def test_equals_batch_norm_on_one_process() -> None:
         ours(torch.randn(1, 4))
     with pytest.raises(ValueError, match="4 channels got an input of shape"):
         ours(torch.randn(2, 3))
+
+
+class Operations(TorchDispatchMode):
+    """Keeps the arguments of each call of an operation of torch by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, list[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.setdefault(func.overloadpacket.__name__, []).append(args)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_backward_kernel_gets_what_cuda_asks_for() -> None:
+    """The CUDA kernel asserts that saved statistics are tensors, of any size, which a CPU does not ask."""
+    layer = SyncBatchNorm(4)
+    x = torch.randn(8, 4, 3, requires_grad=True)
+    loss = layer(x).square().sum()
+    with Operations() as mode:
+        loss.backward()
+    (args,) = mode.calls["native_batch_norm_backward"]
+    assert all(isinstance(saved, Tensor) for saved in args[3:7])
+
+
+def test_a_cumulative_average_waits_for_nothing() -> None:
+    """With momentum None the weight of a batch is worked out on the device, to the bits of torch's batch norm."""
+    ours, reference = SyncBatchNorm(4, momentum=None), nn.BatchNorm1d(4, momentum=None)
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        with Operations() as mode:
+            ours(x)
+        assert "_local_scalar_dense" not in mode.calls
+        reference(x)
+    torch.testing.assert_close(ours.running_mean, reference.running_mean)
+    torch.testing.assert_close(ours.running_var, reference.running_var)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:

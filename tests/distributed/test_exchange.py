@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.config import RunConfig
 from ampcompare.parallel.factory import make_parallel
-from ampcompare.parallel.ranks import Group
+from ampcompare.parallel.ranks import ProcessGroup
 from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
-from ampcompare.training.exchange import MOST_PAIRS, allreduce_share
+from ampcompare.training.metrics.allreduce import MAX_PAIRS, allreduce_share
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[fl
     }
     settings = {"recipe": recipe, "arm": arm, "processes": 2, "parallel": {"kind": kind}}
     config = RunConfig.model_validate(settings)
-    ranks = Group(CPU)
+    ranks = ProcessGroup(CPU)
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
     session = Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
@@ -76,4 +76,4 @@ def test_slow_reductions_are_seen(ranks: Run) -> None:
     """Where each takes fifty milliseconds, most of a step is the exchange; half of the timed steps reduce nothing."""
     (found, reductions), _ = ranks(2, share, kind="apex-ddp", arm="fp32", accumulation=1, wait=0.05)
     assert found > 0.5
-    assert reductions == MOST_PAIRS + 1
+    assert reductions == MAX_PAIRS + 1

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.config import RunConfig
 from ampcompare.parallel.factory import make_parallel
-from ampcompare.parallel.ranks import Alone, Group, Ranks
+from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult
+from ampcompare.records.run import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.session import Session
 
@@ -34,7 +34,7 @@ def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None
     return RunConfig.model_validate({"recipe": values, "arm": arm, "processes": processes, "drain_every": 2, **options})
 
 
-def make_session(config: RunConfig, ranks: Ranks) -> Session:
+def make_session(config: RunConfig, ranks: Communicator) -> Session:
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
     return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
@@ -50,7 +50,9 @@ def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
 
 def average_on_ranks(arm: str, kind: str, arch: str) -> tuple[list[EpochResult], Tensor]:
     recipe = {"ema_decay": 0.7, "model": {"arch": arch}}
-    return averaged(make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe), Group(CPU)))
+    return averaged(
+        make_session(configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe), ProcessGroup(CPU))
+    )
 
 
 @pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2", "apex-ddp"), ("native:bf16", "ddp")])
@@ -65,7 +67,7 @@ def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> N
 def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
     """Two ranks with half the batch each average to what one process with all of it averages to."""
     recipe = {"ema_decay": 0.7}
-    epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), Alone()))
+    epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), SingleProcess()))
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
     torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
     assert both[0].ema_top1_correct == epochs[0].ema_top1_correct
@@ -74,7 +76,7 @@ def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
 def broken_on_one(on_nan: str) -> tuple[Any, ...]:
     """Give rank 1 alone a bad batch, or bad weights; return what each rank saw and where it ended."""
     session = make_session(
-        configuration("fp32", processes=2, on_nan=on_nan, rollback_every=2, parallel={"kind": "ddp"}), Group(CPU)
+        configuration("fp32", processes=2, on_nan=on_nan, rollback_every=2, parallel={"kind": "ddp"}), ProcessGroup(CPU)
     )
     data = session.assembly.task.data
     whole = data.train_batches
@@ -88,9 +90,9 @@ def broken_on_one(on_nan: str) -> tuple[Any, ...]:
     events = list(session.events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
     weights = torch.cat([param.detach().flatten() for param in session.assembly.replicas[0].parameters()])
-    returns = [] if session.rollback is None else session.rollback.steps
+    returns = session.rollbacks
     skipped = [step.step for step in steps if not all(step.applied)]
-    return len(steps), skipped, returns, session.watch.diverged_step, weights
+    return len(steps), skipped, returns, session.divergence.diverged_step, weights
 
 
 @pytest.mark.parametrize(("on_nan", "skipped", "returns"), [("skip", [5], []), ("rollback", [], [6])])
@@ -107,7 +109,7 @@ def compiled_on_ranks(arm: str, kind: str, backend: str) -> tuple[list[float], T
     recipe = {"compile": backend, "channels_last": True, "grad_accum_steps": 2, "model": {"arch": "convnet"}}
     recipe["data"] = {"name": "synthetic", "train_size": 64, "val_size": 16, "image_size": 8}
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
-    session = make_session(config, Group(CPU))
+    session = make_session(config, ProcessGroup(CPU))
     losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]
     return losses, torch.cat([param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()])
 

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.checkpoint.difference import first_difference
-from ampcompare.config import RunConfig
+from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.factory import make_parallel
-from ampcompare.parallel.ranks import Alone, Group, Ranks
+from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult
+from ampcompare.records.run import EpochResult
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
-from ampcompare.training.checkpoint import capture, restore_session
-from ampcompare.training.resume import find_checkpoint, fitted
-from ampcompare.training.saving import Saver
+from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.stopping import StopRequest
+from ampcompare.training.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.stop_signal import StopRequest
 
 CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")
@@ -53,7 +53,7 @@ def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
     return (args[0] + 0.1 * torch.rand(args[0].shape),)
 
 
-def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
+def trained(config: RunConfig, ranks: Communicator, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
     """Go on from what the folder holds, train to the end or to where it is told to stop.
 
     Returns what was trained, the state at the end, and what a record says of it.
@@ -71,8 +71,9 @@ def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> t
                     scaler._loss_scale = 2.0**24
         saver = Saver(Path(folder), config.saving)
         session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
+        session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
         if found is not None:
-            restore_session(session, *fitted(found, config, ranks.size))
+            session.load_state_dict(*validate_resume(found, config, ranks.size))
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         if found is None:
             torch.manual_seed(ranks.rank)  # ranks whose generators are not alike
@@ -81,17 +82,19 @@ def trained(config: RunConfig, ranks: Ranks, folder: str, stop: int | None) -> t
         with context:
             for event in session.events():
                 if isinstance(event, EpochResult):
+                    tally.epochs.append(event)
                     events.append(event.model_dump(exclude={"train_seconds", "eval_seconds"}))
                 else:
+                    tally.add_steps(event)
                     events += [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
         notes = [note for resumption in session.resumed for note in resumption.notes]
-        return events, capture(session), notes
+        return events, session.state_dict(), notes
     finally:
         _amp_state.close()
 
 
 def on_ranks(arm: str, kind: str, processes: int, folder: str, stop: int | None) -> tuple[list[Any], Any, list[str]]:
-    return trained(configuration(arm, kind, processes), Group(CPU), folder, stop)
+    return trained(configuration(arm, kind, processes), ProcessGroup(CPU), folder, stop)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_p
 
     def train(on_two: bool, folder: Path, stop: int | None) -> tuple[list[Any], Any, list[str]]:
         if not on_two:
-            return trained(configuration("fp32", "none", 1), Alone(), str(folder), stop)
+            return trained(configuration("fp32", "none", 1), SingleProcess(), str(folder), stop)
         result: tuple[list[Any], Any, list[str]] = ranks(
             2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(folder), stop=stop
         )[0]
@@ -137,7 +140,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_p
     first, _, _ = train(ranks_first, tmp_path / "b", 3)
     second, _, notes = train(not ranks_first, tmp_path / "b", None)
     sizes = (2, 1) if ranks_first else (1, 2)
-    assert notes == ["{} processes then, {} now: random generators of all ranks are derived anew".format(*sizes)]
+    assert notes == ["{} processes then, {} now: the random generators of all ranks are seeded again".format(*sizes)]
     assert len(first + second) == len(whole)
     losses, others = ([event.loss for event in events if not isinstance(event, dict)] for events in (second, whole[3:]))
     assert losses == pytest.approx(others, rel=0.2)  # batch norm sees halves there and wholes here
@@ -153,11 +156,11 @@ def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"
     ):
-        trained(other, Alone(), str(tmp_path), None)
+        trained(other, SingleProcess(), str(tmp_path), None)
 
 
 def from_the_first(fails: bool) -> Any:
-    group = Group(CPU)
+    group = ProcessGroup(CPU)
 
     def make() -> dict[str, Any]:
         if fails:
@@ -165,7 +168,7 @@ def from_the_first(fails: bool) -> Any:
         return {"weight": torch.full((2,), float(group.rank + 1))}
 
     try:
-        return group.from_first(make)
+        return group.broadcast_from_rank0(make)
     except CheckpointError as error:
         return str(error)
 

@@ -1,54 +1,112 @@
-"""A cell as its ranks see it, in processes that are there already: they meet, and see that they are alike."""
+"""A cell as its ranks see it, in processes of a pool: how they connect, and how they report a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import io
+import os
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 
-from ampcompare.config import RunConfig
-from ampcompare.launch import rank as rank_module
-from ampcompare.launch.rank import run_rank
-from ampcompare.launch.world import World
-from ampcompare.record import read_record
+from ampcompare.cli import main
+from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.worker import rank as rank_module
+from ampcompare.launch.worker.rank import run_rank
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 Run = Callable[..., list[Any]]
+MODELS = """
+import torch, torch.distributed as dist
 
 
-def configuration(processes: int, seed: int = 0) -> RunConfig:
+class Net(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape, fails):
+        super().__init__()
+        self.layer, self.fails = torch.nn.Linear(sample_shape.numel(), num_classes), fails
+
+    def forward(self, x):
+        if self.fails:
+            raise RuntimeError("the forward pass of one rank\\nhas failed")
+        return self.layer(x.flatten(1))
+
+
+def rank_1_raises(num_classes, sample_shape):
+    return Net(num_classes, torch.Size(sample_shape), fails=dist.get_rank() == 1)
+
+
+def other_on_rank_1(num_classes, sample_shape):
+    net = Net(num_classes, torch.Size(sample_shape), fails=False)
+    if dist.get_rank() == 1:
+        net.extra = torch.nn.Linear(2, 2)
+    return net
+
+
+def all_raise(num_classes, sample_shape):
+    raise ValueError("nobody can build this")
+"""
+
+
+@pytest.fixture
+def failing_ranks(ranks: Any) -> Iterator[Run]:
+    """The pool, ended afterwards: gloo may still close connections of a failed group when the next one is made."""
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    """The folder of a user's module whose models fail on some ranks."""
+    (tmp_path / "ranked_models.py").write_text(MODELS)
+    return str(tmp_path)
+
+
+def configuration(processes: int, seed: int = 0, arch: str = "mlp", backend: str = "auto") -> RunConfig:
     recipe = {
         "data": {"name": "synthetic", "train_size": 64, "val_size": 33, "image_size": 8},
-        "model": {"arch": "mlp"},
+        "model": {"arch": arch},
         "epochs": 1,
         "global_batch_size": 16,
         "seed": seed,
     }
-    return RunConfig.model_validate({"recipe": recipe, "processes": processes, "device": "cpu"})
+    parallel = {"kind": "ddp", "backend": backend}
+    return RunConfig.model_validate({"recipe": recipe, "processes": processes, "device": "cpu", "parallel": parallel})
 
 
-def cell(folder: str, torch_of_last: str | None = None, seed_of_last: int = 0) -> tuple[str, bool]:
+def cell(
+    folder: str,
+    torch_of_last: str | None = None,
+    seed_of_last: int = 0,
+    arch: str = "mlp",
+    backend: str = "auto",
+    url: str | None = None,
+) -> tuple[str, bool]:
     """Train a cell in a group of its own; the last rank may have another torch or seed."""
     number, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     last = number == size - 1
     facts = {**rank_module.fingerprint(), **({"torch": torch_of_last} if last and torch_of_last else {})}
-    world = World(number, size, number, size, f"file://{folder}/meeting", 0, "test")
-    config = configuration(size, seed_of_last if last else 0)
+    world = DistributedEnv(number, size, number, size, url or f"file://{folder}/rendezvous", 0, "test")
+    config = configuration(size, seed_of_last if last else 0, arch, backend)
+    os.chdir(folder)
     with (
         mock.patch.object(rank_module, "fingerprint", return_value=facts),
         mock.patch.object(rank_module, "GRACE_SECONDS", 0.1),
     ):
-        record, speaks = run_rank(config, Path(folder), world, log=Path(folder) / f"{number}.log")
+        record, is_main = run_rank(config, Path(folder), world, log=Path(folder) / f"{number}.log")
     # For the pool to end, in place of its own.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return f"{record.status} {record.error}", speaks
+    return f"{record.status} {record.error}", is_main
 
 
 def test_four_ranks_train_a_cell(ranks: Run, tmp_path: Path) -> None:
-    """Four ranks meet, train, and rank 0 alone speaks and writes the record."""
+    """Four ranks meet, train, and rank 0 alone prints and writes the record."""
     outcomes = ranks(4, cell, folder=str(tmp_path))
     assert outcomes == [("completed None", True)] + [("completed None", False)] * 3
     record = read_record(tmp_path / "record.json")
@@ -57,9 +115,9 @@ def test_four_ranks_train_a_cell(ranks: Run, tmp_path: Path) -> None:
 
 
 def test_a_rank_with_another_torch(ranks: Run, tmp_path: Path) -> None:
-    """A rank with other packages is named on every rank before training, and one of them speaks."""
+    """A rank with other packages is named on every rank before training, and one of them prints."""
     outcomes = ranks(2, cell, folder=str(tmp_path), torch_of_last="1.0")
-    assert sorted(speaks for _, speaks in outcomes) == [False, True]
+    assert sorted(is_main for _, is_main in outcomes) == [False, True]
     for text, _ in outcomes:
         assert text.startswith("failed rank 1 of 2 hold another environment than rank 0: torch is 1.0 there and ")
     assert read_record(tmp_path / "record.json").status == "failed"
@@ -69,3 +127,96 @@ def test_a_rank_with_other_settings(ranks: Run, tmp_path: Path) -> None:
     """A rank that was told to train something else is named."""
     for text, _ in ranks(2, cell, folder=str(tmp_path), seed_of_last=1):
         assert "rank 1 of 2 hold another environment than rank 0: settings is " in text
+
+
+@pytest.mark.parametrize(
+    ("arch", "error"),
+    [
+        ("other_on_rank_1", "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32"),
+        ("all_raise", "nobody can build this"),
+    ],
+)
+def test_a_failure_is_reported_once(failing_ranks: Run, models: str, tmp_path: Path, arch: str, error: str) -> None:
+    """If one rank builds another model, or all fail, one of them writes one record with one line that says so."""
+    outcomes = failing_ranks(2, cell, folder=models, arch=f"ranked_models:{arch}")
+
+    assert sorted(is_main for _, is_main in outcomes) == [False, True]
+    record = read_record(tmp_path / "record.json")
+    assert record.status == "failed"
+    assert error in (record.error or "")
+    assert "\n" not in (record.error or "")
+
+
+def test_a_port_in_use(failing_ranks: Run, tmp_path: Path) -> None:
+    """A rendezvous at which another program listens is an error that says so, not a wait."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        (text, is_main) = failing_ranks(1, cell, folder=str(tmp_path), url=url)[0]
+
+    assert is_main
+    assert text == f"failed rank 0 cannot listen at {url}: the port is in use; choose another one, or stop its program"
+    assert read_record(tmp_path / "record.json").error == text.removeprefix("failed ")
+
+
+def test_nccl_without_gpus(failing_ranks: Run, tmp_path: Path) -> None:
+    """NCCL between CPUs is refused with the exit code of an unfit machine."""
+    failing_ranks(2, cell, folder=str(tmp_path), backend="nccl")
+
+    record = read_record(tmp_path / "record.json")
+    assert (record.error or "").startswith("nccl works between GPUs only, and ")
+    assert (record.error or "").endswith("use --dist-backend gloo")
+    assert record.environment["exit_code"] == 4
+
+
+def command(folder: str, words: list[str], port: int) -> tuple[int, str]:
+    """Call the command line with the environment that torchrun gives to this rank; return exit code and stderr."""
+    number, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.chdir(folder)
+    environment = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    errors = io.StringIO()
+    with (
+        mock.patch.dict(os.environ, {name: str(value) for name, value in environment.items()}),
+        mock.patch.object(rank_module, "GRACE_SECONDS", 0.1),
+        contextlib.redirect_stderr(errors),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        code = main(words)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return code, errors.getvalue()
+
+
+TINY = [
+    *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"),
+    *("--device", "cpu"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--arch", "ranked_models:rank_1_raises"], "rank 1: RuntimeError: the forward pass of one rank"),
+        (["run", "--dist-backend", "nccl"], "nccl works between GPUs only"),
+        (["run", "--global-batch-size", "15"], "a total batch of 15 cannot be split over 2 processes"),
+        (["compare"], "call it once, with --nproc-per-node 2"),
+    ],
+)
+def test_an_error_under_torchrun_is_reported_once(
+    failing_ranks: Run, models: str, words: list[str], message: str
+) -> None:
+    """Of the ranks that torchrun started, one says what is wrong, in one line, and each has an exit code of failure."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    batch = [] if "--global-batch-size" in words else ["--batch-size", "8"]
+
+    outcomes = failing_ranks(2, command, folder=models, words=[*words, "-o", f"{models}/out", *TINY, *batch], port=port)
+
+    errors = "".join(text for _, text in outcomes)
+    assert all(code != 0 for code, _ in outcomes)
+    assert errors.count("ampcompare: ") == 1, errors
+    assert message in errors
+    assert "run_rank" not in errors, "a traceback"

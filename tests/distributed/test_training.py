@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.compare.plan import DEFAULT_ARMS
-from ampcompare.config import RunConfig
 from ampcompare.errors import RanksDiffer
+from ampcompare.experiment.plan import DEFAULT_ARMS
 from ampcompare.parallel.factory import make_parallel
-from ampcompare.parallel.ranks import Alone, Group, Ranks, weights_digest
+from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, StepRecord
+from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.session import Session
@@ -39,7 +39,7 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
     return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options})
 
 
-def make_session(config: RunConfig, ranks: Ranks) -> Session:
+def make_session(config: RunConfig, ranks: Communicator) -> Session:
     precision = make_precision(config.arm, device="cpu")
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
     return Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
@@ -57,7 +57,7 @@ def outcome(session: Session) -> dict[str, Any]:
         "epochs": [event for event in events if isinstance(event, EpochResult)],
         "weights": torch.cat(params),
         "digest": weights_digest(session.assembly.replicas),
-        "diverged": session.watch.diverged_step,
+        "diverged": session.divergence.diverged_step,
         "wrapper": type(session.assembly.models[0]).__module__,
     }
 
@@ -69,7 +69,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
     """Train on the ranks of a pool."""
     options = {**options, "parallel": {"kind": kind, **options.get("parallel", {})}}
-    ranks = Group(CPU)
+    ranks = ProcessGroup(CPU)
     return outcome(make_session(configuration(arm, processes=ranks.size, **options), ranks))
 
 
@@ -90,7 +90,7 @@ def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
     """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it."""
-    alone = outcome(make_session(configuration(), Alone()))
+    alone = outcome(make_session(configuration(), SingleProcess()))
     both = ranks(2, train, arm="fp32", kind=kind)[0]
     assert len(both["losses"]) == 10
     assert distance(both["weights"], alone["weights"]) <= 1e-6
@@ -100,7 +100,7 @@ def test_two_halves_are_a_whole(ranks: Run, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: str) -> None:
     """With SyncBN the same holds for a network with batch norm, and without it does not."""
-    alone = outcome(make_session(configuration(arch="convnet"), Alone()))
+    alone = outcome(make_session(configuration(arch="convnet"), SingleProcess()))
     synchronized = ranks(2, train, arm="fp32", kind=kind, arch="convnet", parallel={"sync_bn": "apex"})[0]
     plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
     assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
@@ -128,7 +128,7 @@ def test_accumulation_is_no_accumulation(ranks: Run, arm: str, kind: str) -> Non
 
 def equal_gradients(kind: str) -> list[bool]:
     """Return after which of four micro-batches with other samples on each rank the gradients are equal."""
-    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}), Group(CPU))
+    session = make_session(configuration(processes=2, accumulation=4, parallel={"kind": kind}), ProcessGroup(CPU))
     loop, params = session.loop, list(session.assembly.replicas[0].parameters())
     images = torch.zeros(8, *session.assembly.task.data.sample_shape)
     labels = torch.zeros(8, dtype=torch.int64)
@@ -154,7 +154,7 @@ def test_only_the_last_micro_batch_is_reduced(ranks: Run, kind: str) -> None:
 
 def evaluated(kind: str) -> tuple[Any, Any]:
     """Return the evaluation by all ranks, and by this one alone, of the same weights."""
-    group = Group(CPU)
+    group = ProcessGroup(CPU)
     config = configuration(processes=group.size, total=8 * group.size, arch="convnet", parallel={"kind": kind})
     session = make_session(config, group)
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
@@ -174,7 +174,7 @@ def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None
 
 def drift(what: str) -> str:
     """Change something on rank 1 behind the others' backs, and return the error."""
-    group = Group(CPU)
+    group = ProcessGroup(CPU)
     arm = "apex:O2" if what == "scale" else "fp32"
     session = make_session(configuration(arm, processes=2, parallel={"kind": "apex-ddp"}), group)
     events = session.events()
@@ -212,7 +212,7 @@ def another_model() -> str:
         values["recipe"]["model"]["arch"] = "convnet"
         config = RunConfig.model_validate(values)
     try:
-        make_session(config, Group(CPU))
+        make_session(config, ProcessGroup(CPU))
     except RanksDiffer as error:
         return str(error)
     return "no error"
@@ -227,7 +227,7 @@ def test_a_rank_with_another_model(ranks: Run) -> None:
 
 def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
     """Break the weights of rank 1 only; return where each rank saw divergence and how many steps and epochs it made."""
-    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}), Group(CPU))
+    session = make_session(configuration(processes=2, on_nan=on_nan, parallel={"kind": "ddp"}), ProcessGroup(CPU))
     steps, epochs = list[StepRecord](), 0
     for number, event in enumerate(session.events()):
         if isinstance(event, EpochResult):
@@ -237,10 +237,10 @@ def one_bad_rank(on_nan: str) -> tuple[int | None, int, int]:
         if number == 0 and dist.get_rank() == 1:
             with torch.no_grad():
                 next(session.assembly.replicas[0].parameters()).fill_(float("nan"))
-    return session.watch.diverged_step, len(steps), epochs
+    return session.divergence.diverged_step, len(steps), epochs
 
 
-@pytest.mark.parametrize(("on_nan", "length"), [("stop", (8, 0)), ("continue", (10, 1))])
+@pytest.mark.parametrize(("on_nan", "length"), [("stop", (4, 0)), ("continue", (10, 1))])
 def test_ranks_stop_together(ranks: Run, on_nan: str, length: tuple[int, int]) -> None:
     """Weights that are not finite on one rank end the run, or do not, on both after the same step."""
     one, other = ranks(2, one_bad_rank, on_nan=on_nan)
@@ -258,7 +258,7 @@ def test_a_run_that_diverges_on_all(ranks: Run) -> None:
 def buffers() -> list[float]:
     layer = nn.BatchNorm1d(2)
     layer.running_mean.fill_(float(dist.get_rank() + 1))  # type: ignore[union-attr]
-    Group(CPU).equalize_buffers([layer])
+    ProcessGroup(CPU).equalize_buffers([layer])
     return layer.running_mean.tolist()  # type: ignore[union-attr, no-any-return]
 
 
@@ -268,10 +268,10 @@ def test_buffers_follow_rank_0(ranks: Run) -> None:
 
 
 def spoken() -> tuple[list[float], list[float], list[bool], list[Any]]:
-    group = Group(CPU)
+    group = ProcessGroup(CPU)
     values = torch.tensor([1.0, float(group.rank)], dtype=torch.float16)
     flags = [group.any(group.rank == 1), group.any(False)]
-    return group.total(values).tolist(), group.mean(values).tolist(), flags, group.gather(("a", group.rank))
+    return group.sum(values).tolist(), group.mean(values).tolist(), flags, group.gather(("a", group.rank))
 
 
 def test_what_ranks_tell_each_other(ranks: Run) -> None:

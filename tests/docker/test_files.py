@@ -14,6 +14,8 @@ import pytest
 import setuptools
 import yaml
 
+from ampcompare.environment import ApexInstall
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = ("docker/Dockerfile", "docker/Dockerfile.cpu", "tests/docker/standin/Dockerfile")
 IMAGES = DOCKERFILES[:2]
@@ -141,8 +143,11 @@ def test_compose_names_the_services() -> None:
 
 
 @pytest.mark.parametrize("service", ["demo", "compare-gpu"])
-def test_commands_of_compose_are_valid(service: str) -> None:
-    """The command of a service is one that ampcompare accepts."""
+def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of a service is one that ampcompare accepts where there are a GPU and the real Apex."""
+    monkeypatch.setattr("ampcompare.experiment.preflight.why_no_cuda", lambda here: None)
+    apex = ApexInstall("full", Path("/apex"), "25.05", "")
+    monkeypatch.setattr("ampcompare.experiment.preflight.probe_apex", lambda: apex)
     from click.testing import CliRunner
 
     from ampcompare.cli import cli

@@ -19,7 +19,7 @@ from torch import nn
 import ampcompare
 from ampcompare import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
-from ampcompare.config import RunConfig
+from ampcompare.settings.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"

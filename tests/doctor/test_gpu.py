@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ampcompare.doctor import gpu
-from ampcompare.doctor.child import Answer
-from ampcompare.doctor.gpu import driver_version, examine_gpus, gains
+from ampcompare.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
+from ampcompare.isolate.call import Answer
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi and no loaded driver")
@@ -124,3 +124,25 @@ def test_driver_from_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert driver_version() == ("550.54.15", "from nvidia-smi")
     tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
     assert driver_version() == (None, "nvidia-smi ends with exit code 18: Driver/library version mismatch")
+
+
+@pytest.mark.parametrize(
+    ("files", "seen"),
+    [
+        ([], False),
+        (["dev/nvidia0"], True),
+        (["dev/nvidiactl"], False),
+        (["dev/dxg", "driver"], True),
+        (["dev/dxg"], False),
+    ],
+)
+def test_a_gpu_is_seen_by_its_files(
+    files: list[str], seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Linux each GPU has a device file; under WSL2 there is one for all, which is of use with NVIDIA's library."""
+    (tmp_path / "dev").mkdir()
+    for file in files:
+        (tmp_path / file).touch()
+    monkeypatch.setattr(gpu, "DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(gpu, "WSL_DRIVER", tmp_path / "driver")
+    assert has_nvidia_gpu() is seen

@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 
-from ampcompare.adapters import Adapter
-from ampcompare.arm import Arm
-from ampcompare.doctor.finding import Finding
-from ampcompare.doctor.needs import Facts, examine_arm
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.library import Library
+from ampcompare.doctor.finding import Check
+from ampcompare.doctor.needs import MachineFacts, examine_arm
 
 GPU = {"index": 0, "capability": [9, 0]}
 
 
-def _facts(state: str = "absent", *, usable: bool = False, devices: tuple[Any, ...] = (), torch: str = "ok") -> Facts:
-    apex = Finding("Apex", "apex", f"{state}.", "ok", "", ("fix apex",), {"state": state, "usable": usable})
+def _facts(
+    state: str = "absent", *, usable: bool = False, devices: tuple[Any, ...] = (), torch: str = "ok"
+) -> MachineFacts:
+    apex = Check("Apex", "apex", f"{state}.", "ok", "", ("fix apex",), {"state": state, "usable": usable})
     facts = {"failure": "broken"} if torch == "problem" else {"version": "2.13.0"}
-    found = Finding("Software", "torch", "as it is", torch, "", ("fix torch",), facts)  # type: ignore[arg-type]
-    return Facts(found, devices, apex, fast_fp16=False)
+    found = Check("Software", "torch", "as it is", torch, "", ("fix torch",), facts)  # type: ignore[arg-type]
+    return MachineFacts(found, devices, apex, fast_fp16=False)
 
 
 @pytest.mark.parametrize("arm", ["fp32", "apex:O1", "apex:O2,engine=compat", "native:bf16", "half"])
@@ -40,7 +42,7 @@ def test_ordinary_arms_need_torch_alone(arm: str) -> None:
         (_facts("full", usable=True, devices=(GPU,)), 0),
     ],
 )
-def test_the_real_apex_needs_itself_and_a_gpu(facts: Facts, missing: int) -> None:
+def test_the_real_apex_needs_itself_and_a_gpu(facts: MachineFacts, missing: int) -> None:
     """engine=nvidia fits where `apex.amp` imports and there is a GPU; else each lack is named, and our engine too."""
     needs = examine_arm(Arm.parse("apex:O2,engine=nvidia"), facts)
     assert len(needs.missing) == missing
@@ -86,7 +88,7 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
 )
 def test_other_libraries_on_a_cpu(monkeypatch: pytest.MonkeyPatch, arm: str, note: str) -> None:
     """What a library runs instead is a note, and fp16 is emulated only where it is what really runs."""
-    monkeypatch.setattr(Adapter, "missing", lambda self: "")
+    monkeypatch.setattr(Library, "missing", lambda self: "")
     needs = examine_arm(Arm.parse(arm), _facts())
     assert needs.fits
     assert len(needs.notes) == (1 if note else 0)
@@ -96,10 +98,10 @@ def test_other_libraries_on_a_cpu(monkeypatch: pytest.MonkeyPatch, arm: str, not
 
 def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """mmengine's mixed precision lacks a GPU; a library that is not installed is named with the line to type."""
-    monkeypatch.setattr(Adapter, "missing", lambda self: "")
+    monkeypatch.setattr(Library, "missing", lambda self: "")
     assert "runs on a GPU only" in examine_arm(Arm.parse("mmengine:bf16"), _facts()).missing[0]
     assert examine_arm(Arm.parse("mmengine:bf16"), _facts(devices=(GPU,))).fits
-    monkeypatch.setattr(Adapter, "missing", lambda self: f"not installed: {self.install}")
+    monkeypatch.setattr(Library, "missing", lambda self: f"not installed: {self.install}")
     needs = examine_arm(Arm.parse("accelerate:no"), _facts())
     assert (needs.missing, needs.remedy) == (
         ("accelerate is not installed: pip install accelerate",),
@@ -110,8 +112,7 @@ def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPa
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend of another package fits if it imports."""
     registered = {"good": "json:loads", "bad": "no_such_module_here:Class"}
-    monkeypatch.setattr("ampcompare.arm.third_party_backends", lambda: registered)
-    monkeypatch.setattr("ampcompare.doctor.needs.third_party_backends", lambda: registered)
+    monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: registered)
     assert examine_arm(Arm.parse("good"), _facts()).fits
     needs = examine_arm(Arm.parse("bad"), _facts())
     assert "No module named 'no_such_module_here'" in needs.missing[0]

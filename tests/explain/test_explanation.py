@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.adapters import ADAPTERS, load
-from ampcompare.arm import Arm
-from ampcompare.explain.explanation import explain_arm
-from ampcompare.explain.memory import bytes_per_parameter
-from ampcompare.explain.text import render_explanation
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.explain.explain import bytes_per_parameter, explain_arm
+from ampcompare.explain.render import render_explanation
 
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:bn_fp32"),
@@ -124,9 +123,11 @@ def test_scripts_run(arm: str) -> None:
 def test_scripts_of_libraries_run(arm: str) -> None:
     """The lines shown for a library that is installed make a step that changes the weights."""
     backend = arm.partition(":")[0]
-    if ADAPTERS[backend].missing():
-        pytest.skip(ADAPTERS[backend].missing())
-    load(backend)  # whose imports may warn
+    library = BUILT_IN[backend].library
+    assert library is not None
+    if library.missing():
+        pytest.skip(library.missing())
+    library.load(backend)  # whose imports may warn
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Fabric warns where there is an srun that did not start it
@@ -170,7 +171,7 @@ def _step(script: str) -> bool:
 
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a backend of another package only its name is known, and that is said."""
-    monkeypatch.setattr("ampcompare.arm.third_party_backends", lambda: {"mine": "json:loads"})
+    monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: {"mine": "json:loads"})
     explanation = explain_arm(Arm.parse("mine:level=3"))
     assert explanation.memory is None
     assert "of which nothing is known here" in render_explanation(explanation, width=120)

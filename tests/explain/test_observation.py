@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from ampcompare.arm import Arm
-from ampcompare.config import RunConfig
-from ampcompare.doctor.child import Answer
+from ampcompare.backends.arm import Arm
 from ampcompare.environment import ApexInstall
 from ampcompare.errors import AmpCompareError, LaunchError
-from ampcompare.explain.memory import bytes_per_parameter
+from ampcompare.explain.explain import bytes_per_parameter
 from ampcompare.explain.observation import observe_in_child
 from ampcompare.explain.observe import observe
-from ampcompare.explain.observed_text import render_observation
+from ampcompare.explain.render_observation import render_observation
+from ampcompare.isolate.call import Answer
+from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
 
@@ -83,6 +83,7 @@ def test_operations_inside_modules(arm: str, softmax: str, norm: str | None) -> 
     assert norm is None or operations["native_layer_norm"] == norm
 
 
+@pytest.mark.integration
 def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under O1, seen from a process of its own, weights are fp32, products fp16; an idle module is told."""
     (tmp_path / "mynet.py").write_text(
@@ -142,12 +143,13 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
     told = observe(config.model_dump(mode="json"))
     assert told["exit_code"] == exit_code
     assert text in told["error"]
-    monkeypatch.setattr("ampcompare.explain.observation.ask", lambda *words, **options: Answer(told, "done"))
+    monkeypatch.setattr("ampcompare.explain.observation.call_in_child", lambda *words, **options: Answer(told, "done"))
     with pytest.raises(AmpCompareError, match=text) as caught:
         observe_in_child(config)
     assert caught.value.exit_code == exit_code
 
 
+@pytest.mark.integration
 def test_a_model_that_crashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that ends the process is told with how it ended."""
     (tmp_path / "bad.py").write_text(

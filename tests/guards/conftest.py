@@ -12,7 +12,7 @@ import pytest
 
 import ampcompare.guards
 from ampcompare.apex import amp
-from ampcompare.guards import Finding
+from ampcompare.guards import Violation
 
 NATIVE = """
 import torch
@@ -71,13 +71,13 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a script under the guards; the answer is `GUARD LINE` for each finding."""
 
     def run(path: Path, *, strict: bool = False) -> list[str]:
-        found: list[Finding] = []
+        found: list[Violation] = []
         monkeypatch.chdir(path.parent)
         with warnings.catch_warnings(), ampcompare.guards.install(strict=strict, say=found.append):
             warnings.simplefilter("ignore")
             runpy.run_path(str(path), run_name="__main__")
-        assert all(finding.place.file == str(path) for finding in found)
-        return [f"{finding.guard} {finding.place.line}" for finding in found]
+        assert all(finding.location.file == str(path) for finding in found)
+        return [f"{finding.guard} {finding.location.line}" for finding in found]
 
     return run
 

@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 import ampcompare.guards
 from ampcompare.apex import amp
-from ampcompare.apex.amp import _syncfree
+from ampcompare.apex.amp._engine import device_skip
 from ampcompare.guards import GuardWarning
-from ampcompare.guards.place import Place, user_place
-from ampcompare.guards.saving import AmpStateUnsaved
+from ampcompare.guards.checks.checkpoint import AmpStateUnsaved
+from ampcompare.guards.location import Location, user_location
 
 WATCHED = [
     (torch, "save"),
@@ -103,14 +103,14 @@ def test_other_ranks_are_silent(script, guarded, monkeypatch) -> None:
 def test_lines_of_installed_packages_name_their_caller(tmp_path: Path, monkeypatch) -> None:
     """A mistake inside an installed package is shown with the line of the user's code that called it."""
     library, script = tmp_path / "site" / "trainer.py", tmp_path / "train.py"
-    monkeypatch.setattr("ampcompare.guards.place.INSTALLED", (str(tmp_path / "site") + "/",))
-    namespace = {"user_place": user_place}
-    exec(compile("def fit():\n    return user_place()\n", str(library), "exec"), namespace)
-    exec(compile("\n\nplace = fit()\n", str(script), "exec"), namespace)
+    monkeypatch.setattr("ampcompare.guards.location.INSTALLED", (str(tmp_path / "site") + "/",))
+    namespace = {"user_location": user_location}
+    exec(compile("def fit():\n    return user_location()\n", str(library), "exec"), namespace)
+    exec(compile("\n\nlocation = fit()\n", str(script), "exec"), namespace)
     monkeypatch.chdir(tmp_path)
-    place = namespace["place"]
-    assert place == Place(str(library), 2, Place(str(script), 3))
-    assert str(place) == "trainer.py:2 (from train.py:3)"
+    location = namespace["location"]
+    assert location == Location(str(library), 2, Location(str(script), 3))
+    assert str(location) == "trainer.py:2 (from train.py:3)"
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -142,9 +142,9 @@ def test_a_guard_that_fails_is_switched_off(script, monkeypatch) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_engine_still_leaves_overflows_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guards are no reason for our engine to wait for the device at every step."""
-    monkeypatch.setattr(_syncfree, "_DEVICE_TYPES", frozenset({"cpu"}))
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))
     with ampcompare.guards.install():
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-        assert _syncfree.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
+        assert device_skip.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")

@@ -280,6 +280,39 @@ LEGACY = {
                 state = {"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
                 torch.save(state, io.BytesIO())
         """,
+    "skipped steps that only the optimizer's zero_grad follows": """
+        for level in ("O1", "O2"):
+            model = build()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+            for i, (x, y) in enumerate(batches * 2):
+                loss = F.cross_entropy(model(x), y) * (float("inf") if i % 4 else 1.0)
+                optimizer.zero_grad()
+                with amp.scale_loss(loss, optimizer) as scaled:
+                    scaled.backward()
+                optimizer.step()
+        """,
+    "passes under O2 that are cleared without a step": """
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for i, (x, y) in enumerate(batches * 2):
+            optimizer.zero_grad()
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            if i % 3 == 2:
+                optimizer.step()
+        """,
+    "an FP16_Optimizer that skips": """
+        from ampcompare.apex.fp16_utils import FP16_Optimizer, network_to_half
+        model = network_to_half(build())
+        optimizer = FP16_Optimizer(torch.optim.SGD(model.parameters(), 0.1), dynamic_loss_scale=True, verbose=False)
+        for i, (x, y) in enumerate(batches * 2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x).float(), y) * (float("inf") if i % 4 else 1.0)
+            optimizer.backward(loss)
+            optimizer.step()
+        """,
     "accumulation with and without delay": """
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)

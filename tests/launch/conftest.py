@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.settings.config import RunConfig
 
 SLURM_DEV = Path(__file__).resolve().parents[2] / "scripts" / "slurm-dev"
 MODULE = '''
@@ -98,18 +98,20 @@ def rank_1_dies_at(num_classes, sample_shape, forward):
     return make(num_classes, sample_shape, act)
 
 
+def hang_here():
+    while True:
+        time.sleep(0.1)
+
+
+def rank_1_hangs(num_classes, sample_shape):
+    return make(num_classes, sample_shape, lambda x: rank() == 1 and hang_here())
+
+
 def rank_1_raises(num_classes, sample_shape):
     def act(x):
         if rank() == 1:
             raise RuntimeError("the forward pass of one rank\\nhas failed")
     return make(num_classes, sample_shape, act)
-
-
-def other_on_rank_1(num_classes, sample_shape):
-    net = make(num_classes, sample_shape, lambda x: None)
-    if rank() == 1:
-        net.extra = torch.nn.Linear(2, 2)
-    return net
 
 
 def tells_threads_at_its_end(num_classes, sample_shape, file):
@@ -126,10 +128,6 @@ def waits_for(num_classes, sample_shape, file):
     while not os.path.exists(file):
         time.sleep(0.1)
     return make(num_classes, sample_shape, lambda x: None)
-
-
-def all_raise(num_classes, sample_shape):
-    raise ValueError("nobody can build this")
 
 
 def out_of_memory(num_classes, sample_shape):
@@ -154,7 +152,7 @@ def launcher(user_folder: Path) -> Iterator[ForkedLauncher]:
     os.chdir(user_folder)
     try:
         with ForkedLauncher() as launcher:
-            launcher._started()
+            launcher._ensure_server()
             os.chdir(before)
             yield launcher
     finally:

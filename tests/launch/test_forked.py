@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit, LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.forked import ForkedLauncher, worker_environment
-from ampcompare.record import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.records.run import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -73,7 +74,7 @@ def test_output_of_a_cell_goes_to_its_log(
         ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
         ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
         ("launched:leaves", {}, "the process of the cell ended with exit code 1: SystemExit: 0"),
-        ("launched:killed", {}, "was killed by SIGKILL (out of memory, if nobody killed it): about to be killed"),
+        ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
         ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
         ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
         ("launched:out_of_memory", {}, "out of memory: CUDA out of memory. Tried to allocate 2 GiB"),
@@ -132,20 +133,86 @@ def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, mon
         broken.launch(make_config(), tmp_path / "cell")
 
 
-def test_a_server_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
-    """A server that is gone when a cell is asked for is an error, and the launcher can still be closed."""
+def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A server that is gone when a cell is asked for is replaced, which a note says, and the cell runs."""
+    notes: list[str] = []
     with ForkedLauncher() as launcher:
-        server = launcher._started()
-        server.kill()
-        server.wait()
-        with pytest.raises(LaunchError, match=r"the process server .*exit code -9"):
-            launcher.launch(make_config(), tmp_path)
+        launcher.on_note = notes.append
+        server = launcher._ensure_server()
+        psutil.Process(server.pid).kill()
+        record = launcher.launch(make_config(), tmp_path)
+    assert record.status == "completed", record.error
+    (note,) = notes
+    assert note.startswith("the process server was killed by SIGKILL")
+
+
+def test_a_server_that_was_killed_while_a_cell_runs(
+    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell goes on and its record counts, its parent says so at once, and the next cell gets another server."""
+    monkeypatch.chdir(user_folder)
+    go, notes = tmp_path / "go", list[str]()
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        go.write_text("")  # the cell ends only after its parent has noticed
+
+    with ForkedLauncher() as launcher:
+        launcher.on_note = noted
+        first = launcher._ensure_server()
+        waiting = threading.Thread(target=_kill_once, args=(first.pid, tmp_path / "cell" / "log.txt"))
+        waiting.start()
+        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
+        waiting.join()
+        assert (record.status, len(notes)) == ("completed", 1), record.error
+        assert notes[0] == (
+            "the process server was killed by SIGKILL (probably the out-of-memory killer); fp32 continues without it"
+        )
+        assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+        assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
+
+
+@pytest.mark.slow
+def test_a_server_and_its_cell_that_were_killed(
+    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that dies with its server runs again in another one; no step is there twice."""
+    monkeypatch.chdir(user_folder)
+    go, notes = tmp_path / "go", list[str]()
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        if "continues without it" in text:
+            cell = launcher._server and launcher._server.cell
+            assert cell is not None
+            cell.kill()
+            go.write_text("")
+
+    with ForkedLauncher() as launcher:
+        launcher.on_note = noted
+        waiting = threading.Thread(
+            target=_kill_once, args=(launcher._ensure_server().pid, tmp_path / "cell" / "log.txt")
+        )
+        waiting.start()
+        record = launcher.launch(make_config("launched:waits_for", args={"file": str(go)}), tmp_path / "cell")
+        waiting.join()
+    assert record.status == "completed", record.error
+    assert "another one starts, and fp32 starts again" in notes[-1]
+    assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
+
+
+def _kill_once(pid: int, log: Path) -> None:
+    """Kill a server when the log of its cell has a line."""
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
 
 
 ENDLESS = """
 import os, sys
 from pathlib import Path
-from ampcompare.config import RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.launch.forked import ForkedLauncher
 
 recipe = {"data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
@@ -156,9 +223,19 @@ with ForkedLauncher() as launcher:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, number: signal.Signals) -> None:
-    """Server and cell end with the process that started them, also when that is killed without a chance to clean up."""
+@pytest.mark.parametrize(
+    ("number", "orphaned"),
+    [
+        pytest.param(signal.SIGKILL, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, True),
+    ],
+)
+def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, number: signal.Signals, orphaned: bool) -> None:
+    """Server and cell end with the process that started them, also when that is killed without a chance to clean up.
+
+    So does a cell whose server was killed before.
+    """
     parent = subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -167,6 +244,9 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, number: signal.Sig
         assert parent.stdout.readline() == "going\n"
         family = psutil.Process(parent.pid).children(recursive=True)
         assert len(family) == 2
+        if orphaned:
+            family[0].kill()
+            time.sleep(0.5)
         parent.send_signal(number)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
@@ -178,7 +258,7 @@ def test_closing_ends_the_server(make_config: MakeConfig, tmp_path: Path) -> Non
     """After the context no process is left, and closing again does nothing."""
     before = set(psutil.Process().children(recursive=True))
     with ForkedLauncher() as launcher:
-        launcher._started()
+        launcher._ensure_server()
         server = set(psutil.Process().children(recursive=True)) - before
         assert len(server) == 1
     begin = time.monotonic()

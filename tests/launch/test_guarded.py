@@ -11,11 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 from ampcompare.apex import amp
-from ampcompare.config import RunConfig
-from ampcompare.launch.worker import run_cell
+from ampcompare.launch.worker.cell import run_cell
 from ampcompare.precision.base import StepOutcome
 from ampcompare.precision.native import Native
-from ampcompare.record import RunRecord, iter_steps
+from ampcompare.records.run import RunRecord, iter_steps
+from ampcompare.settings.config import RunConfig
 
 RECIPE = {
     "data": {"name": "synthetic", "train_size": 64, "val_size": 16},
@@ -51,7 +51,7 @@ def end_session() -> Iterator[None]:
 @pytest.fixture
 def twice(monkeypatch: pytest.MonkeyPatch) -> str:
     """Train with the backend of another package; the answer is the start of its finding."""
-    monkeypatch.setattr("ampcompare.launch.worker.make_precision", lambda arm, device: Twice(device=device))
+    monkeypatch.setattr("ampcompare.launch.worker.cell.make_precision", lambda arm, device: Twice(device=device))
     monkeypatch.chdir(Path(__file__).parent)
     lines, first = inspect.getsourcelines(Twice)
     line = next(number for number, text in enumerate(lines, start=first) if "optimizer.step()" in text)

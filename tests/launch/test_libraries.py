@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.adapters import ADAPTERS
 from ampcompare.apex.amp import _amp_state
-from ampcompare.config import RunConfig
-from ampcompare.launch.worker import run_cell
-from ampcompare.record import RunRecord
+from ampcompare.backends.arm import Arm
+from ampcompare.launch.worker.cell import run_cell
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 TWINS = {
@@ -41,9 +41,9 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
     """Train 8 steps of an arm in this process, with accumulation, clipping and an average, in a folder of its own."""
 
     def cell(arm: str, name: str = "cell", **saving: Any) -> RunRecord:
-        backend = arm.partition(":")[0]
-        if backend in ADAPTERS and ADAPTERS[backend].missing():
-            pytest.skip(ADAPTERS[backend].missing())
+        library = Arm.parse(arm).spec.library
+        if library is not None and library.missing():
+            pytest.skip(library.missing())
         folder = tmp_path / f"{name} {arm.replace(':', ' ')}"
         folder.mkdir(exist_ok=True)
         recipe = {"epochs": 2, "grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9}

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.launch.base import Progress
-from ampcompare.launch.processes import ProcessesLauncher
-from ampcompare.record import RunRecord, iter_steps, read_record
+from ampcompare.launch.multi_process import MultiProcessLauncher
+from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 WaitUntil = Callable[[Callable[[], object], float], bool]
@@ -32,7 +32,7 @@ def _in_the_users_folder(user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def launched(config: RunConfig, folder: Path, launcher: str = "spawn", **options: object) -> RunRecord:
-    with ProcessesLauncher(launcher, **options) as started:  # type: ignore[arg-type]
+    with MultiProcessLauncher(launcher, **options) as started:  # type: ignore[arg-type]
         return started.launch(config, folder)
 
 
@@ -49,7 +49,7 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     """Two ranks of torchrun train one cell: one record with what concerns them all, every step once, progress told."""
     told: list[Progress] = []
     config = make_config(processes=2, warmup_steps=0, recipe={"batch_size": 8}, parallel={"kind": "apex-ddp"})
-    with ProcessesLauncher() as launcher:
+    with MultiProcessLauncher() as launcher:
         record = launcher.launch(config, tmp_path, told.append)
     assert (record.status, record.error) == ("completed", None)
     assert read_record(tmp_path / "record.json") == record
@@ -98,11 +98,37 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_restarts(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
-    """With `max_restarts` all ranks start again after one was killed, and the cell is completed."""
-    config = make_config("launched:kills_rank_1", args={"tries": 1}, processes=2)
-    record = launched(config, tmp_path, launcher, max_restarts=1)
+def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The cell starts again when what started its ranks was killed: no step is there twice, and nothing is left."""
+    notes: list[str] = []
+    with MultiProcessLauncher("spawn") as launcher:
+        launcher.on_note = notes.append
+
+        def kill(progress: Progress) -> None:
+            if not notes and launcher._agent is not None:
+                launcher._agent.kill()
+
+        config = make_config(processes=2, recipe={"batch_size": 8, "epochs": 100}, drain_every=1)
+        record = launcher.launch(config, tmp_path, kill)
+    assert record.status == "completed", record.error
+    assert notes == ["the launcher of the ranks was killed by SIGKILL; fp32 starts again"]
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(record.summary.num_steps))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "kind"), [("torchrun", "file"), ("torchrun", "tcp"), ("spawn", "tcp"), ("spawn", "file")]
+)
+def test_a_rendezvous_of_the_user(make_config: MakeConfig, tmp_path: Path, launcher: str, kind: str) -> None:
+    """Ranks connect by a user's file or port; where a rank is killed, all start again and connect there again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = {"file": f"file://{tmp_path}/store", "tcp": f"tcp://127.0.0.1:{free.getsockname()[1]}"}[kind]
+    restarts = kind == "tcp"
+    arch, args = ("launched:kills_rank_1", {"tries": 1}) if restarts else ("mlp", {})
+    config = make_config(arch, args=args, processes=2)
+    record = launched(config, tmp_path / "cell", launcher, dist_url=url, max_restarts=int(restarts))
     assert (record.status, record.error) == ("completed", None)
 
 
@@ -128,11 +154,11 @@ def test_a_restart_goes_on_from_the_last_checkpoint(make_config: MakeConfig, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_ranks_that_are_told_to_end_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
     """SIGTERM to whoever started them ends both ranks after the same step, from which the same cell goes on."""
     recipe = {"batch_size": 8, "epochs": 5000}
     config = make_config(processes=2, recipe=recipe, drain_every=1)
-    with ProcessesLauncher(launcher) as started:  # type: ignore[arg-type]
+    with MultiProcessLauncher(launcher) as started:  # type: ignore[arg-type]
         told = threading.Event()
 
         def progress(progress: Progress) -> None:
@@ -148,36 +174,12 @@ def test_ranks_that_are_told_to_end_save_together(make_config: MakeConfig, tmp_p
     assert sum(1 for _ in iter_steps(tmp_path / "steps.jsonl")) == steps
 
 
-@pytest.mark.parametrize(
-    ("arch", "error"),
-    [
-        ("launched:rank_1_raises", "rank 1: RuntimeError: the forward pass of one rank"),
-        pytest.param(
-            "launched:other_on_rank_1",
-            "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("launched:all_raise", "nobody can build this", marks=pytest.mark.slow),
-    ],
-)
-def test_a_failure_is_told_once(make_config: MakeConfig, tmp_path: Path, arch: str, error: str) -> None:
-    """Whether one rank fails or all do, there is one record with one line that says what happened."""
-    record = launched(make_config(arch, processes=2), tmp_path)
+def test_a_rank_that_raises(make_config: MakeConfig, tmp_path: Path) -> None:
+    """If the forward pass of one rank fails, there is one record with one line that says what happened."""
+    record = launched(make_config("launched:rank_1_raises", processes=2), tmp_path)
     assert record.status == "failed"
-    assert error in (record.error or "")
+    assert "rank 1: RuntimeError: the forward pass of one rank" in (record.error or "")
     assert "\n" not in (record.error or "")
-
-
-def test_a_port_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
-    """A meeting place that somebody else listens at is an error that says so, not a wait."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        record = launched(make_config(processes=2), tmp_path, dist_url=url)
-    assert record.error == (
-        f"rank 0 cannot listen at {url}: the port is in use; choose another one, or end what uses it"
-    )
 
 
 @pytest.mark.slow
@@ -187,31 +189,11 @@ def test_a_port_of_torchrun_in_use(make_config: MakeConfig, tmp_path: Path) -> N
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        record = launched(make_config(processes=2), tmp_path, "torchrun", rdzv_endpoint=endpoint)
+        record = launched(make_config(processes=2), tmp_path, "torchrun", nnodes=2, rdzv_endpoint=endpoint)
     assert record.error == (
         "the launcher of the ranks ended with exit code 1: node 0 cannot listen at "
         f"{endpoint}: the port is in use; choose another --rdzv-endpoint"
     )
-
-
-def test_nccl_without_gpus(make_config: MakeConfig, tmp_path: Path) -> None:
-    """NCCL between CPUs is refused with the exit code of an unfit machine."""
-    record = launched(make_config(processes=2, device="cpu", parallel={"backend": "nccl"}), tmp_path)
-    assert (record.error or "").startswith("nccl works between GPUs only, and ")
-    assert (record.error or "").endswith("use --dist-backend gloo")
-    assert record.environment["exit_code"] == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-@pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_a_place_to_meet_at(make_config: MakeConfig, tmp_path: Path, kind: str, launcher: str) -> None:
-    """Ranks that meet by a file of the user's, or at a port, train; under torchrun too, whose own place they leave."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = {"file": f"file://{tmp_path}/meeting", "tcp": f"tcp://127.0.0.1:{free.getsockname()[1]}"}[kind]
-    record = launched(make_config(processes=2), tmp_path / "cell", launcher, dist_url=url)
-    assert record.status == "completed", record.error
 
 
 @pytest.mark.parametrize(
@@ -223,14 +205,14 @@ def test_a_place_to_meet_at(make_config: MakeConfig, tmp_path: Path, kind: str, 
     ],
 )
 def test_machines_that_could_not_meet(options: dict[str, object], message: str) -> None:
-    """Several machines without a place to meet are refused before anything starts."""
+    """Several machines without a rendezvous are refused before anything starts."""
     with pytest.raises(UnsupportedCombination, match=message):
-        ProcessesLauncher(**options)  # type: ignore[arg-type]
+        MultiProcessLauncher(**options)  # type: ignore[arg-type]
 
 
 def test_processes_that_nodes_do_not_divide(make_config: MakeConfig, tmp_path: Path) -> None:
     """Three processes on two machines are refused."""
-    launcher = ProcessesLauncher("spawn", nnodes=2, dist_url="tcp://127.0.0.1:1")
+    launcher = MultiProcessLauncher("spawn", nnodes=2, dist_url="tcp://127.0.0.1:1")
     with pytest.raises(UnsupportedCombination, match="3 processes cannot be split over 2 nodes"):
         launcher.launch(make_config(processes=3), tmp_path)
 
@@ -298,7 +280,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
 def test_a_killed_rank_under_the_users_torchrun(tmp_path: Path) -> None:
     """With `torchrun --max-restarts 1` by c10d, SIGKILL inside an epoch costs the steps since the last checkpoint."""
     options = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "again"]
-    words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--drain-every", "1"]
+    words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--log-interval", "1"]
     done = by_torchrun(*words, "--save-every-steps", "2", "-o", str(tmp_path), *WORDS, options=options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("top-1 %") == 1
@@ -306,23 +288,3 @@ def test_a_killed_rank_under_the_users_torchrun(tmp_path: Path) -> None:
     record = read_record(folder / "record.json")
     assert [resumption.step for resumption in record.resumed] == [2]
     assert [step.step for step in iter_steps(folder / "steps.jsonl")] == list(range(record.summary.num_steps))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run", "--arch", "launched:rank_1_raises"], "rank 1: RuntimeError: the forward pass of one rank"),
-        (["run", "--dist-backend", "nccl"], "nccl works between GPUs only"),
-        (["run", "--global-batch-size", "15"], "a total batch of 15 cannot be split over 2 processes"),
-        (["compare"], "call it once, with --nproc-per-node 2"),
-    ],
-)
-def test_errors_under_torchrun_are_told_once(tmp_path: Path, words: list[str], message: str) -> None:
-    """Under torchrun, one rank says what is wrong, in one line."""
-    extra = WORDS[:-2] if "--global-batch-size" in words else WORDS
-    done = by_torchrun(*words, "-o", str(tmp_path), *extra)
-    assert done.returncode != 0
-    assert done.stderr.count("ampcompare: ") == 1, done.stderr
-    assert message in done.stderr
-    assert "run_rank" not in done.stderr, "a traceback"

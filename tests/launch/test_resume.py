@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig, SavingConfig
 from ampcompare.launch.base import Progress
-from ampcompare.launch.continued import continue_steps
+from ampcompare.launch.cell_files import continue_steps
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.worker import run_cell
-from ampcompare.record import RunRecord, iter_steps, read_record
+from ampcompare.launch.worker.cell import run_cell
+from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.settings.config import RunConfig, SavingConfig
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -96,7 +96,7 @@ def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, 
     record = cell("other", recipe={"clip_grad": 1.0}, resume=path)
     assert record.error == (
         f"{path} is of another recipe: clip_grad is None there and 1.0 here; "
-        "resume with the settings that it was made by"
+        "resume with the settings that it was written with"
     )
     assert record.environment["exit_code"] == 2
     record = cell("other", recipe={"batch_size": 8}, resume=path)
@@ -126,7 +126,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(cell: Cell, tmp_path: Path) 
 def test_sigterm_ends_a_cell_with_a_checkpoint(
     make_config: MakeConfig, launcher: ForkedLauncher, tmp_path: Path
 ) -> None:
-    """A forked cell that is told to end saves, and the same cell goes on from there."""
+    """A forked cell that is asked to stop saves, and the same cell resumes from there."""
     config = make_config(recipe={"epochs": 5000}, drain_every=1)
     told = []
 
@@ -139,7 +139,7 @@ def test_sigterm_ends_a_cell_with_a_checkpoint(
     assert not launcher.terminate()
     assert (record.status, record.error) == (
         "interrupted",
-        f"told to end after {record.summary.num_steps} updates, and saved",
+        f"asked to stop after {record.summary.num_steps} updates, and saved",
     )
     again = config.model_copy(update={"saving": SavingConfig(resume="auto", stop_at_step=record.summary.num_steps + 2)})
     record = launcher.launch(again, tmp_path)
@@ -171,9 +171,10 @@ class Disk:
 
         def note_content(descriptor: int) -> None:
             fsync(descriptor)
-            if os.path.samestat(os.fstat(descriptor), os.stat(folder / "steps.jsonl")):
+            steps = folder / "steps.jsonl"
+            if steps.exists() and os.path.samestat(os.fstat(descriptor), steps.stat()):
                 self.fsyncs += 1
-                self.rows = (folder / "steps.jsonl").read_bytes()
+                self.rows = steps.read_bytes()
 
         def note_checkpoint(source: Any, target: Any) -> None:
             replace(source, target)

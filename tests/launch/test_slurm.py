@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.record import read_record
+from ampcompare.records.run import read_record
 
 WORDS = [
     *("--data", "synthetic", "--train-size", "64", "--val-size", "33", "--image-size", "8", "--epochs", "1"),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.comparison import read_comparison
-from ampcompare.config import RunConfig
 from ampcompare.launch import slurm as slurm_launcher
 from ampcompare.launch.base import Progress
 from ampcompare.launch.slurm import SlurmLauncher
-from ampcompare.record import read_record
+from ampcompare.records.comparison import read_comparison
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 pytest.importorskip("submitit", reason="needs the extra slurm")
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) 
     assert len(list(out.glob("cells/*/slurm/*_submission.sh"))) == 2
     begin = time.monotonic()
     read = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert read.stderr.count("(record was there)") == 2
+    assert read.stderr.count("(cached)") == 2
     assert time.monotonic() - begin < 30
     assert not list(out.glob("cells/*/record.previous.json"))
 
@@ -85,7 +85,7 @@ def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> Non
     config = make_config(processes=2, launcher="slurm", parallel={"kind": "apex-ddp"}, recipe={"batch_size": 8})
     with SlurmLauncher(OPTIONS) as launcher:
         record = launcher.launch(config, tmp_path, lambda progress: told.append(progress.steps))
-        assert launcher.remains() == ""
+        assert launcher.pending_message() == ""
     assert (record.status, record.error) == ("completed", None)
     assert record == read_record(tmp_path / "record.json")
     assert record.processes is not None
@@ -100,7 +100,7 @@ def test_a_task_that_dies(make_config: MakeConfig, tmp_path: Path) -> None:
         record = launcher.launch(config, tmp_path)
     number = json.loads((tmp_path / "job.json").read_text())["job"]
     assert record.status == "failed"
-    assert record.error == f"job {number} of Slurm lost rank 1: Killed; last lines of its log: rank 1 is about to train"
+    assert record.error == f"Slurm job {number} lost rank 1: Killed; last lines of its log: rank 1 is about to train"
     assert read_record(tmp_path / "record.json") == record
 
 
@@ -109,20 +109,20 @@ def test_jobs_that_end_early(wait_until: WaitUntil, make_config: MakeConfig, tmp
     waits = make_config("launched:waits_for", args={"file": str(tmp_path / "go")}, launcher="slurm")
     raises = make_config("launched:raises_in_forward", launcher="slurm")
     with SlurmLauncher(OPTIONS) as launcher:
-        launcher.expect([(waits, tmp_path / "waits"), (raises, tmp_path / "raises")])
+        launcher.submit_ahead([(waits, tmp_path / "waits"), (raises, tmp_path / "raises")])
         assert wait_until(lambda: "waiting" in _text(tmp_path / "waits" / "log.txt"), 60)
         number = json.loads((tmp_path / "waits" / "job.json").read_text())["job"]
-        assert f"scancel {number}" in launcher.remains()
+        assert f"scancel {number}" in launcher.pending_message()
         subprocess.run(["scancel", number], check=True)
         cancelled = launcher.launch(waits, tmp_path / "waits")
         raised = launcher.launch(raises, tmp_path / "raises")
-    text = f"job {number} of Slurm was cancelled (node n"
+    text = f"Slurm job {number} was cancelled (node n"
     assert (cancelled.error or "").startswith(text)
     assert (cancelled.error or "").endswith("last lines of its log: waiting for a file")
     assert raised.error == "RuntimeError: the forward pass"
 
 
-def test_a_job_that_is_told_to_end(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_job_that_is_asked_to_stop(make_config: MakeConfig, tmp_path: Path) -> None:
     """Slurm's signal before a limit makes both tasks of a cell save, and the row says how to go on."""
     recipe = {"batch_size": 8, "epochs": 100_000}
     config = make_config(launcher="slurm", processes=2, recipe=recipe, drain_every=1)
@@ -139,7 +139,7 @@ def test_a_job_that_is_told_to_end(make_config: MakeConfig, tmp_path: Path) -> N
     assert record.status == "failed"
     steps = record.summary.num_steps
     assert steps >= 1
-    text = f"the cell was told to end after {steps} updates, and saved; --resume auto goes on from there"
+    text = f"the cell was asked to stop after {steps} updates, and saved; --resume auto resumes from there"
     assert (record.error or "").endswith(text)
     assert (tmp_path / "checkpoints" / f"step-{steps:08d}.pt").exists()
 
@@ -155,7 +155,7 @@ def test_ctrl_c_leaves_jobs(wait_until: WaitUntil, tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=30)
     (number,) = jobs_of(tmp_path / "out").values()
     assert process.returncode == 130
-    assert f"the same command waits for them; to end them: scancel {number}\n" in errors
+    assert f"the same command waits for them; to cancel them: scancel {number}\n" in errors
     assert number in queued()
     (tmp_path / "go").touch()
     again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -168,7 +168,7 @@ def test_what_slurm_refuses(tmp_path: Path) -> None:
     words = ["run", "--launcher", "slurm", *SMALL, "--slurm-option", "partition=nope", "-o", str(tmp_path)]
     done = subprocess.run([sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    line = "ampcompare: Slurm refuses the job: Batch job submission failed: Invalid partition name specified"
+    line = "ampcompare: Slurm rejects the job: Batch job submission failed: Invalid partition name specified"
     assert done.stderr.splitlines()[-1] == line
 
 

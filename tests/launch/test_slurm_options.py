@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.launch import slurm as module
-from ampcompare.launch.base import failed_record, write_record
+from ampcompare.launch.base import failed_record
+from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.slurm import SlurmLauncher, parse_slurm_options
 from ampcompare.launch.slurm_queue import Ending, active_jobs, ending
-from ampcompare.record import read_record
+from ampcompare.records.run import read_record
+from ampcompare.settings.config import RunConfig
 
 Programs = Callable[..., None]
 
@@ -112,7 +113,7 @@ def test_the_queue(programs: Programs) -> None:
         ("JobState=FAILED ExitCode=137:0", None, Ending("FAILED", 137), "had a task that was ended by signal 9"),
         ("JobState=FAILED ExitCode=0:9", None, Ending("FAILED", 0, 9), "was ended by signal 9"),
         ("JobState=COMPLETED ExitCode=0:0", None, Ending("COMPLETED"), "exit code 0 and left no record"),
-        (None, None, Ending(), "is gone, and Slurm keeps nothing about it"),
+        (None, None, Ending(), "is gone, and Slurm has no record of it"),
     ],
 )
 def test_how_jobs_end(
@@ -127,9 +128,9 @@ def test_how_jobs_end(
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ("TIMEOUT", "job 7 of Slurm reached its time limit; --slurm-option time=MINUTES gives more (node n1)"),
-        ("PREEMPTED", "job 7 of Slurm was preempted by another job (node n1)"),
-        ("FAILED", "job 7 of Slurm lost rank 1: Killed"),
+        ("TIMEOUT", "Slurm job 7 reached its time limit; --slurm-option time=MINUTES gives more (node n1)"),
+        ("PREEMPTED", "Slurm job 7 was preempted by another job (node n1)"),
+        ("FAILED", "Slurm job 7 lost rank 1: Killed"),
     ],
 )
 def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, message: str) -> None:
@@ -143,16 +144,16 @@ def test_a_job_without_a_record(programs: Programs, tmp_path: Path, state: str, 
 
 
 def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
-    """A cell that was told to end and saved is a row that says so and how to go on; other failures stay as they are."""
-    for state, how in (("COMPLETED", "was told to end, before its time limit or"), ("PREEMPTED", "was preempted by")):
+    """A cell that was asked to stop and saved is a row that says so and how to resume; other failures are unchanged."""
+    for state, how in (("COMPLETED", "was asked to stop, before its time limit or"), ("PREEMPTED", "was preempted by")):
         programs(sbatch="", srun="", squeue="", scontrol=f"JobState={state} ExitCode=0:0")
         (tmp_path / "cell").mkdir(exist_ok=True)
-        told = failed_record(RunConfig(), "told to end after 3 updates, and saved")
+        told = failed_record(RunConfig(), "asked to stop after 3 updates, and saved")
         write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
         _, record = _ended(tmp_path)
         assert record.status == "failed"
-        assert record.error.startswith(f"job 7 of Slurm {how}")
-        assert record.error.endswith("after 3 updates, and saved; --resume auto goes on from there")
+        assert record.error.startswith(f"Slurm job 7 {how}")
+        assert record.error.endswith("after 3 updates, and saved; --resume auto resumes from there")
     programs(scontrol="JobState=COMPLETED ExitCode=0:0")
     write_record(failed_record(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
     assert _ended(tmp_path)[1].error == "ValueError: bad data"
@@ -188,15 +189,15 @@ def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
     programs(sbatch="Submitted batch job 31", srun="", squeue="30|elsewhere")
     launcher = SlurmLauncher(parse_slurm_options(["partition=gpu", "exclusive"]), nnodes=2)
     config = RunConfig(processes=4, launcher="slurm", workers=2)
-    launcher.expect([(config, tmp_path / "cell")])
-    launcher.expect([(config, tmp_path / "cell")])
+    launcher.submit_ahead([(config, tmp_path / "cell")])
+    launcher.submit_ahead([(config, tmp_path / "cell")])
     assert json.loads((tmp_path / "cell" / "job.json").read_text()) == {"job": "31"}
     (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
     lines = path.read_text().splitlines()
     for line in ("partition=gpu", "exclusive", "nodes=2", "ntasks-per-node=2", "cpus-per-task=3", "time=60"):
         assert f"#SBATCH --{line}" in lines
     assert f"#SBATCH --comment={tmp_path}/cell" in lines
-    assert launcher.remains().endswith("scancel 31")
+    assert launcher.pending_message().endswith("scancel 31")
 
 
 def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
@@ -208,6 +209,6 @@ def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").write_text(json.dumps({"job": noted}))
     launcher = SlurmLauncher()
-    launcher.expect([(config, tmp_path / name) for name in "abc"])
+    launcher.submit_ahead([(config, tmp_path / name) for name in "abc"])
     jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
     assert jobs == ["29", "30", "31"]

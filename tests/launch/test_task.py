@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.config import RunConfig
-from ampcompare.record import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.records.run import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.settings.config import RunConfig
 
 TRAIN = """
 import os, signal, sys
-from ampcompare.launch.task import train
+from ampcompare.launch.slurm_task import train
 signal.signal(signal.SIGTERM, lambda *_: print("told to end"))
 print("before")
 train(sys.argv[1])

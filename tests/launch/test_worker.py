@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.worker import failed_with, resolve_device
-from ampcompare.record import dump_json, read_record
+from ampcompare.launch.worker.device import resolve_device
+from ampcompare.launch.worker.device_facts import device_facts
+from ampcompare.launch.worker.failure import failed_with
+from ampcompare.records.run import dump_json, read_record
+from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -23,7 +25,7 @@ MakeConfig = Callable[..., RunConfig]
 def test_a_cell_can_be_run_from_its_folder(make_config: MakeConfig, tmp_path: Path) -> None:
     """The configuration that lies in a folder is trained by hand, for a look at what failed."""
     (tmp_path / "config.json").write_text(dump_json(make_config()))
-    command = [sys.executable, "-m", "ampcompare.launch.worker", str(tmp_path)]
+    command = [sys.executable, "-m", "ampcompare.launch.worker.cell", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     assert read_record(tmp_path / "record.json").status == "completed"
 
@@ -47,7 +49,33 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EnvironmentUnfit, match="device cuda:2 was asked for and there are 2 GPUs"):
         resolve_device("cuda:2")
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
-    assert resolve_device("auto") == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
+
+
+def test_what_torch_cannot_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question about the GPU at which torch raises has the error as its answer, and the others have theirs."""
+
+    def raises(*args: object) -> None:
+        raise RuntimeError("you are using the new API\nof torch")
+
+    class Switches:
+        allow_tf32 = property(raises)
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", raises)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", Switches())
+    facts = device_facts(torch.device("cuda", 1), RunConfig())
+    assert (facts["device"], facts["device_name"], facts["capability"]) == ("cuda:1", "A GPU", [9, 0])
+    assert facts["cudnn"] == facts["tf32_matmul"] == "unknown: you are using the new API"
+    assert facts["tf32_convolution"] is torch.backends.cudnn.allow_tf32
+
+
+def test_a_switch_for_gpus_is_named_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+    """cuDNN's choice of kernels changes nothing on a CPU, and the record says so."""
+    record = launcher.launch(make_config(recipe={"cudnn_benchmark": True}), tmp_path)
+    assert record.notes == ["--cudnn-benchmark does nothing here: it is for cuDNN, and the device is cpu"]
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.launch.factory import make_launcher
+from ampcompare.launch.dispatch import make_launcher
+from ampcompare.launch.distributed_env import DistributedEnv, rank_of, world_of
+from ampcompare.launch.external import ExternalLauncher
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.group import choose_backend, local_device, process_group
-from ampcompare.launch.member import MemberLauncher
-from ampcompare.launch.processes import ProcessesLauncher
-from ampcompare.launch.world import World, rank_of, world_of
+from ampcompare.launch.multi_process import MultiProcessLauncher
+from ampcompare.launch.worker import cell as worker
+from ampcompare.launch.worker.device import local_device
+from ampcompare.launch.worker.process_group import choose_backend, open_store, process_group
+from ampcompare.settings.config import RunConfig
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -36,7 +39,7 @@ def test_nobody_has_started_several() -> None:
 def test_torchrun() -> None:
     """torchrun's variables are read, with the restarts and the number of machines."""
     world = world_of(TORCHRUN)
-    assert world == World(3, 4, 1, 2, "env://", 2, "torchrun")
+    assert world == DistributedEnv(3, 4, 1, 2, "env://", 2, "torchrun")
     assert world.nodes == 2
     assert rank_of(TORCHRUN) == 3
 
@@ -44,7 +47,7 @@ def test_torchrun() -> None:
 def test_srun() -> None:
     """srun's variables are read; all tasks of a step meet at the first host, at a port of their own step."""
     world = world_of(SRUN)
-    assert world == World(5, 8, 1, 4, "tcp://gpu03:20529", 0, "slurm")
+    assert world == DistributedEnv(5, 8, 1, 4, "tcp://gpu03:20529", 0, "slurm")
     assert world_of({**SRUN, "SLURM_PROCID": "0"}).url == world.url  # type: ignore[union-attr]
     assert world_of({**SRUN, "SLURM_STEP_NUM_NODES": "1"}).url == "tcp://127.0.0.1:20529"  # type: ignore[union-attr]
     assert world_of({**SRUN, "SLURM_SRUN_COMM_PORT": "7"}).url == "tcp://gpu03:20536"  # type: ignore[union-attr]
@@ -66,7 +69,7 @@ def test_an_environment_that_makes_no_sense(environment: dict[str, str], message
         world_of(environment)
 
 
-def test_a_meeting_place_that_was_given() -> None:
+def test_a_rendezvous_that_was_given() -> None:
     """With a URL, MASTER_ADDR and MASTER_PORT are not needed."""
     world = world_of({"RANK": "0", "WORLD_SIZE": "2"}, url="tcp://a:1")
     assert world is not None
@@ -74,33 +77,78 @@ def test_a_meeting_place_that_was_given() -> None:
 
 
 def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process is forked, several are started by torchrun, and a process among others takes part itself."""
+    """One process is forked, several are spawned, and a process among others takes part itself."""
     one, two = RunConfig(), RunConfig(processes=2)
     launcher: Any = make_launcher(one)
     assert isinstance(launcher.launcher_of(one), ForkedLauncher)
-    for config, kind in ((two, "torchrun"), (RunConfig(launcher="spawn"), "spawn")):
+    for config, kind in ((two, "spawn"), (RunConfig(launcher="torchrun"), "torchrun")):
         started = launcher.launcher_of(config)
-        assert isinstance(started, ProcessesLauncher)
+        assert isinstance(started, MultiProcessLauncher)
         assert started.launcher == kind
         assert launcher.launcher_of(config) is started
+    joined: Any = make_launcher(two, nnodes=2, rdzv_endpoint="a:1")
+    assert joined.launcher_of(two).launcher == "torchrun"
     with pytest.raises(UnsupportedCombination, match="--rdzv-endpoint HOST:PORT"):
         make_launcher(two, nnodes=2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     member = make_launcher(RunConfig(processes=4))
-    assert isinstance(member, MemberLauncher)
-    assert not member.speaks
-    with pytest.raises(UnsupportedCombination, match=r"rank 3 of 4 that torchrun has started.*--nproc-per-node 4"):
+    assert isinstance(member, ExternalLauncher)
+    assert not member.is_main
+    with pytest.raises(UnsupportedCombination, match=r"rank 3 of 4 that torchrun started.*--nproc-per-node 4"):
         make_launcher(RunConfig(processes=4), several_cells=True)
 
 
 def test_devices_and_backends() -> None:
     """On CPUs all ranks use the CPU and gloo; one GPU for several of them is refused."""
-    world = World(1, 2, 1, 2, "env://", 0, "torchrun")
+    world = DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun")
     assert local_device("cpu", world) == "cpu"
     assert choose_backend("auto", "cpu") == choose_backend("gloo", "cpu") == "gloo"
     with pytest.raises(ConfigError, match="cuda:0 is one GPU for 2 processes"):
         local_device("cuda:0", world)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What is asked of CUDA and of torch.distributed, in order; neither is touched."""
+    calls: list[tuple[str, Any]] = []
+
+    def init_process_group(backend: str, **options: Any) -> None:
+        calls.append((backend, options.get("device_id")))
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    return calls
+
+
+def test_a_rank_takes_its_gpu_before_it_meets_the_others(asked: list[tuple[str, Any]], tmp_path: Path) -> None:
+    """Collectives of objects use the current device, which would be the first GPU in every rank."""
+    gpu = torch.device("cuda", 1)
+    world = DistributedEnv(1, 2, 1, 2, f"file://{tmp_path / 'store'}", 0, "x")
+    store = open_store(world)
+    with process_group(world, store, "nccl", "cuda:1", 60.0):
+        assert asked == [("set_device", gpu), ("nccl", gpu)]
+    asked.clear()
+    with process_group(world, store, "gloo", "cpu", 60.0):
+        assert asked == [("gloo", None)]
+
+
+@pytest.mark.parametrize(("backend", "chosen"), [("auto", "nccl"), ("gloo", "gloo")])
+def test_one_process_talks_as_several_would(
+    asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str, chosen: str
+) -> None:
+    """On a GPU the group of one process is nccl too, as gloo goes through the host, unless it is asked for."""
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    config = RunConfig.model_validate({"device": "cuda", "parallel": {"kind": "ddp", "backend": backend}})
+    monkeypatch.setattr(worker, "train_cell", lambda config, *_: worker.failed_with(config, ValueError("trained")))
+    record = worker.run_cell(config, tmp_path)
+    assert record.error == "ValueError: trained"
+    assert asked == [("set_device", gpu), (chosen, gpu if chosen == "nccl" else None)]
 
 
 @pytest.mark.skipif(torch.distributed.is_mpi_available(), reason="this torch is built with mpi")
@@ -111,10 +159,7 @@ def test_mpi_is_refused_where_torch_lacks_it() -> None:
 
 
 @pytest.mark.parametrize("url", ["somewhere", "tcp://no-port", "http://a:1"])
-def test_a_meeting_place_that_cannot_be_read(url: str) -> None:
+def test_a_rendezvous_that_cannot_be_read(url: str) -> None:
     """A URL of another kind is an error that shows it."""
-    with (
-        pytest.raises(LaunchError, match=f"could not meet at {url}: "),
-        process_group(World(0, 1, 0, 1, url, 0, "x"), "gloo", "cpu"),
-    ):
-        pass
+    with pytest.raises(LaunchError, match=f"could not connect at {url}: "):
+        open_store(DistributedEnv(0, 1, 0, 1, url, 0, "x"))

@@ -39,13 +39,13 @@ OLD = """
         print("other names too")
 """
 SAID = [
-    "torch._six is gone",
-    "fractions.gcd is gone; math.gcd",
-    "collections.Iterable is gone; collections.abc.Iterable",
-    "numpy.float is gone; float",
-    "numpy.int is gone; int",
-    "time.clock is gone; time.perf_counter",
-    "inspect.getargspec is gone; inspect.getfullargspec",
+    "torch._six was removed",
+    "fractions.gcd was removed; math.gcd",
+    "collections.Iterable was removed; collections.abc.Iterable",
+    "numpy.float was removed; float",
+    "numpy.int was removed; int",
+    "time.clock was removed; time.perf_counter",
+    "inspect.getargspec was removed; inspect.getfullargspec",
     "torch.full of an integer gives floats",
     ".view(-1) of a tensor that is not contiguous copies it",
     "1 - mask counts a mask as bytes",
@@ -68,8 +68,81 @@ def test_old_habits(write, legacy) -> None:
     assert len(lines) == len(SAID)
 
 
-def test_nothing_is_mended_unasked(write, legacy) -> None:
-    """Without the option, new torch and Python stay as they are, and an unused mend says nothing."""
+MASKS = """
+    import torch
+    from torch import nn
+
+    mask, t = torch.tensor([1, 0, 1, 0], dtype=torch.uint8), torch.arange(4.0)
+    assert t.masked_fill(mask, 9).tolist() == torch.masked_fill(t, mask=mask, value=9).tolist() == [9, 1, 9, 3]
+    assert t.clone().masked_fill_(mask, 9).tolist() == [9, 1, 9, 3]
+    assert t[mask].tolist() == t.masked_select(mask).tolist() == torch.masked_select(t, mask).tolist() == [0, 2]
+    assert torch.where(mask, t, -t).tolist() == t.where(mask, -t).tolist() == [0, -1, 2, -3]
+    assert t.masked_scatter(mask, torch.tensor([7.0, 8.0])).tolist() == [7, 1, 8, 3]
+    assert t.clone().masked_scatter_(mask, torch.tensor([7.0, 8.0])).tolist() == [7, 1, 8, 3]
+    for index, value in ((mask, 9), (mask, torch.tensor(9.0)), (mask, torch.tensor([9.0, 9.0]))):
+        put = t.clone()
+        put[index] = value
+        assert put.tolist() == [9, 1, 9, 3]
+    rows = torch.zeros(2, 4)
+    rows[:, mask] = 3
+    assert rows.sum() == 12 and rows[1, ~mask].sum() == 0
+    assert t.clone().index_put_((mask,), torch.tensor(9.0)).tolist() == [9, 1, 9, 3]
+    for other in (1 - mask, ~mask, 1 - mask.bool(), mask.bool() ^ 1, torch.ones(4).byte() - mask, ~mask.bool()):
+        assert t[other].tolist() == t.masked_select(other).tolist() == [1, 3], other
+    assert ((t > 0) - (t > 1)).tolist() == [0, 1, 0, 0] and (t - (t > 1)).tolist() == [0, 1, 1, 2]
+    assert (~torch.tensor([0, 200], dtype=torch.uint8)).tolist() == [255, 55], "no mask"
+    weights = t.clone().requires_grad_()
+    weights.masked_fill(mask, 0).sum().backward()
+    assert weights.grad.tolist() == [0, 1, 0, 1]
+    x = torch.ones(4, 1, 2)
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(2, 1)
+    ours = attention(x, x, x, key_padding_mask=mask[None])[1]
+    assert torch.equal(ours, attention(x, x, x, key_padding_mask=mask.bool()[None])[1])
+
+    @torch.jit.script
+    def scripted(a, b):
+        return torch.where(a > 1, torch.full([4], 2.0), b)
+
+    assert scripted(t, t).tolist() == [0, 1, 2, 2]
+    S, optimizer = torch.optim.lr_scheduler, torch.optim.SGD([weights], 0.1)
+    S.ReduceLROnPlateau(optimizer, "min", patience=2, verbose=True).step(1.0)
+    assert S.StepLR(optimizer, 3, 0.5, -1, True).gamma == 0.5
+"""
+
+
+def test_masks_of_bytes(write, legacy) -> None:
+    """uint8 masks work as they did before torch 1.2, schedulers take `verbose`, and scripted code still compiles."""
+    write("train.py", MASKS)
+    done = legacy("--compat-torch", "train.py", PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("a uint8 mask is used as a bool mask, as before torch 1.2") == 1
+    assert done.stderr.count("~ of a uint8 mask is 1 - mask") == 1
+    assert done.stderr.count("verbose of a learning rate scheduler was removed") == 1
+
+
+def test_files_with_the_names_of_modules(write, legacy) -> None:
+    """Torch gets the modules that it imports late, the script the files of these names that lie in its folder."""
+    for name in ("triton/__init__.py", "profile.py", "statistics.py", "sympy.py"):
+        write(name, "mine = True")
+    write(
+        "train.py",
+        """
+        import torch
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        import profile, statistics, sympy, triton
+        print(profile.mine, statistics.mine, sympy.mine, triton.mine)
+        """,
+    )
+    done = legacy("--compat-torch", "train.py")
+    assert (done.returncode, done.stdout) == (0, "True True True True\n"), done.stderr
+
+
+def test_nothing_is_patched_unasked(write, legacy) -> None:
+    """Without the option, new torch and Python stay as they are, and an unused patch prints nothing."""
     write("old.py", "from fractions import gcd")
     assert "ImportError: cannot import name 'gcd'" in legacy("old.py").stderr
     write("new.py", "import torch; print(torch.full((1,), 1.0))")

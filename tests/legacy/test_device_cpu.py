@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ampcompare.legacy.no_gpu import lacks_gpu
+
 NOTE = "ampcompare: --device cpu: CUDA calls run on the CPU"
 
 CUDA = """
@@ -94,6 +96,153 @@ def test_cuda_calls_run_on_the_cpu(write, legacy) -> None:
     assert done.stderr.count("\n") == 1
 
 
+AUTOCAST = """
+    import torch
+    from torch.cuda.amp import autocast, custom_bwd, custom_fwd
+    from torch.utils.checkpoint import checkpoint
+
+    assert torch.version.cuda.split(".")[0].isdigit() and torch.backends.cudnn.version() > 7000
+    assert torch.cuda.get_device_capability() >= (8, 0) and torch.cuda.get_device_properties(0).major >= 8
+    assert torch.cuda.is_bf16_supported() and torch.cuda.nccl.version() and not torch.cuda.memory_stats()["any"]
+    model, x = torch.nn.Linear(4, 4).cuda(), torch.ones(2, 4).cuda()
+    half, bfloat, full = torch.float16, torch.bfloat16, torch.float32
+
+    def state():
+        return torch.is_autocast_enabled(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+    assert state() == (False, False, half)
+    for block, dtype in [
+        (autocast(), half),
+        (autocast(dtype=bfloat), bfloat),
+        (torch.autocast("cuda"), half),
+        (torch.autocast(device_type="cuda", dtype=bfloat), bfloat),
+        (torch.amp.autocast("cuda", half), half),
+    ]:
+        with block:
+            assert model(x).dtype is dtype and state() == (True, True, dtype)
+            assert torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1]).cuda()).dtype is full
+            with autocast(enabled=False):
+                assert model(x).dtype is full and not torch.is_autocast_enabled()
+                with torch.autocast("cuda", dtype=dtype):
+                    assert model(x).dtype is dtype
+            assert model(x).dtype is dtype
+        assert model(x).dtype is full and state() == (False, False, half)
+        assert torch.get_autocast_dtype("cpu") is bfloat
+
+    @autocast()
+    def decorated(x):
+        return model(x)
+
+    assert decorated(x).dtype is half
+    try:
+        with autocast():
+            raise ValueError
+    except ValueError:
+        assert model(x).dtype is full
+    torch.set_autocast_enabled(True)
+    torch.set_autocast_gpu_dtype(bfloat)
+    assert model(x).dtype is bfloat
+    torch.set_autocast_enabled(False)
+    torch.set_autocast_gpu_dtype(half)
+    torch.clear_autocast_cache()  # as the end of a block does
+    assert model(x).dtype is full
+    seen = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(cast_inputs=full)
+        def forward(ctx, a):
+            seen.append((a.dtype, torch.is_autocast_enabled()))
+            ctx.save_for_backward(a)
+            return a * a
+
+        @staticmethod
+        @custom_bwd
+        def backward(ctx, grad):
+            seen.append((grad.dtype, torch.is_autocast_enabled()))
+            return 2 * ctx.saved_tensors[0] * grad
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda")
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx, grad):
+            a, b = ctx.saved_tensors
+            seen.append(((grad @ b.t()).dtype, torch.is_autocast_enabled()))
+            return grad @ b.t(), a.t() @ grad
+
+    weight = torch.randn(4, 4, device="cuda", requires_grad=True)
+    with autocast():
+        square, product = Square.apply(model(x)), Product.apply(x, weight)
+        again = checkpoint(lambda x: model(x).relu(), x, use_reentrant=False)
+    assert (square.dtype, product.dtype, again.dtype) == (full, half, half)
+    square.sum().backward(), product.float().sum().backward(), again.float().sum().backward()
+    assert seen == [(full, False), (full, False), (half, True)], seen
+"""
+
+
+def test_autocast_for_cuda_casts_on_the_cpu(write, legacy) -> None:
+    """Autocast for CUDA has its effect and its state in every form, and leaves the CPU's own state as it was."""
+    write("train.py", AUTOCAST)
+    done = legacy("--device", "cpu", "train.py", PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr
+
+
+NEED_A_GPU = [
+    "torch.cuda.set_device(0)",
+    "torch.cuda.FloatTensor(1)",
+    "torch.ones(1).type('torch.cuda.FloatTensor')",
+    "torch.ones(1).cuda()",
+    "torch.ones(1).to(0)",
+    "torch.ones(1).pin_memory()",
+    "torch.zeros(1, device='cuda')",
+    "torch.cuda.Stream()",
+    "torch.cuda.Event()",
+    "torch.cuda.synchronize()",
+    "torch.cuda.get_device_properties(0)",
+    "torch.cuda.reset_peak_memory_stats()",
+    "torch.cuda.device(0).__enter__()",
+    "torch.cuda.nvtx.range_push('x')",
+    "torch.cuda.nccl.version()",
+    "torch.Generator(device='cuda')",
+]
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a CUDA build has other words")
+@pytest.mark.parametrize("call", NEED_A_GPU)
+def test_errors_for_want_of_a_gpu(call: str) -> None:
+    """Whatever a CPU build raises for a call that needs CUDA is known as that."""
+    with pytest.raises(Exception) as caught:
+        eval(call)
+    assert lacks_gpu(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("no attribute 'x'"), AssertionError(), RuntimeError("size mismatch"), KeyError("cuda")]
+)
+def test_other_errors_are_no_want_of_a_gpu(error: Exception) -> None:
+    """Errors of a script's own are not taken for the lack of a GPU."""
+    assert not lacks_gpu(error)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
+@pytest.mark.parametrize(
+    "source",
+    ["import torch; torch.cuda.set_device(0)", "import torch\nassert torch.cuda.is_available()"],
+)
+def test_the_option_is_named(source: str, write, legacy) -> None:
+    """A script that ends at `set_device`, or at an assertion of its own, is told of the option in one line."""
+    write("train.py", source)
+    done = legacy("train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("ampcompare exec --device cpu train.py")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
 def test_without_the_option_nothing_is_mapped(write, legacy) -> None:
     """A script that needs CUDA fails as under plain Python unless the option is given, and one line names it."""
@@ -101,7 +250,7 @@ def test_without_the_option_nothing_is_mapped(write, legacy) -> None:
     done = legacy("train.py")
     assert done.returncode == 1
     *traceback, last = done.stderr.splitlines()
-    assert last.startswith("ampcompare: there is no GPU here; ")
+    assert last.startswith("ampcompare: this machine has no GPU; ")
     assert last.endswith("ampcompare exec --device cpu train.py")
     assert not [line for line in traceback if "ampcompare" in line]
 
@@ -180,7 +329,7 @@ def test_no_thread_of_a_group_outlives_the_script(write, python, end) -> None:
         "train.py",
         f"""
         import atexit, pathlib, torch
-        from ampcompare.legacy.cpu_device import run_on_cpu
+        from ampcompare.legacy.cpu.device import run_on_cpu
 
         def tell():
             tasks = pathlib.Path("/proc/self/task").iterdir()
@@ -226,7 +375,7 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "rank 0 total 3.0", "rank 1 total 3.0"]
     assert "ampcompare: the script gets --local_rank from LOCAL_RANK" in done.stderr
-    assert "ampcompare: process groups use gloo in place of nccl" in done.stderr
+    assert "ampcompare: process groups use gloo instead of nccl" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("steps*")) == ["steps.jsonl", "steps.rank1.jsonl"]
 
 

@@ -55,7 +55,7 @@ def test_strict_guards_end_at_the_line(write, legacy) -> None:
 
 def test_no_guards(write, legacy) -> None:
     """`--no-guards` says nothing, and takes no part in the script's imports."""
-    write("train.py", MISTAKES + "\n    import sys; assert 'ampcompare.guards.watch' not in sys.modules\n")
+    write("train.py", MISTAKES + "\n    import sys; assert 'ampcompare.guards.hooks' not in sys.modules\n")
     done = legacy("--device", "cpu", "--no-guards", "train.py", PYTHONWARNINGS="ignore")
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "guard" not in done.stderr
@@ -71,7 +71,7 @@ def test_the_environment_decides_too(write, legacy) -> None:
 
 def test_scripts_without_torch_stay_without(write, legacy) -> None:
     """The guards import nothing that the script does not."""
-    write("train.py", "import sys; print('torch' in sys.modules, 'ampcompare.guards.watch' in sys.modules)")
+    write("train.py", "import sys; print('torch' in sys.modules, 'ampcompare.guards.hooks' in sys.modules)")
     done = legacy("train.py")
     assert (done.stdout, done.stderr) == ("False False\n", "")
 

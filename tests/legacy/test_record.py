@@ -81,8 +81,8 @@ def test_two_optimizers_and_three_losses(level: str, write, legacy, python, tmp_
         assert row["overflow"] is (after < before)
         assert row["optimizers"] == [number // 2]
         assert row["skips"] == ([number // 2] if row["overflow"] else [])
-    skipped = [[row["applied"] for row in rows if row.get("optimizer") == number].count(False) for number in (0, 1)]
-    assert skipped == [seen.count(["step", number, False]) for number in (0, 1)]
+    skipped = [[row["applied"] for row in rows if row.get("optimizer") == number].count(False) for number in (0, 1, 2)]
+    assert skipped == [seen.count(["step", number, False]) for number in (0, 1, 2)]
     assert 2 <= skipped[0] < 6
     assert 1 <= skipped[1] < 6
     assert all(row["seconds"] > 0 for row in rows if row["kind"] == "step" and row["step"] > 0)
@@ -125,10 +125,10 @@ def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     write("train.py", ACCUMULATE)
     done = legacy("--opt-level", "O1", "--record", "steps.jsonl", "train.py")
     assert (done.returncode, done.stdout) == (5, "O1 torch.float32\n")
-    assert (
-        done.stderr
-        == "ampcompare: --opt-level O1 instead of the script's O2, without the script's keep_batchnorm_fp32\n"
-    )
+    assert done.stderr.splitlines() == [
+        "ampcompare: --opt-level O1 instead of the script's O2, without the script's keep_batchnorm_fp32",
+        "ampcompare: 2 steps, 0 skipped, loss scale 65536; for more: ampcompare report steps.jsonl",
+    ]
     rows = rows_of(tmp_path / "steps.jsonl")
     assert rows[0]["opt_level"] == rows[1]["opt_level"] == "O1"
     assert [row["overflow"] for row in rows[2:] if row["kind"] == "backward"] == [None, None, False] * 2
@@ -177,3 +177,125 @@ def test_killed_script_leaves_its_rows(write, legacy, python, tmp_path: Path) ->
     assert len(steps) > 0.4 * int(done.stdout.split()[-1])
     report = python("-m", "ampcompare", "report", "steps.jsonl")
     assert "the record has no end" in report.stdout
+
+
+SCALERS = """
+    import json, math, os
+    import torch
+    from torch.cuda.amp import GradScaler
+    from apex.fp16_utils import FP16_Optimizer, network_to_half
+
+    torch.manual_seed(0)
+    seen = []
+    critic, maker = torch.nn.Linear(4, 1), torch.nn.Linear(3, 4)
+    slow, fast = torch.optim.SGD(critic.parameters(), 0.01), torch.optim.Adam(maker.parameters(), 0.01)
+    scaler = GradScaler(init_scale=1024.0, growth_interval=2)
+
+    def step(optimizer, number, weight):
+        old = weight.detach().clone()
+        scaler.step(optimizer)
+        return ["step", number, not torch.equal(old, weight)]
+
+    for turn in range(5):
+        slow.zero_grad(), fast.zero_grad()
+        before, steps, losses = scaler.get_scale(), [], []
+        for part in range(2):
+            loss = critic(torch.randn(5, 4)).pow(2).mean() / 2 * (math.inf if turn == 1 else 1.0)
+            scaler.scale(loss).backward()
+            losses.append(loss.item())
+        steps.append(step(slow, 0, critic.weight))
+        loss = maker(torch.randn(5, 3)).pow(2).mean() * (math.nan if turn == 3 else 1.0)
+        scaler.scale(loss).backward()
+        losses.append(loss.item())
+        steps.append(step(fast, 1, maker.weight))
+        scaler.update()
+        after = scaler.get_scale()
+        seen += [["backward", 0, value, before, before if value is not losses[-1] else after] for value in losses]
+        seen += steps
+
+    model = network_to_half(torch.nn.Linear(4, 1))
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    old_style = FP16_Optimizer(inner, dynamic_loss_scale=True, verbose=False)
+    for turn in range(4):
+        old_style.zero_grad()
+        for part in range(2):
+            loss = model(torch.ones(2, 4)).float().mean() * (math.inf if turn == 1 else 1.0)
+            before = old_style.loss_scaler.loss_scale()
+            old_style.backward(loss, update_master_grads=part == 1)
+            seen.append(["backward", 1, loss.item(), before, old_style.loss_scaler.loss_scale()])
+        master = inner.param_groups[0]["params"][0]
+        weight = master.detach().clone()
+        old_style.step()
+        seen.append(["step", 2, not torch.equal(weight, master)])
+
+    import apex.optimizers
+    from apex.contrib.optimizers import FusedAdam
+    model = torch.nn.Linear(4, 1).half()
+    inner = FusedAdam(model.parameters(), lr=0.01)
+    of_2018 = apex.optimizers.FP16_Optimizer(inner, dynamic_loss_scale=True, verbose=False)
+    for turn in range(4):
+        of_2018.zero_grad()
+        before, weight = of_2018.loss_scale, of_2018.fp32_groups[0][0].clone()
+        loss = model(torch.ones(2, 4).half()).float().mean() * (math.inf if turn == 2 else 1.0)
+        of_2018.backward(loss)
+        of_2018.step()
+        seen.append(["backward", 2, loss.item(), before, of_2018.loss_scale])
+        seen.append(["step", 3, not torch.equal(weight, of_2018.fp32_groups[0][0])])
+    json.dump(seen, open("seen.json", "w"))
+
+    off = GradScaler(enabled=False)
+    loss = critic(torch.ones(2, 4)).mean()
+    off.scale(loss).backward()
+    off.step(slow)
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+"""
+
+
+def test_grad_scaler_and_fp16_optimizer(write, legacy, python, tmp_path: Path) -> None:
+    """Each loss, scale, step and skip of a GradScaler and both FP16_Optimizers is in the record and the last line."""
+    write("train.py", SCALERS)
+    done = legacy("--device", "cpu", "--record", "steps.jsonl", "train.py", PYTHONWARNINGS="ignore")
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    _, *rows, last = rows_of(tmp_path / "steps.jsonl")
+    named = [(row["opt_level"], row["optimizers"]) for row in rows if row["kind"] == "initialize"]
+    assert named == [
+        ("GradScaler", {"0": "SGD", "1": "Adam"}),
+        ("FP16_Optimizer", {"2": "SGD"}),
+        ("FP16_Optimizer", {"3": "FusedAdam"}),
+        ("GradScaler", {"0": "SGD"}),
+    ]
+    rows = [row for row in rows if row["kind"] != "initialize"]
+    *rows, unscaled, plain = rows
+    for row, (kind, number, *values) in zip(rows, seen, strict=True):
+        assert row["kind"] == kind
+        if kind == "step":
+            assert (row["optimizer"], row["applied"]) == (number, values[0])
+            continue
+        loss, before, after = values
+        assert (row["loss_id"], row["scale_before"], row["scale_after"]) == (number, before, after)
+        assert row["loss"] == loss or (row["loss"] == str(loss))
+        assert (row["overflow"] or False) is (after < before)
+        assert bool(row["skips"]) is (row["overflow"] or False)
+    skipped = sum(one[0] == "step" and not one[2] for one in seen)
+    assert skipped >= 4
+    assert (unscaled["scale_before"], unscaled["scale_after"], unscaled["overflow"]) == (None, None, None)
+    assert (plain["optimizer"], plain["applied"]) == (0, True)
+    assert last["kind"] == "end"
+
+    steps = sum(one[0] == "step" for one in seen) + 1
+    finals = [next(one[4] for one in reversed(seen) if one[:2] == ["backward", number]) for number in (0, 1, 2)]
+    assert done.stderr.splitlines()[-1] == (
+        f"ampcompare: {steps} steps, {skipped} skipped, loss scales {', '.join(f'{scale:g}' for scale in finals)}; "
+        "for more: ampcompare report steps.jsonl"
+    )
+    report = python("-m", "ampcompare", "report", "steps.jsonl")
+    assert "amp GradScaler, FP16_Optimizer; it ended with exit code 0" in report.stdout, report.stderr
+
+
+def test_a_record_without_steps_says_so(write, legacy) -> None:
+    """A script that trains without amp leaves a record without steps, and the last line says why."""
+    write("train.py", "import torch\nprint(torch.ones(1).item())")
+    done = legacy("--record", "steps.jsonl", "train.py")
+    assert done.stderr.startswith("ampcompare: the record has no step: none went through apex.amp")

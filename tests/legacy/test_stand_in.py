@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ampcompare.apex._install import ApexFinder
+
 IMPORTS = """
     import importlib.util
     assert importlib.util.find_spec("apex") is not None
-    assert importlib.util.find_spec("apex.contrib") is None
+    assert importlib.util.find_spec("apex.RNN") is None
     import apex
     from apex import amp, optimizers
     import apex.amp
@@ -24,7 +26,7 @@ IMPORTS = """
     assert not isinstance(_amp_state, type(apex)), "the state object, not the module of its name"
     assert amp.__spec__.name == "ampcompare.apex.amp" and to_python_float([2.5]) == 2.5
     try:
-        from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
+        from apex.contrib.fmha import FMHAFun
     except ImportError:
         print("guarded")
 """
@@ -37,7 +39,8 @@ def test_every_spelling_gives_the_same_modules(write, legacy) -> None:
     write("train.py", IMPORTS)
     done = legacy("train.py")
     assert (done.returncode, done.stdout) == (0, "guarded\n"), done.stderr
-    assert done.stderr.count("the script asked for apex.contrib, which the compat engine does not have") == 1
+    named = "the script asked for apex.RNN, apex.contrib.fmha, which the compat engine does not have"
+    assert done.stderr.count(named) == 1
 
 
 def test_two_lines_at_the_top(write, python) -> None:
@@ -51,7 +54,7 @@ def test_two_lines_at_the_top(write, python) -> None:
 @pytest.mark.parametrize(
     "statement, name",
     [
-        ("import apex.contrib.xentropy", "apex.contrib"),
+        ("import apex.contrib.fmha.fmha", "apex.contrib.fmha"),
         ("from apex import RNN", "apex.RNN"),
         ("from apex.optimizers import FusedMagic", "apex.optimizers.FusedMagic"),
         ("from apex.amp.scaler import Magic", "apex.amp.scaler.Magic"),
@@ -67,6 +70,86 @@ def test_what_is_lacking_is_named(statement: str, name: str, write, legacy) -> N
     lines = done.stderr.splitlines()
     assert lines[-2] == "ImportError: Please install apex"
     assert lines[-1].startswith(f"ampcompare: the script asked for {name}, which the compat engine does not have")
+
+
+# The extensions that `setup.py` of Apex 25.05 builds, all options on.
+EXTENSIONS = [
+    "_apex_gpu_direct_storage",
+    "_apex_nccl_allocator",
+    "amp_C",
+    "apex_C",
+    "bnp",
+    "cudnn_gbn_lib",
+    "distributed_adam_cuda",
+    "distributed_lamb_cuda",
+    "fast_bottleneck",
+    "fast_layer_norm",
+    "fast_multihead_attn",
+    "fmhalib",
+    "focal_loss_cuda",
+    "fused_adam_cuda",
+    "fused_conv_bias_relu",
+    "fused_dense_cuda",
+    "fused_index_mul_2d",
+    "fused_lamb_cuda",
+    "fused_layer_norm_cuda",
+    "fused_rotary_positional_embedding",
+    "fused_weight_gradient_mlp_cuda",
+    "generic_scaled_masked_softmax_cuda",
+    "group_norm_cuda",
+    "group_norm_v2_cuda",
+    "mlp_cuda",
+    "nccl_p2p_cuda",
+    "peer_memory_cuda",
+    "permutation_search_cuda",
+    "scaled_masked_softmax_cuda",
+    "scaled_softmax_cuda",
+    "scaled_upper_triang_masked_softmax_cuda",
+    "syncbn",
+    "transducer_joint_cuda",
+    "transducer_loss_cuda",
+    "xentropy_cuda",
+]
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_every_extension_of_apex_is_provided_or_named(name: str) -> None:
+    """A compiled module of Apex either resolves to a module of the engine, or is recorded as asked for in vain."""
+    finder = ApexFinder()
+    provided = finder.find_spec(name, None) is not None
+    assert finder.missing == ([] if provided else [name])
+
+
+MAGIC = ("Magic", "magic")
+CAUGHT = """
+    import apex, amp_C
+    from apex import amp
+    try:
+        from apex.normalization.fused_layer_norm import FusedMagic
+    except ImportError:
+        FusedMagic = None
+    for module in (apex, amp, apex.parallel, amp_C):
+        hasattr(module, "Magic"), getattr(module, "magic", None), hasattr(module, "__magic__")
+    assert hasattr(amp, "initialize") and hasattr(amp_C, "multi_tensor_scale")
+    try:
+        apex.optimizers.FusedWonder
+    except AttributeError as error:
+        assert str(error) == "module 'ampcompare.apex.optimizers' has no attribute 'FusedWonder'"
+    from apex.parallel import *
+    import inspect
+    inspect.getmembers(apex), inspect.getsource(amp)
+"""
+
+
+def test_names_that_were_caught_are_named(write, legacy) -> None:
+    """Each name that the script asked for and did not get is in the last line, though the script caught the error."""
+    write("train.py", CAUGHT)
+    done = legacy("train.py")
+    assert done.returncode == 0, done.stderr
+    asked = [f"{module}.{name}" for module in ("apex", "apex.amp", "apex.parallel", "amp_C") for name in MAGIC]
+    names = ", ".join(["apex.normalization.fused_layer_norm.FusedMagic", *asked, "apex.optimizers.FusedWonder"])
+    assert done.stderr.startswith(f"ampcompare: the script asked for {names}, which the compat engine does not have")
+    assert done.stderr.count("\n") == 1
 
 
 def test_installed_apex_is_left_alone_on_request(write, legacy) -> None:

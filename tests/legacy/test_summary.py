@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.errors import RecordError
-from ampcompare.legacy.summary import is_exec_record, read_exec_record, render
+from ampcompare.legacy.record.summary import is_exec_record, read_exec_record, render
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [

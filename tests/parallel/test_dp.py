@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.compare.plan import DEFAULT_ARMS
+from ampcompare.experiment.plan import DEFAULT_ARMS
 from ampcompare.precision.factory import make_precision
 
 SEED = 3

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
-from ampcompare.config import ParallelConfig
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.single import Single
+from ampcompare.settings.config import ParallelConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

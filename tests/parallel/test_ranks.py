@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcompare.errors import RanksDiffer
-from ampcompare.parallel.ranks import Alone, model_facts, require_equal, weights_digest
+from ampcompare.parallel.ranks import SingleProcess, model_facts, require_equal, weights_digest
 
 
-class Told(Alone):
+class Told(SingleProcess):
     """Hears fixed values from other ranks."""
 
     def __init__(self, *values: Any) -> None:
@@ -26,12 +27,12 @@ class Told(Alone):
 def test_one_rank_is_the_sum() -> None:
     """A process that is alone agrees with itself."""
     values = torch.tensor([1.0, 2.0])
-    assert Alone().total(values) is values
-    assert Alone().mean(values) is values
-    assert [Alone().any(flag) for flag in (True, False)] == [True, False]
-    assert Alone().gather("a") == ["a"]
-    assert Alone().is_first
-    require_equal(Alone(), "thing", 1, "do it")
+    assert SingleProcess().sum(values) is values
+    assert SingleProcess().mean(values) is values
+    assert [SingleProcess().any(flag) for flag in (True, False)] == [True, False]
+    assert SingleProcess().gather("a") == ["a"]
+    assert SingleProcess().is_first
+    require_equal(SingleProcess(), "thing", 1, "do it")
 
 
 def test_differences_are_named() -> None:
@@ -51,6 +52,20 @@ def test_facts_of_a_model() -> None:
     facts = {"weight": "[3, 2] torch.float32", "bias": "[3] torch.float32 without gradient"}
     assert model_facts([layer]) == facts
     assert list(model_facts([layer, layer])) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize(("limit", "transfers"), [(1, 5), (16, 3), (2**20, 1)])
+def test_weights_are_hashed_by_few_transfers(limit: int, transfers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest is that of all bytes in order, however many tensors come from the device together."""
+    model = nn.BatchNorm1d(2)
+    held = [*model.parameters(), *model.buffers()]
+    whole = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in held)).hexdigest()[:16]
+    seen: list[int] = []
+    cpu = Tensor.cpu
+    monkeypatch.setattr("ampcompare.parallel.ranks.TRANSFER_BYTES", limit)
+    monkeypatch.setattr(Tensor, "cpu", lambda self: seen.append(self.numel()) or cpu(self))
+    assert weights_digest([model]) == whole
+    assert (len(seen), sum(seen)) == (transfers, 40)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.apex.amp import _syncfree
-from ampcompare.precision.apex import Apex, make_apex
-from ampcompare.precision.apex_steps import AnyEngine
+from ampcompare.apex.amp._engine import device_skip
+from ampcompare.environment import ApexInstall
+from ampcompare.precision.apex import Apex, choose_engine, make_apex
+from ampcompare.precision.apex_steps import ApexModuleEngine
 from ampcompare.precision.base import StepOutcome
 
 Change = Callable[[Apex, Any], None]
@@ -62,13 +65,13 @@ def host_reads(_: Apex, optimizers: Any) -> None:
 
 def long_way(precision: Apex, optimizers: Any) -> None:
     host_reads(precision, optimizers)
-    precision._steps = AnyEngine(precision.amp)
+    precision._steps = ApexModuleEngine(precision.amp)
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_outcomes_without_host_reads(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outcomes, scales and weights are those of the host-reading way, and no step waits for them."""
-    monkeypatch.setattr(_syncfree, "_DEVICE_TYPES", frozenset({"cpu"}))  # as on a GPU, which is not read at once
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))  # as on a GPU, which is not read at once
     late = train(level, fused=True)
     early = train(level, fused=True, change=host_reads)
     assert late[0] == early[0]
@@ -96,3 +99,18 @@ def test_a_loss_that_is_no_scalar(level: str) -> None:
     precision.backward(model(X[:1]).float().reshape(1), [optimizer])
     with pytest.raises(RuntimeError, match="scalar"):
         precision.backward(model(X), [optimizer])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("full", "nvidia"), ("python_only", "compat"), ("absent", "compat")])
+def test_auto_takes_the_real_apex_with_its_kernels_only(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python-only Apex, which waits for the device at each parameter, is taken where it is asked for by name."""
+    found = ApexInstall(kind, None, "0.1", f"an apex that is {kind}; remedy")
+    monkeypatch.setattr("ampcompare.precision.apex.probe_apex", lambda: found)
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    monkeypatch.setitem(sys.modules, "apex.amp", ModuleType("apex.amp"))
+    engine = choose_engine("auto", "O2", "cuda:0")[1]
+    assert engine.name == name
+    assert found.reason.partition(";")[0] in engine.reason
+    if found.has_amp:
+        asked = choose_engine("nvidia", "O2", "cuda:0")[1]
+        assert (asked.name, asked.version) == ("nvidia", "0.1" if kind == "full" else "0.1, Python only")

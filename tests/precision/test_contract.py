@@ -1,6 +1,8 @@
-"""Every registered backend against the traps that the contract encodes; a new backend is tested by being named here."""
+"""Every registered backend against the traps that the contract encodes; a new backend is tested by its description."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,53 +10,31 @@ from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.adapters import ADAPTERS
 from ampcompare.apex.amp import _amp_state
+from ampcompare.backends.catalog import BUILT_IN, described_backends
+from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.errors import PreparationError, UnsupportedCombination
 from ampcompare.precision.base import Precision
-from ampcompare.precision.factory import PRECISIONS, make_precision
+from ampcompare.precision.factory import make_precision
 
-ARMS = [
-    "fp32",
-    "apex:O0,engine=compat",
-    "apex:O1,engine=compat",
-    "apex:O1,loss_scale=128,engine=compat",
-    "apex:O2,engine=compat",
-    "apex:O2,loss_scale=128,engine=compat",
-    "apex:O3,engine=compat",
-    "apex:O3,loss_scale=dynamic,engine=compat",
-    "native:fp16",
-    "native:bf16",
-    "half",
-    "half:bn_fp32",
-    "half:dtype=bf16",
-    "half:loss_scale=128",
-    "half:dynamic",
-    "half:master_weights",
-    "half:master_weights,loss_scale=128",
-    "half:master_weights,dynamic",
-]
-# Other libraries, where they are installed; in fp16 with a scaler on the CPU too, which `scaled_on_cpu` makes them do.
-OTHERS = [
-    *("accelerate:no", "accelerate:bf16", "accelerate:fp16", "mmengine:fp32"),
-    *("fabric:32-true", "fabric:bf16-mixed", "fabric:16-mixed", "fabric:16-true", "fabric:bf16-true"),
-]
-SCALED = ["accelerate:fp16", "fabric:16-mixed"]
-PACKED = ["actnn:bits=8", "actnn:bits=2,over=native:fp16", "actnn:bits=4,over=apex:O2+engine=compat"]
-DYNAMIC = [arm for arm in ARMS if arm == "native:fp16" or (arm.startswith("apex:O1,e") or arm.startswith("apex:O2,e"))]
-DYNAMIC += ["apex:O3,loss_scale=dynamic,engine=compat", "half:dynamic", "half:master_weights,dynamic"]
 LR = 0.5
 
 
-def where_installed(arms: list[str]) -> list[ParameterSet]:
-    """Arms of other libraries, skipped with the line to type where one is not there."""
-    lacks = {arm: ADAPTERS[arm.partition(":")[0]].missing() for arm in arms}
-    return [pytest.param(arm, marks=pytest.mark.skipif(bool(lacks[arm]), reason=lacks[arm])) for arm in arms]
+def _arms(keep: Callable[[BackendSpec, ContractArm], bool] = lambda spec, arm: True) -> list[ParameterSet]:
+    """The contract arms of every described backend, skipped with the line to type if a library is not installed."""
+    parameters = []
+    for spec in described_backends().values():
+        lacks = spec.library.missing() if spec.library is not None else ""
+        mark = pytest.mark.skipif(bool(lacks), reason=lacks or "-")
+        parameters += [pytest.param(arm.text, marks=mark) for arm in spec.contract if keep(spec, arm)]
+    return parameters
 
 
-ALL = [*ARMS, *PACKED, *where_installed(OTHERS)]
-SHARING = [*ARMS, *PACKED, *where_installed([arm for arm in OTHERS if arm not in SCALED])]
-SKIPPING = [*DYNAMIC, *PACKED[1:], *where_installed(SCALED)]
+ALL = _arms()
+SHARING = _arms(lambda spec, arm: arm.shares_steps)
+NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
+SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
+NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and spec.effective is None)
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +99,9 @@ def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: T
     precision.backward(loss, optimizers, **options)
 
 
-def test_every_builtin_backend_is_named() -> None:
-    """The lists above leave no built-in backend out, but for Horovod, which test_horovod.py drives by a stub."""
-    named = {arm.partition(":")[0] for arm in [*ARMS, *OTHERS, *PACKED]}
-    assert named | {"horovod"} == set(PRECISIONS.builtins)
+def test_every_builtin_backend_has_contract_arms() -> None:
+    """No built-in backend escapes the contract, except Horovod, which test_horovod.py drives by a stub."""
+    assert [name for name, spec in BUILT_IN.items() if not spec.contract] == ["horovod"]
 
 
 @pytest.mark.parametrize("arm", ALL)
@@ -183,7 +162,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(arm: str, device: torch.de
     assert not all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
 
 
-@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm not in DYNAMIC])
+@pytest.mark.parametrize("arm", NEVER_SKIPPING)
 def test_without_dynamic_scaling_nothing_is_skipped(arm: str, device: torch.device) -> None:
     """Where no overflow is looked for, a non-finite gradient reaches the weights and the step counts as applied."""
     precision, model, optimizer = start(arm, device)
@@ -210,7 +189,7 @@ def test_two_optimizers_of_one_update_use_one_scale(arm: str, device: torch.devi
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
 
 
-@pytest.mark.parametrize("arm", where_installed(SCALED))
+@pytest.mark.parametrize("arm", NOT_SHARING)
 def test_libraries_that_would_unscale_wrongly_refuse_several_optimizers(arm: str, device: torch.device) -> None:
     """A library that moves its scale at each optimizer's step is not given two of them."""
     model = net(device)

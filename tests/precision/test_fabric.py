@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.adapters import ADAPTERS
+from ampcompare.backends.fabric import LIBRARY
 from ampcompare.precision.factory import make_precision
 
-pytestmark = pytest.mark.skipif(bool(ADAPTERS["fabric"].missing()), reason=ADAPTERS["fabric"].missing())
+pytestmark = pytest.mark.skipif(bool(LIBRARY.missing()), reason=LIBRARY.missing())
 
 
 @pytest.mark.parametrize(

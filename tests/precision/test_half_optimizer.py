@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.precision.factory import make_precision
@@ -136,3 +139,57 @@ def test_the_model_is_left_without_gradients() -> None:
     for x in (X, X * float("inf"), X):
         step(precision, model, optimizer, x)
         assert all(param.grad is None for param in itertools.chain(model.parameters(), owned_params(optimizer)))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations of torch, and those that check bf16 by a kernel that CUDA has for other types only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.without_kernel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.counts[name] += 1
+        if name == "_amp_foreach_non_finite_check_and_unscale_":
+            self.without_kernel += any(tensor.dtype is torch.bfloat16 for tensor in args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_bf16_gradients_are_checked_by_what_cuda_has() -> None:
+    """A dynamic scale in pure bf16 skips an overflow and divides others exactly, empty parameters among them."""
+    layer = nn.Linear(4, 2)
+    empty = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+    precision = make_precision("half:bf16,dynamic")
+    optimizer = SGD([*layer.parameters(), empty], lr=1.0)
+    (model,), (optimizer,) = precision.prepare([layer], [optimizer])  # type: ignore[assignment]
+    applied = []
+    with Operations() as mode:
+        for factor in (1.0, float("inf"), 1.0):
+            before = model.weight.detach().clone()  # type: ignore[operator]
+            empty.grad = torch.empty_like(empty)
+            precision.backward(model(X).float().square().mean() * factor, [optimizer])
+            (grad,) = [param.grad for param in precision.unscale(optimizer) if param is model.weight]
+            applied += precision.step(optimizer).applied
+            moved = before - grad if factor == 1.0 else before  # type: ignore[operator]
+            assert torch.equal(model.weight, moved)  # type: ignore[arg-type]
+            optimizer.zero_grad()
+    assert applied == [True, False, True]
+    assert precision.loss_scales() == (2.0**15,)
+    assert mode.without_kernel == 0
+
+
+def test_gradients_are_widened_by_one_call() -> None:
+    """Masters get the gradients of all parameters by one list operation, not by a cast of each."""
+    model: nn.Module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(5)])
+    precision = make_precision("half:master_weights,dynamic")
+    (model,), (optimizer,) = precision.prepare([model], [SGD(model.parameters(), lr=0.1)])
+    precision.backward(model(X).float().square().mean(), [optimizer])
+    narrow = [param.grad.float() for param in model.parameters() if param.grad is not None]
+    with Operations() as mode:
+        precision.unscale(optimizer)
+    assert (mode.counts["_foreach_copy_"], mode.counts["_to_copy"]) == (1, 0)
+    wide = [master.grad * 2.0**16 for master in owned_params(optimizer) if master.grad is not None]
+    assert len(wide) == 10
+    assert all(torch.equal(a, b) for a, b in zip(wide, narrow, strict=True))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from ampcompare.adapters import ADAPTERS
+from ampcompare.backends.horovod import LIBRARY
 from ampcompare.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 
@@ -126,7 +126,7 @@ def test_accumulation_must_be_known_beforehand() -> None:
     precision.backward(model(torch.ones(3, 4)).sum(), [optimizer], delay_unscale=True)
 
 
-@pytest.mark.skipif(not ADAPTERS["horovod"].missing(), reason="Horovod is installed")
+@pytest.mark.skipif(not LIBRARY.missing(), reason="Horovod is installed")
 def test_without_horovod_the_reason_is_given() -> None:
     """Where it is not installed the line says how it is, and what stands in the way."""
     with pytest.raises(BackendUnavailable, match=r"horovod is not installed: .*pip install .*horovod .*C\+\+17"):

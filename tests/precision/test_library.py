@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.adapters import ADAPTERS, expected
-from ampcompare.arm import Arm
+from ampcompare.backends.arm import Arm
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.factory import make_precision
 
@@ -20,11 +19,12 @@ ASKED = [
 def test_the_table_is_what_the_libraries_do(text: str) -> None:
     """On a CPU each installed library sets itself to what the table says, or refuses where it says so."""
     arm = Arm.parse(text)
-    if ADAPTERS[arm.backend].missing():
-        pytest.skip(ADAPTERS[arm.backend].missing())
-    known = expected(arm, "cpu")
+    assert arm.spec.library is not None
+    if arm.spec.library.missing():
+        pytest.skip(arm.spec.library.missing())
+    known = arm.effective("cpu")
     assert known is not None
-    assert bool(known.reason) == (known != expected(arm, "cuda"))
+    assert bool(known.reason) == (known != arm.effective("cuda"))
     if known.arm is None:
         with pytest.raises(BackendUnavailable):
             make_precision(text)

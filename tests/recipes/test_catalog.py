@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.compare.beside import Shape, published_beside
-from ampcompare.compare.plan import parse_seeds, plan_rows
-from ampcompare.compare.rows import matrix_rows
-from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
+from ampcompare.experiment.matrix import expand_matrix
+from ampcompare.experiment.plan import parse_seeds, plan_rows
+from ampcompare.experiment.published import RecipeAtSize, published_beside
 from ampcompare.recipes.catalog import list_recipes, load_recipe
-from ampcompare.recipes.form import joined
-from ampcompare.recipes.layers import Layer, settle
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import joined
+from ampcompare.settings.layers import Layer, resolve_settings
 
 NAMES = [
     "cifar10-r18",
@@ -34,14 +34,14 @@ def test_the_recipes_that_are_promised_are_there() -> None:
 def test_a_recipe_can_be_planned(name: str) -> None:
     """As published and at each smaller scale the settings fit together, and rows keep their order and number."""
     recipe = load_recipe(name)
-    full = settle([Layer("recipe", recipe.settings)]).config
-    rows = matrix_rows(recipe.matrix)
+    full = resolve_settings([Layer("recipe", recipe.settings)]).config
+    rows = expand_matrix(recipe.matrix)
     plan = plan_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
     assert len(plan.arms) == len(rows)
     for scale in recipe.matrix.scales:
         smaller = recipe.smaller(scale, name)
-        config = settle([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
-        there = matrix_rows(joined(recipe.matrix, smaller.matrix))
+        config = resolve_settings([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
+        there = expand_matrix(joined(recipe.matrix, smaller.matrix))
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
         plan_rows(config, there, [0])
@@ -54,14 +54,14 @@ def test_published_figures_have_their_rows(name: str) -> None:
     recipe = load_recipe(name)
     reference = recipe.matrix.reference
     assert reference is not None
-    full = settle([Layer("recipe", recipe.settings)]).config
-    rows = matrix_rows(recipe.matrix)
-    published = published_beside(reference, Shape(name, None, full, rows, rows), rows, full)
+    full = resolve_settings([Layer("recipe", recipe.settings)]).config
+    rows = expand_matrix(recipe.matrix)
+    published = published_beside(reference, RecipeAtSize(name, None, full, rows, rows), rows, full)
     assert published.differs == []
     assert all(line.row for line in published.rows)
     for scale in recipe.matrix.scales:
-        there = matrix_rows(joined(recipe.matrix, recipe.smaller(scale, name).matrix))
-        again = published_beside(reference, Shape(name, scale, full, rows, there), there, full)
+        there = expand_matrix(joined(recipe.matrix, recipe.smaller(scale, name).matrix))
+        again = published_beside(reference, RecipeAtSize(name, scale, full, rows, there), there, full)
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}
         assert [places[line.row or ""] for line in published.rows] == [found[line.row or ""] for line in again.rows]
@@ -75,18 +75,19 @@ def test_learning_rates_follow_the_batch() -> None:
         (recipe.matrix, layers),
         (recipe.smaller("small", "it").matrix, [*layers, Layer("small", recipe.smaller("small", "it").settings)]),
     ):
-        plan = plan_rows(settle(below).config, matrix_rows(joined(recipe.matrix, matrix)), [0])
+        plan = plan_rows(resolve_settings(below).config, expand_matrix(joined(recipe.matrix, matrix)), [0])
         ratios = {round(cell.recipe.optimizer.lr / cell.total_batch_size, 9) for cell in plan.cells}
         assert len(ratios) == 1
     lrs = sorted(
-        cell.recipe.optimizer.lr for cell in plan_rows(settle(layers).config, matrix_rows(recipe.matrix), [0]).cells
+        cell.recipe.optimizer.lr
+        for cell in plan_rows(resolve_settings(layers).config, expand_matrix(recipe.matrix), [0]).cells
     )
     assert lrs == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
 
 
 def test_the_recipe_of_the_digits_is_what_runs_without_one() -> None:
     """`digits` spells out the defaults, so that leaving it out changes nothing."""
-    assert settle([Layer("recipe", load_recipe("digits").settings)]).config == RunConfig()
+    assert resolve_settings([Layer("recipe", load_recipe("digits").settings)]).config == RunConfig()
 
 
 @pytest.mark.parametrize(

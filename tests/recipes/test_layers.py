@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from ampcompare.config import RunConfig
 from ampcompare.errors import ConfigError
-from ampcompare.recipes.form import Matrix, joined, read_settings, schema
-from ampcompare.recipes.layers import Layer, settle
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import Matrix, joined, read_settings, schema
+from ampcompare.settings.layers import Layer, resolve_settings
 
 
 def test_the_last_layer_wins_and_says_so() -> None:
     """Groups are joined value by value, and each place knows its source; the rest are defaults."""
-    settled = settle(
+    settled = resolve_settings(
         [
             Layer("low", {"recipe": {"epochs": 3, "optimizer": {"lr": 0.1, "momentum": 0.5}}}),
             Layer("high", {"recipe": {"optimizer": {"lr": 0.2}}, "device": "cpu"}, {"device": "flag --device"}),
@@ -31,7 +31,7 @@ def test_the_last_layer_wins_and_says_so() -> None:
 
 def test_no_layers_are_the_defaults() -> None:
     """Without any source everything is a default."""
-    settled = settle([])
+    settled = resolve_settings([])
     assert settled.config == RunConfig()
     assert set(settled.origins.values()) == {"default"}
 
@@ -47,7 +47,7 @@ def test_no_layers_are_the_defaults() -> None:
 )
 def test_what_gives_the_same_thing_gives_way(low: dict[str, Any], high: dict[str, Any], lr: float, batch: int) -> None:
     """A learning rate or batch size from above takes the place of what would have led to another one below."""
-    recipe = settle([Layer("low", {"recipe": low}), Layer("high", {"recipe": high})]).config.recipe
+    recipe = resolve_settings([Layer("low", {"recipe": low}), Layer("high", {"recipe": high})]).config.recipe
     assert recipe.optimizer.lr == pytest.approx(lr)
     assert recipe.batch_size == batch
 
@@ -56,13 +56,13 @@ def test_within_one_source_both_are_a_mistake() -> None:
     """One source that gives a learning rate in two ways, with two values, is refused."""
     both = {"recipe": {"optimizer": {"lr_base": 0.1, "lr": 3.0}}}
     with pytest.raises(ConfigError, match="give one of the two"):
-        settle([Layer("low", both)])
+        resolve_settings([Layer("low", both)])
 
 
 def test_values_that_follow_say_from_what() -> None:
     """A learning rate that was worked out names what it was worked out from."""
     low = {"recipe": {"optimizer": {"lr_base": 0.1}, "global_batch_size": 512}, "processes": 2}
-    origins = settle([Layer("low", low)]).origins
+    origins = resolve_settings([Layer("low", low)]).origins
     assert origins["recipe.optimizer.lr"] == "follows from recipe.optimizer.lr_base"
     assert origins["recipe.batch_size"] == "follows from recipe.global_batch_size"
     assert origins["parallel.kind"] == "follows from processes"
@@ -71,22 +71,22 @@ def test_values_that_follow_say_from_what() -> None:
 def test_another_network_has_arguments_of_its_own() -> None:
     """Arguments of a network below go with it; the same network named again keeps them."""
     low = Layer("low", {"recipe": {"model": {"arch": "convnet", "args": {"width": 8}}}})
-    other = settle([low, Layer("high", {"recipe": {"model": {"arch": "mlp"}}})])
+    other = resolve_settings([low, Layer("high", {"recipe": {"model": {"arch": "mlp"}}})])
     assert other.config.recipe.model.args == {}
-    same = settle([low, Layer("high", {"recipe": {"model": {"arch": "convnet"}}})])
+    same = resolve_settings([low, Layer("high", {"recipe": {"model": {"arch": "convnet"}}})])
     assert same.config.recipe.model.args == {"width": 8}
 
 
 def test_an_empty_group_takes_nothing_away() -> None:
     """`recipe: {}` in a file leaves what a recipe said."""
     low = Layer("low", {"recipe": {"epochs": 3}})
-    assert settle([low, Layer("high", {"recipe": {}})]).config.recipe.epochs == 3
+    assert resolve_settings([low, Layer("high", {"recipe": {}})]).config.recipe.epochs == 3
 
 
 def test_a_group_is_not_a_value() -> None:
     """A value where a group belongs is refused by its place."""
     with pytest.raises(ConfigError, match="recipe is 3, not a group of settings"):
-        settle([Layer("low", {"recipe": 3}), Layer("high", {"recipe": {"epochs": 1}})])
+        resolve_settings([Layer("low", {"recipe": 3}), Layer("high", {"recipe": {"epochs": 1}})])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ampcompare.compare.summary import summarize
-from ampcompare.comparison import Comparison
-from ampcompare.config import Recipe, RunConfig
-from ampcompare.record import EngineInfo, EpochResult, RunRecord, RunSummary
+from ampcompare.analysis.summary import summarize
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import EngineInfo, EpochResult, RunRecord, RunSummary
+from ampcompare.settings.config import Recipe, RunConfig
 
 
 @pytest.fixture(scope="session")

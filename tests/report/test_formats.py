@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.comparison import ArmSummary, Comparison, read_comparison
-from ampcompare.record import EngineInfo, ProcessFacts, RunRecord
-from ampcompare.report.base import COLUMNS, VERDICTS, columns, printable, table_rows
-from ampcompare.report.files import FORMATS, write_reports
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import ArmSummary, Comparison, read_comparison
+from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
+from ampcompare.report.columns import COLUMNS, VERDICTS, columns, table_rows
+from ampcompare.report.files import write_reports
+from ampcompare.report.formats import FORMATS
 
 MakeComparison = Callable[..., Comparison]
 LINES = [form for form in FORMATS if form != "html"]  # the page has tests of its own
@@ -41,7 +43,7 @@ def _row(**values: Any) -> ArmSummary:
 def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> None:
     """Every arm is a line with accuracy, time, memory, loss scale, skipped steps and engine in agreed units."""
     comparison = make_comparison(["fp32", "half"])
-    shown = dict(zip(COLUMNS, table_rows(comparison)[1], strict=True))
+    shown = dict(zip(columns(comparison), table_rows(comparison)[1], strict=True))
     assert shown["arm"] == "half"
     assert shown["top-1 %"] == "51.00 ± 0.00"
     assert shown["epoch s"] == "1.1 ± 0.1"
@@ -51,7 +53,7 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     assert shown["skipped"] == "3/120"
     assert shown["status"] == "ok"
     assert shown["engine"] == "compat 1.0; fp16 emulated"
-    text = FORMATS["table"]().render(comparison)
+    text = FORMATS["table"].reporter().render(comparison)
     assert all(cell in text for cell in shown.values())
     assert "seeds 0, 1, 2" in text
 
@@ -59,7 +61,7 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
     comparison = make_comparison(["fp32", "half"])
-    assert list(columns(comparison)) == list(COLUMNS)
+    assert set(COLUMNS) - set(columns(comparison)) == {"start s", "first batch s", "all-reduce %"}
     first = comparison.records[0]
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
@@ -75,13 +77,13 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
         launcher="spawn",
         allreduce_share=0.25,
     )
-    (line,) = _csv(FORMATS["csv"]().render(comparison.model_copy(update={"records": [_with(first, facts)]})))
+    (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [_with(first, facts)]})))
     assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})
     together = comparison.model_copy(update={"arms": [row, comparison.arms[1]]})
     for name in LINES:
         if name in ("table", "md", "latex"):
-            text = FORMATS[name]().render(together)
+            text = FORMATS[name].reporter().render(together)
             assert "12.50" in text, name
             assert "first batch" not in text
 
@@ -95,17 +97,17 @@ def test_what_was_not_measured_is_a_dash() -> None:
     comparison = Comparison(
         command="", reference="fp32", seeds=[0], arms=[_row(status="not run")], reading=[], records=[]
     )
-    shown = dict(zip(COLUMNS, table_rows(comparison)[0], strict=True))
-    measured = set(COLUMNS) - {"arm", "lr", "status", "engine"}
+    shown = dict(zip(columns(comparison), table_rows(comparison)[0], strict=True))
+    measured = set(columns(comparison)) - {"arm", "lr", "status", "engine"}
     assert {shown[name] for name in measured} == {"-"}
 
 
 def test_markdown_has_table_reading_and_command(make_comparison: MakeComparison) -> None:
     """The Markdown report can stand alone: table, reading, environment, and the command that made it."""
     comparison = make_comparison(["fp32", "half"], command="ampcompare compare --arm fp32 --arm half")
-    text = FORMATS["md"]().render(comparison)
+    text = FORMATS["md"].reporter().render(comparison)
     assert [row[0] for row in _md_table(text)][0::2] == ["arm", "fp32"]
-    assert all(len(row) == len(COLUMNS) for row in _md_table(text))
+    assert all(len(row) == len(columns(comparison)) for row in _md_table(text))
     assert "```\nampcompare compare --arm fp32 --arm half\n```" in text
     assert "- torch: 2.4.0" in text
     assert text.count("\n- ") >= len(comparison.reading)
@@ -114,7 +116,7 @@ def test_markdown_has_table_reading_and_command(make_comparison: MakeComparison)
 def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparison) -> None:
     """Each record is a line whose numbers read back exactly."""
     comparison = make_comparison(["fp32", "half"])
-    rows = _csv(FORMATS["csv"]().render(comparison))
+    rows = _csv(FORMATS["csv"].reporter().render(comparison))
     assert [(row["arm"], int(row["seed"])) for row in rows] == [
         (record.arm, record.config.recipe.seed) for record in comparison.records
     ]
@@ -132,7 +134,7 @@ def test_non_finite_numbers_are_shown(make_comparison: MakeComparison, form: str
     summary = record.summary.model_copy(update={"final_loss_scale": math.inf, "loss_final": math.nan})
     rows = [row.model_copy(update={"final_loss_scale": math.inf}) for row in base.arms]
     changed = base.model_copy(update={"records": [record.model_copy(update={"summary": summary})], "arms": rows})
-    text = FORMATS[form]().render(changed)
+    text = FORMATS[form].reporter().render(changed)
     assert "inf" in text
     assert form not in ("csv", "json") or "nan" in text
     if form == "json":
@@ -149,9 +151,9 @@ def test_json_reads_back_the_same(make_comparison: MakeComparison, tmp_path: Pat
     again = read_comparison(tmp_path / "report.json")
     assert again == comparison
     for form in LINES:
-        assert FORMATS[form]().render(again) == FORMATS[form]().render(comparison)
+        assert FORMATS[form].reporter().render(again) == FORMATS[form].reporter().render(comparison)
     assert {"report.csv", "report.json", "report.md"} <= {path.name for path in tmp_path.iterdir()}
-    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"]().render(comparison)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"].reporter().render(comparison)
 
 
 HOSTILE = {
@@ -198,7 +200,7 @@ def _hostile_record(record: RunRecord, text: str) -> RunRecord:
 @pytest.mark.parametrize("form", LINES)
 def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     """Names and errors of a record come out as plain text: nothing steers a terminal, breaks a table or is run."""
-    text = FORMATS[form]().render(hostile)
+    text = FORMATS[form].reporter().render(hostile)
     text.encode("utf-8")
     assert text.replace("\n", "").isprintable()
     if form == "table":
@@ -208,18 +210,18 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     elif form == "md":
         table = _md_table(text)
         assert len(table) == 2 + len(hostile.arms)
-        assert all(len(row) == len(COLUMNS) for row in table)
-        before_command = text.partition("## Run it again")[0]
+        assert all(len(row) == len(columns(hostile)) for row in table)
+        before_command = text.partition("## Reproduce")[0]
         assert not re.search(r"(?<!\\)[<>`]|(?<!\\)\]\(", before_command)
         assert re.findall(r"^#.*", text, re.MULTILINE) == [
-            "# Comparison", "## Verdicts", "## Reading", "## Environment", "## Run it again"
+            "# Comparison", "## Verdicts", "## Conclusions", "## Environment", "## Reproduce"
         ]  # fmt: skip
         assert text.count("```") == 2
     elif form == "latex":
         body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\pm\$", "", text)  # what is escaped stands for itself
         assert not re.search(r"[%$#_~^<>|\"]", body.partition("\n")[2])
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
-            len(COLUMNS) - 1,
+            len(columns(hostile)) - 1,
             len(VERDICTS) - 1,
         }
         assert body.count("{") == body.count("}")
@@ -240,11 +242,12 @@ def test_printable_keeps_what_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("form", LINES)
+@pytest.mark.integration
 def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
     """A comparison of 100 arms with 10 seeds renders whole in every format."""
     arms = [f"half:loss_scale={number}" for number in range(1, 101)]
     comparison = make_comparison(arms, 10)
-    text = FORMATS[form]().render(comparison)
+    text = FORMATS[form].reporter().render(comparison)
     if form == "json":
         assert len(json.loads(text)["records"]) == 1000
         assert len(json.loads(text)["arms"]) == 100

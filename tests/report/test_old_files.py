@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.compare.reload import reload_comparison
-from ampcompare.record import SCHEMA, dump_json
-from ampcompare.report.files import FORMATS
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.records.run import SCHEMA, dump_json
+from ampcompare.report.formats import FORMATS
 
 HERE = Path(__file__).parent
 
@@ -33,10 +33,12 @@ def test_every_schema_has_its_file() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_schema_1_is_rendered(form: str, tmp_path: Path) -> None:
     """A report of schema 1 is read without a loss and rendered in every format."""
+    if FORMATS[form].missing:
+        pytest.skip("the page needs the extra html")
     path = shutil.copy(HERE / "schema_1.json", tmp_path / "report.json")
     comparison = reload_comparison(path)
     assert [row.arm for row in comparison.arms] == ["fp32", "apex:O2,engine=compat"]
     assert comparison.arms[1].final_loss_scale == 65536
     assert comparison.records[0].summary.epochs[0].samples == 32
     assert _holds(json.loads(dump_json(comparison)), json.loads(path.read_text()))
-    assert "apex:O2,engine=compat" in FORMATS[form]().render(comparison)
+    assert "apex:O2,engine=compat" in FORMATS[form].reporter().render(comparison)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampcompare.tasks.bright import BRIGHTNESS, bright_digits
-from ampcompare.tasks.bundled import digits
+from ampcompare.tasks.builtin import digits
 from ampcompare.tasks.load import load_data
 
 

@@ -70,9 +70,9 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
 def test_a_folder_without_train_and_val_says_what_is_there(image_root: Path, tmp_path: Path) -> None:
     """The error lists what is missing and what was seen instead."""
     shutil.move(image_root / "val", image_root / "validation")
-    assert "has no folder val; seen there: train, validation" in refused(f"imagefolder:{image_root}")
+    assert "has no folder val; it contains train, validation" in refused(f"imagefolder:{image_root}")
     (tmp_path / "empty").mkdir()
-    assert "no folder train and no folder val; seen there: nothing" in refused(f"imagefolder:{tmp_path / 'empty'}")
+    assert "no folder train and no folder val; it contains nothing" in refused(f"imagefolder:{tmp_path / 'empty'}")
 
 
 def test_folders_without_classes_or_images_are_told(image_root: Path) -> None:
@@ -103,6 +103,7 @@ def test_gray_was_asked_for(image_root: Path) -> None:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.integration
 def test_a_damaged_image_is_named(image_root: Path, workers: int) -> None:
     """Reading on into a file that is no image names that file in one line, from a worker process too."""
     (image_root / "val" / "blue" / "0.png").write_bytes(b"no image")

@@ -75,7 +75,7 @@ def test_default_convnet_has_the_known_size() -> None:
 @pytest.mark.parametrize(
     "arch, arguments, told",
     [
-        ("convnet", {"widht": 8}, "did you mean width"),
+        ("convnet", {"widht": 8}, "did you mean 'width"),
         ("convnet", {"width": 0}, "width is 0"),
         ("mlp", {"depth": 1.5}, r"depth is 1\.5"),
         ("transformer", {"width": 10, "heads": 4}, "multiple of the heads"),
@@ -90,6 +90,7 @@ def test_wrong_arguments_are_told(arch: str, arguments: dict[str, object], told:
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
+@pytest.mark.integration
 def test_torchvision_classifiers_are_built_for_the_samples(arch: str) -> None:
     """Classifiers of torchvision have the data's classes, and a vision transformer its image size."""
     torch.manual_seed(0)
@@ -142,9 +143,9 @@ def test_samples_that_do_not_fit_are_told_at_once(arch: str, shape: tuple[int, .
 def test_unknown_names_get_suggestions() -> None:
     """Misspelled names are answered with close ones, and detectors are told apart from classifiers."""
     for call in (lambda name: build_model(name, num_classes=2, sample_shape=(3, 8, 8)), fixed_channels):
-        with pytest.raises(ConfigError, match="did you mean resnet18"):
+        with pytest.raises(ConfigError, match="did you mean 'resnet18"):
             call("resnet81")
-        with pytest.raises(ConfigError, match="did you mean convnet"):
+        with pytest.raises(ConfigError, match="did you mean 'convnet"):
             call("convnett")
         with pytest.raises(ConfigError, match="does not classify"):
             call("fasterrcnn_resnet50_fpn")
@@ -222,7 +223,7 @@ def test_users_factories_get_what_they_name(user_module: Write) -> None:
         ("wrong", {}, "returned a str; it must return a torch.nn.Module", None),
         ("raising", {}, "calling it raised ValueError: no weights", ValueError),
         ("plain", {"width": 3}, "TypeError", TypeError),
-        ("Nets", {}, "did you mean Net", None),
+        ("Nets", {}, "did you mean 'Net", None),
     ],
 )
 def test_users_factories_that_fail_are_told(

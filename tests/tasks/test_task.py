@@ -68,6 +68,7 @@ def train(data: Data, model: nn.Module, optimizer: torch.optim.Optimizer, epochs
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.integration
 def test_convnet_learns_digits(seed: int) -> None:
     """Six epochs of SGD with momentum bring the default model above 97 % of the validation digits."""
     torch.manual_seed(seed)
@@ -77,6 +78,7 @@ def test_convnet_learns_digits(seed: int) -> None:
     assert train(data, model, optimizer, epochs=6) >= 0.97
 
 
+@pytest.mark.integration
 def test_mlp_and_transformer_learn_digits() -> None:
     """The other built-in models learn digits too, the transformer with AdamW."""
     data = load_data("digits", seed=0)
@@ -87,6 +89,7 @@ def test_mlp_and_transformer_learn_digits() -> None:
     assert train(data, transformer, torch.optim.AdamW(transformer.parameters(), lr=3e-3), epochs=5) > 0.9
 
 
+@pytest.mark.integration
 def test_convnet_learns_synthetic_images() -> None:
     """Three epochs are enough for a small convnet to tell most synthetic images apart, by far not all."""
     torch.manual_seed(0)

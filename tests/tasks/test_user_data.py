@@ -119,7 +119,7 @@ def test_other_returns_are_told(user_module: Write, body: str, told: str) -> Non
     "name, told",
     [
         ("no_such_module:make", "no module 'no_such_module'"),
-        ("own_names:mak", "did you mean make?"),
+        ("own_names:mak", "did you mean 'make'?"),
         ("own_names:NUMBER", "of type int, which cannot be called"),
         ("own_names:", "write it as package.module:function"),
         (":make", "write it as package.module:function"),

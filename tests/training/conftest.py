@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
-from ampcompare.training.average import WeightAverage
+from ampcompare.training.ema import ModelEma
 
 
 class AveragedRun:
@@ -22,7 +22,7 @@ class AveragedRun:
     def __init__(self, arm: str, decay: float = 0.5) -> None:
         model = self.net()
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-        self.average = WeightAverage([model], decay)
+        self.average = ModelEma([model], decay)
         self.precision = make_precision(arm)
         owned = owned_params(optimizer)
         (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])

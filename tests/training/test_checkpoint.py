@@ -12,22 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
-from ampcompare.checkpoint.difference import first_difference
-from ampcompare.checkpoint.file import write_checkpoint
-from ampcompare.config import RunConfig
+from ampcompare.checkpoint.convert.between_arms import into_arm
+from ampcompare.checkpoint.store.difference import first_difference
+from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, StepRecord
+from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
-from ampcompare.training.checkpoint import capture, require_fit, restore_session
-from ampcompare.training.resume import find_checkpoint, fitted
-from ampcompare.training.saving import Saver
+from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.stopping import StopRequest
-from ampcompare.training.summary import Tally
+from ampcompare.training.state.fit import require_fit
+from ampcompare.training.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.stop_signal import StopRequest
+
+pytestmark = pytest.mark.integration
 
 APART = ("seconds", "data_seconds", "train_seconds", "eval_seconds", "resumed")
 CPU = torch.device("cpu")
@@ -70,7 +73,7 @@ class Played:
         if resume:
             found = find_checkpoint("auto", folder)
             assert found is not None
-            state, resumption = fitted(found, settings, 1)
+            state, resumption = validate_resume(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
         assembly = assemble(settings.recipe, task, precision, Single(), CPU, state=state)
@@ -84,10 +87,10 @@ class Played:
         self.notes: list[str] = []
         with Saver(folder, settings.saving, self.notes.append) as saver:
             self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
-            self.tally = Tally(settings.warmup_steps, settings.recipe.batch_size)
-            self.session.parts["tally"] = self.tally
+            self.tally = RunMetrics(settings.warmup_steps, settings.recipe.batch_size)
+            self.session.stateful["tally"] = self.tally
             if state is not None and resumption is not None:
-                restore_session(self.session, state, resumption)
+                self.session.load_state_dict(state, resumption)
             self.steps: list[StepRecord] = []
             _, context = cpu_half(settings.cpu_half, precision.half_dtype, CPU)
             with context:
@@ -97,7 +100,7 @@ class Played:
                     else:
                         self.tally.add_steps(event)
                         self.steps += event
-        self.end = capture(self.session)
+        self.end = self.session.state_dict()
         _amp_state.close()
 
 
@@ -147,7 +150,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
         require_fit(model, weights)
     assert str(caught.value) == (
         "the checkpoint is of another model: 3 of its tensors do not fit: 0.bias is missing; head is unexpected; "
-        "1.weight is [5, 3] there and [2, 3] here; take one of this model"
+        "1.weight is [5, 3] there and [2, 3] here; use one of this model"
     )
     many = {f"layer{index}": torch.zeros(1) for index in range(20)}
     with pytest.raises(CheckpointError, match=r"24 of its tensors.* and 14 more"):
@@ -199,7 +202,7 @@ def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_p
     recipe = {"optimizer": {"name": "adamw", "lr": 1e-3, "eps": 1e-4}}
     unbroken = Played(config(arm, recipe=recipe), tmp_path / "a")
     Played(config(arm, recipe=recipe), tmp_path / "b", stop=5)
-    with pytest.raises(CheckpointError, match=r"resume with --arm .*, or add --resume-into-other-arm"):
+    with pytest.raises(CheckpointError, match=r"resume with --arm .*, or add --convert-on-resume"):
         Played(config(other, recipe=recipe), tmp_path / "b", resume=True)
     settings = config(other, recipe=recipe, saving={"resume_into_other_arm": True})
     second = Played(settings, tmp_path / "b", resume=True)
@@ -210,12 +213,64 @@ def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_p
     assert f"converted from {config(arm).arm}" in second.session.resumed[0].notes
 
 
+def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
+    """Resumed from an arm with a scale, in memory or from a converted file, a bf16 run reports none."""
+    other = config("native:bf16", saving={"resume_into_other_arm": True})
+    first = Played(config("apex:O2,engine=compat"), tmp_path / "a", stop=5)
+    assert first.tally.final_loss_scale is not None
+    second = Played(other, tmp_path / "a", resume=True)
+    assert second.tally.final_loss_scale is None
+    conversion = into_arm({"schema": 1, **(first.end or {})}, "native:bf16")
+    assert conversion.state["parts"]["tally"]["final_loss_scale"] is None
+    write_checkpoint(tmp_path / "b" / "step-00000005.pt", conversion.state)
+    assert Played(config("native:bf16"), tmp_path / "b", resume=True).tally.final_loss_scale is None
+
+
+def test_a_converted_file_is_resumed(tmp_path: Path) -> None:
+    """What `convert` writes for another arm is one that this arm goes on from, masters and scale with it."""
+    first = Played(config("native:fp16,init_scale=1024"), tmp_path / "a", stop=5)
+    for arm in ("apex:O2,engine=compat", "apex:O1,engine=compat", "fp32", "half"):
+        conversion = into_arm({"schema": 1, **(first.end or {})}, arm)
+        folder = tmp_path / arm
+        write_checkpoint(folder / "step-00000005.pt", conversion.state)
+        assert [step.step for step in Played(config(arm), folder, resume=True).steps] == [5, 6, 7]
+
+
+def loads(*args: Any, **kwargs: Any) -> None:
+    """Stand for a loading that must not be reached."""
+    raise AssertionError("something was loaded")
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters that are missing, of another shape, or of another step are refused before a weight is written."""
+    settings = config("apex:O2,engine=compat")
+    Played(settings, tmp_path / "a", stop=5)
+    found = find_checkpoint("auto", tmp_path / "a")
+    assert found is not None
+    monkeypatch.setattr(nn.Module, "load_state_dict", loads)
+    for change, said in (
+        (lambda masters: masters.pop("head.weight"), "head.weight is missing"),
+        (lambda masters: masters.update({"head.weight": torch.zeros(3)}), r"head.weight is \[3\] there"),
+        (lambda masters: masters.update({"head.weight": torch.zeros(10, 8)}), "masters.head.weight .* does not round"),
+    ):
+        state, _ = validate_resume(found, settings, 1)
+        state = {**state, "masters": dict(state["masters"])}
+        change(state["masters"])
+        precision = make_precision(settings.arm)
+        try:
+            task = make_task(settings.recipe)
+            with pytest.raises(CheckpointError, match=said):
+                assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+        finally:
+            _amp_state.close()
+
+
 class Full:
     """A disk that refuses so many writes."""
 
     def __init__(self, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = refusals
-        monkeypatch.setattr("ampcompare.checkpoint.folder.write_checkpoint", self.write)
+        monkeypatch.setattr("ampcompare.checkpoint.store.folder.write_checkpoint", self.write)
 
     def write(self, path: Path, state: dict[str, Any]) -> None:
         if self.left:

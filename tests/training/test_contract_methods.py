@@ -15,12 +15,12 @@ from torch.optim import SGD
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import StepRecord
+from ampcompare.records.run import StepRecord
 from ampcompare.tasks.task import classification_loss
-from ampcompare.training.average import WeightAverage
-from ampcompare.training.compiling import compiled, ready_compiler
+from ampcompare.training.compile import compiled, ready_compiler
+from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop
-from ampcompare.training.measure import HostClock
+from ampcompare.training.metrics.clock import HostClock
 
 ARMS = [
     "fp32",
@@ -97,7 +97,7 @@ class Run:
         if method == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = SGD(model.parameters(), lr=LR)
-        average = WeightAverage([model], 0.5)
+        average = ModelEma([model], 0.5)
         ready_compiler("eager" if method == "compiled" else "none")
         owned = owned_params(optimizer)
         self.precision = make_precision(arm)
@@ -195,6 +195,7 @@ def test_overflows_are_skipped_under_every_method(arm: str, method: str) -> None
 
 
 @pytest.mark.parametrize("arm", COMPILED)
+@pytest.mark.integration
 def test_a_compiled_model_keeps_the_contract(arm: str) -> None:
     """torch.compile traces the casts of every arm, those of O1's patched functions too."""
     for check in (one_step, clipped, trains):
@@ -204,6 +205,7 @@ def test_a_compiled_model_keeps_the_contract(arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", COMPILED)
+@pytest.mark.integration
 def test_a_compiled_model_is_really_compiled(arm: str) -> None:
     """One graph holds convolution and linear layer, with the casts around them; nothing has silently stayed eager."""
     torch._dynamo.reset()  # forget graphs of other tests, which would serve this one

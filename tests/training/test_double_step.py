@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ampcompare.record import RunRecord
-from ampcompare.training import double_step
+from ampcompare.claims.programs import double_step
+from ampcompare.records.run import RunRecord
 
 
 def test_the_second_step_makes_what_the_scaler_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""Ends that a user sets."""
+"""Limits and ends that a user sets."""
 
 from __future__ import annotations
 
 import pytest
 
-from ampcompare.record import EpochResult, StepRecord
-from ampcompare.training.limits import EarlyStop, ScaleLimits
+from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.training.policies.divergence import DivergenceDetector
+from ampcompare.training.policies.early_stop import EarlyStop
+from ampcompare.training.policies.scale_limits import ScaleLimits
 
 
 def steps(scales: list[float], applied: list[bool]) -> list[StepRecord]:
@@ -21,50 +23,68 @@ def epoch(number: int, correct: int) -> EpochResult:
     )
 
 
+def limits(
+    stop_loss_scale: float | None = None, max_skipped: int | None = None
+) -> tuple[ScaleLimits, DivergenceDetector]:
+    """Limits, and the divergence that they report to; it ignores divergence of any other kind."""
+    divergence = DivergenceDetector(99, [], stops=False)
+    return ScaleLimits(divergence, stop_loss_scale, max_skipped), divergence
+
+
 def test_a_scale_below_its_floor_ends_the_run() -> None:
-    """The floor itself is still good; the first scale below it is told of with its step."""
-    limits = ScaleLimits(1.0, None)
-    assert limits.look(steps([4, 2, 1], [True, False, False])) is None
-    assert limits.look(steps([1, 0.5, 0.25], [True, False, False])) == (
-        1,
-        "loss scale 0.5 is below --stop-loss-scale 1",
-    )
+    """The floor itself is still good; the first scale below it is reported with its step."""
+    policy, divergence = limits(1.0)
+    policy.after_steps(3, steps([4, 2, 1], [True, False, False]))
+    assert not divergence.ends_run
+    policy.after_steps(6, steps([1, 0.5, 0.25], [True, False, False]))
+    assert divergence.ends_run
+    assert divergence.diverged_step == 1
+    assert divergence.reason == "loss scale 0.5 is below --fail-below-loss-scale 1"
 
 
-def test_skipped_steps_in_a_row_end_the_run() -> None:
-    """The row may cross a block; an applied step ends it; steps without a scale count too."""
-    limits = ScaleLimits(None, 2)
-    assert limits.look(steps([1] * 4, [False, False, True, False])) is None
-    assert limits.look(steps([1] * 2, [False, False])) == (1, "3 skipped steps in a row, and --max-skipped is 2")
+def test_consecutive_skipped_steps_end_the_run() -> None:
+    """The count crosses blocks, and an applied step resets it."""
+    policy, divergence = limits(max_skipped=2)
+    policy.after_steps(4, steps([1] * 4, [False, False, True, False]))
+    assert not divergence.ends_run
+    policy.after_steps(6, steps([1] * 2, [False, False]))
+    assert divergence.ends_run
+    assert divergence.reason == "3 skipped steps in a row, and --max-consecutive-skips is 2"
 
 
-def test_the_row_goes_on_after_a_checkpoint() -> None:
-    """A run that goes on from a saved state counts what was skipped before it."""
-    limits, again = ScaleLimits(None, 2), ScaleLimits(None, 2)
-    limits.look(steps([1] * 2, [False, False]))
-    again.load_state_dict(limits.state_dict())
-    assert again.look(steps([1], [False])) is not None
+def test_the_count_continues_after_a_checkpoint() -> None:
+    """A run that resumes counts the steps that were skipped before the checkpoint."""
+    (before, _), (after, divergence) = limits(max_skipped=2), limits(max_skipped=2)
+    before.after_steps(2, steps([1] * 2, [False, False]))
+    after.load_state_dict(before.state_dict())
+    after.after_steps(3, steps([1], [False]))
+    assert divergence.ends_run
 
 
 def test_patience_counts_epochs_without_a_better_top1() -> None:
-    """An equal result is not a better one, and a better one begins the count anew."""
+    """An equal result is not a better one, and a better one resets the count."""
     stop = EarlyStop(2, None)
-    assert [stop.look(epoch(at, correct)) for at, correct in enumerate([50, 50, 60, 60, 59])] == [False] * 4 + [True]
-    assert stop.reason == "no better top-1 for 2 epochs, after epoch 4"
+    ends = []
+    for number, correct in enumerate([50, 50, 60, 60, 59]):
+        stop.after_epoch(epoch(number, correct))
+        ends.append(stop.ended is not None)
+    assert ends == [False] * 4 + [True]
+    assert stop.ended == "no better top-1 for 2 epochs, after epoch 4"
 
 
 @pytest.mark.parametrize(("correct", "ends"), [(89, False), (90, True), (91, True)])
 def test_a_target_is_enough_when_it_is_reached(correct: int, ends: bool) -> None:
     """The target is in percent, and reaching it exactly is enough."""
     stop = EarlyStop(None, 90.0)
-    assert stop.look(epoch(0, correct)) == ends
-    assert (stop.reason is not None) == ends
+    stop.after_epoch(epoch(0, correct))
+    assert (stop.ended is not None) == ends
 
 
 def test_patience_survives_a_checkpoint() -> None:
-    """What was waited before saving counts after it."""
-    stop, again = EarlyStop(2, None), EarlyStop(2, None)
-    stop.look(epoch(0, 50))
-    stop.look(epoch(1, 50))
-    again.load_state_dict(stop.state_dict())
-    assert again.look(epoch(2, 50))
+    """Epochs without improvement before the checkpoint count after it."""
+    before, after = EarlyStop(2, None), EarlyStop(2, None)
+    before.after_epoch(epoch(0, 50))
+    before.after_epoch(epoch(1, 50))
+    after.load_state_dict(before.state_dict())
+    after.after_epoch(epoch(2, 50))
+    assert after.ended is not None

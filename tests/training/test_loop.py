@@ -15,11 +15,10 @@ from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.parallel.single import Single
-from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import StepRecord
+from ampcompare.records.run import StepRecord
 from ampcompare.training.loop import Loop
-from ampcompare.training.measure import HostClock
+from ampcompare.training.metrics.clock import HostClock
 
 
 def net() -> nn.Sequential:
@@ -52,6 +51,24 @@ def make_loop(arm: str = "fp32", **options: Any) -> Loop:
 def records_of(loop: Loop, data: list[tuple[Tensor, Tensor]]) -> list[StepRecord]:
     """All records of one pass."""
     return list(itertools.chain.from_iterable(loop.run(data, epoch=0)))
+
+
+class CountingClock(HostClock):
+    """A clock whose marks are the integers, and whose device is idle from each end to the next start."""
+
+    def __init__(self) -> None:
+        self.marks = itertools.count()
+        self.mark = lambda: next(self.marks)  # type: ignore[method-assign]
+
+    def idle_seconds(self, waited: float, end: Any, start: Any) -> float:
+        return -1.0 if end is None else 10 * end + start
+
+
+def test_the_wait_between_two_steps_is_that_of_the_clock() -> None:
+    """Each step of a block but the first is told the end of the one before and its own start."""
+    loop = make_loop(drain_every=3)
+    loop.clock = CountingClock()
+    assert [record.data_seconds for record in records_of(loop, batches(5))] == [-1, 12, 34, -1, 78]
 
 
 def weights(loop: Loop) -> list[Tensor]:
@@ -257,9 +274,3 @@ def test_calls_per_step_do_not_grow_with_the_parameters() -> None:
         return count
 
     assert own_calls(2) == own_calls(20) > 0
-
-
-def test_precision_is_an_abstract_contract() -> None:
-    """A backend that leaves a method out cannot be made."""
-    with pytest.raises(TypeError, match="abstract"):
-        Precision()  # type: ignore[abstract]

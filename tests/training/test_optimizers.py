@@ -10,11 +10,11 @@ from torch import nn
 from torch.optim import SGD
 
 from ampcompare.apex.parallel.LARC import LARC
-from ampcompare.config import OptimizerConfig, RunConfig
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import OptimizerConfig, RunConfig
+from ampcompare.settings.validation import validated
 from ampcompare.training.optimizers import make_optimizer, param_groups
-from ampcompare.validation import validated
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
@@ -142,3 +142,63 @@ def test_weight_decay_is_there_again_after_a_step() -> None:
     model(X).square().mean().backward()
     optimizer.step()
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01]
+
+
+IMPLEMENTED = [*ARMS, "half:dynamic", "half:bn_fp32", "half:master_weights,dynamic"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+@pytest.mark.parametrize("arm", IMPLEMENTED)
+def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, name: str) -> None:
+    """foreach and fused steps give the weights of torch's default up to rounding, an overflow among them.
+
+    Adam over fp16 weights alone does not compare: its default computes in fp16, its fused kernel in fp32.
+    """
+    settings: dict[str, Any] = {"name": name, "lr": 0.01, "eps": 1e-3, "momentum": 0.9}
+
+    def make(how: str) -> Any:
+        config = validated(OptimizerConfig, {**settings, "implementation": how})
+        return lambda model: make_optimizer(config, model)
+
+    infinite = "dynamic" in arm or arm in ("apex:O1", "apex:O2", "native:fp16")
+    given, default = (trained(arm, make(how), infinite=infinite) for how in (implementation, "default"))
+    start = [param.detach() for param in net().parameters()]
+    pure = name != "sgd" and arm in ("apex:O3", "half", "half:loss_scale=8", "half:dynamic", "half:bn_fp32")
+    for ours, theirs, before in zip(given, default, start, strict=True):
+        assert not torch.equal(ours, before)
+        torch.testing.assert_close(ours, theirs, rtol=4e-3, atol=0.05 if pure else 1e-3)
+
+
+def test_the_implementation_is_that_of_torch() -> None:
+    """The setting is torch's own switch, and without it torch chooses."""
+    found = []
+    for implementation in ("default", "foreach", "fused"):
+        config = validated(OptimizerConfig, {"implementation": implementation})
+        (group,) = make_optimizer(config, net()).param_groups
+        found.append((group["foreach"], group["fused"]))
+    assert found == [(None, None), (True, None), (None, True)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_what_torch_lacks_is_refused(name: str) -> None:
+    """Complex parameters, which no fused kernel takes, are named before the first step; foreach takes them."""
+    model = net()
+    model.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(
+        UnsupportedCombination, match=r"wave is torch.complex64; use --optimizer-implementation foreach"
+    ):
+        make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "fused"}), model)
+    make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "foreach"}), model)
+
+
+def test_layer_rates_and_a_fused_step_exclude_each_other() -> None:
+    """A fused step unscales gradients itself, and layer rates would be made of scaled ones."""
+    with pytest.raises(ConfigError, match="adapts unscaled gradients"):
+        validated(OptimizerConfig, {"implementation": "fused", "layer_lr": "larc"})
+
+
+def test_benchmarking_and_determinism_exclude_each_other() -> None:
+    """Kernels that are chosen by their time may be others in each run."""
+    with pytest.raises(ConfigError, match="cudnn_benchmark may choose another kernel in each run"):
+        validated(RunConfig, {"deterministic": True, "recipe": {"cudnn_benchmark": True}})

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.config import RunConfig
 from ampcompare.parallel.single import Single
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, StepRecord
+from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.session import Session
 
@@ -61,14 +61,14 @@ def nan_at(*numbers: int) -> Spoil:
 def test_skip_goes_through_bad_batches() -> None:
     """fp32, which no scaler protects, trains on after single NaN batches, and stops where they do not end."""
     stop = play(config(), nan_at(3, 7))
-    assert (stop[2].watch.reason, len(stop[0])) == ("non-finite weights", 4)
+    assert (stop[2].divergence.reason, len(stop[0])) == ("non-finite weights", 4)
     steps, epochs, made = play(config(on_nan="skip"), nan_at(3, 7))
     assert [step.step for step in steps if not all(step.applied)] == [3, 7]
-    assert made.watch.diverged_step is None
-    assert made.watch.first_nonfinite_loss_step == 3
+    assert made.divergence.diverged_step is None
+    assert made.divergence.first_nonfinite_loss_step == 3
     assert len(epochs) == 2
     steps, _, made = play(config(on_nan="skip", nan_patience=3), nan_at(*range(3, 99)))
-    assert (made.watch.diverged_step, made.watch.reason) == (3, "3 non-finite losses in a row")
+    assert (made.divergence.diverged_step, made.divergence.reason) == (3, "3 non-finite losses in a row")
     assert len(steps) == 6
 
 
@@ -95,9 +95,8 @@ def test_rollback_goes_back_and_on(arm: str) -> None:
     )
     events = list(made.events())
     epochs = [event for event in events if isinstance(event, EpochResult)]
-    assert made.rollback is not None
-    assert made.rollback.steps == [6]
-    assert made.watch.diverged_step is None
+    assert made.rollbacks == [6]
+    assert made.divergence.diverged_step is None
     assert len(epochs) == 2
     assert all(param.isfinite().all() for param in made.assembly.replicas[0].parameters())
 
@@ -107,20 +106,19 @@ def test_rollback_gives_up() -> None:
     steps, _, made = play(
         config(on_nan="rollback", rollback_every=2, max_rollbacks=2), lambda n, x: x * float("nan") if n > 2 else x
     )
-    assert made.rollback is not None
-    assert made.rollback.steps == [4, 6]
-    assert (made.watch.reason, len(steps)) == ("non-finite weights", 8)
+    assert made.rollbacks == [4, 6]
+    assert (made.divergence.reason, len(steps)) == ("non-finite weights", 8)
 
 
 def test_a_falling_scale_ends_the_run() -> None:
     """Overflow after overflow lowers the scale below its floor, which ends the run as diverged, with both numbers."""
     for options, reason in (
-        ({"stop_loss_scale": 8192}, "loss scale 4096 is below --stop-loss-scale 8192"),
-        ({"max_skipped": 3}, "4 skipped steps in a row, and --max-skipped is 3"),
+        ({"stop_loss_scale": 8192}, "loss scale 4096 is below --fail-below-loss-scale 8192"),
+        ({"max_skipped": 3}, "4 skipped steps in a row, and --max-consecutive-skips is 3"),
     ):
         settings = config("native:fp16", on_nan="continue", **options)
         steps, epochs, made = play(settings, nan_at(*range(99)))
-        assert (made.watch.diverged_step, made.watch.reason) == (3, reason)
+        assert (made.divergence.diverged_step, made.divergence.reason) == (3, reason)
         assert (len(steps), epochs) == (4, [])
 
 
@@ -134,5 +132,5 @@ def test_training_ends_when_it_is_good_enough_or_gets_no_better() -> None:
     _, epochs, made = play(config(recipe=still))
     assert len(epochs) == 3
     assert made.ended == "no better top-1 for 2 epochs, after epoch 2"
-    assert made.watch.diverged_step is None
+    assert made.divergence.diverged_step is None
     assert list(made.events()) == []

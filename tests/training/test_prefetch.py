@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.prefetch import Batch, CudaLane, Lane, ahead
+from ampcompare.training.prefetch import Batch, CopyStream, CudaCopyStream, prefetch
 
 
-class Noted(Lane):
+class Noted(CopyStream):
     """A lane that writes down what is fetched and handed over."""
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ def numbered(count: int) -> Iterator[Batch]:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_order_is_kept(depth: int, count: int) -> None:
     """Whatever the depth, also beyond the number of batches, each comes once and in order."""
-    assert [int(batch[0]) for batch in ahead(numbered(count), depth, Noted())] == list(range(count))
+    assert [int(batch[0]) for batch in prefetch(numbered(count), depth, Noted())] == list(range(count))
 
 
 def test_so_many_are_begun_ahead() -> None:
     """While the first batch is trained on, the next two are under way, and no more."""
     lane = Noted()
-    batches = ahead(numbered(5), 2, lane)
+    batches = prefetch(numbered(5), 2, lane)
     next(batches)
     assert lane.seen == ["fetch 0", "fetch 1", "fetch 2", "give 0"]
     next(batches)
@@ -56,6 +56,6 @@ def test_on_a_gpu_batches_are_whole() -> None:
     device = torch.device("cuda")
     host = [torch.full((1 << 20,), float(number)).pin_memory() for number in range(8)]
     batches = ((part.to(device, non_blocking=True),) for part in host)
-    assert [float(batch[0].sum()) for batch in ahead(batches, 3, CudaLane(device))] == [
+    assert [float(batch[0].sum()) for batch in prefetch(batches, 3, CudaCopyStream(device))] == [
         n * float(1 << 20) for n in range(8)
     ]

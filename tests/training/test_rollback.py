@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from ampcompare.precision.base import owned_params
-from ampcompare.training.rollback import Rollback, Snapshot
+from ampcompare.records.run import StepRecord
+from ampcompare.training.policies.divergence import DivergenceDetector
+from ampcompare.training.policies.rollback import Rollback, Snapshot
 
 ARMS = [
     "fp32",
@@ -76,28 +78,60 @@ def test_a_snapshot_from_before_the_first_step_starts_anew(averaged_run: Any, ar
     assert everything(run) == after
 
 
-def test_it_goes_back_so_often_and_no_more(averaged_run: Any) -> None:
-    """A run that diverges again and again ends; states between two that are kept are not."""
+def rollback(run: Any, *, max_rollbacks: int = 2) -> tuple[Rollback, DivergenceDetector]:
+    """The policy on a run, with a snapshot every two steps, and the divergence that it answers to."""
+    divergence = DivergenceDetector(1, [run.model])
+    policy = Rollback(
+        [run.model], [run.optimizer], run.precision, divergence=divergence, every=2, max_rollbacks=max_rollbacks
+    )
+    return policy, divergence
+
+
+def good(step: int) -> list[StepRecord]:
+    """A block that ends with a finite loss."""
+    return [StepRecord(step - 1, 0, 1.0, (), (), (True,), None, 0.1, 0.0)]
+
+
+def diverge(policy: Rollback, divergence: DivergenceDetector, step: int) -> bool:
+    """Let the run diverge after `step` updates; return whether it went back."""
+    divergence.diverged_step, divergence.reason = step - 1, "non-finite weights"
+    return policy.after_steps(step, good(step))
+
+
+def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
+    """A run that diverges again and again ends; it goes back to snapshots, not to states between them."""
     run = averaged_run("fp32")
-    back = Rollback([run.model], [run.optimizer], run.precision, every=2, most=2)
-    back.keep(0)
+    policy, divergence = rollback(run)
+    policy.begin(0)
     weights = []
     for step in range(1, 4):
         run.step()
-        back.keep(step)
+        assert not policy.after_steps(step, good(step))
         weights.append(run.model[0].weight.tolist())
-    assert back.go_back(3)
+    assert diverge(policy, divergence, 3)
     assert run.model[0].weight.tolist() == weights[1]
-    assert back.go_back(7)
-    assert not back.go_back(9)
-    assert back.steps == [3, 7]
-    again = Rollback([run.model], [run.optimizer], run.precision, every=2, most=2)
-    again.load_state_dict(back.state_dict())
-    again.keep(9)
-    assert not again.go_back(9)
+    assert not divergence.ends_run
+    assert diverge(policy, divergence, 7)
+    assert not diverge(policy, divergence, 9)
+    assert divergence.ends_run
+    assert policy.steps == [3, 7]
+    resumed, divergence = rollback(run)
+    resumed.load_state_dict(policy.state_dict())
+    resumed.begin(9)
+    assert not diverge(resumed, divergence, 9)
 
 
 def test_without_a_good_state_there_is_no_way_back(averaged_run: Any) -> None:
-    """Before the first state is kept, going back is refused."""
-    run = averaged_run("fp32")
-    assert not Rollback([run.model], [run.optimizer], run.precision, every=2, most=2).go_back(1)
+    """Before the first snapshot a run that diverges ends."""
+    policy, divergence = rollback(averaged_run("fp32"), max_rollbacks=5)
+    assert not diverge(policy, divergence, 1)
+    assert divergence.ends_run
+
+
+def test_a_limit_is_not_rolled_back(averaged_run: Any) -> None:
+    """A run that a limit has ended stays ended, although a snapshot could be restored."""
+    policy, divergence = rollback(averaged_run("fp32"))
+    policy.begin(0)
+    divergence.end(4, "loss scale 0.5 is below --stop-loss-scale 1")
+    assert not policy.after_steps(5, good(5))
+    assert divergence.ends_run

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.config import RunConfig
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.record import EpochResult, StepRecord
+from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.measure import PeakMemory
+from ampcompare.training.metrics.clock import PeakMemory
+from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.summary import Tally
 
 CPU = torch.device("cpu")
 
@@ -79,12 +79,12 @@ def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
     """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it."""
     adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
     steps, epochs, made = play(config("half", recipe=adam, drain_every=4))
-    assert made.watch.reason == "non-finite weights"
-    assert made.watch.diverged_step is not None
-    assert made.watch.diverged_step < 4 <= len(steps) < 12
+    assert made.divergence.reason == "non-finite weights"
+    assert made.divergence.diverged_step is not None
+    assert made.divergence.diverged_step < 4 <= len(steps) < 12
     assert epochs == []
     for arm in ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16"):
-        assert play(config(arm, recipe=adam))[2].watch.diverged_step is None
+        assert play(config(arm, recipe=adam))[2].divergence.diverged_step is None
 
 
 def test_on_nan_continue_trains_to_the_end() -> None:
@@ -92,7 +92,7 @@ def test_on_nan_continue_trains_to_the_end() -> None:
     adam = {"optimizer": {"name": "adam", "lr": 1e-3}}
     steps, epochs, made = play(config("half", recipe=adam, on_nan="continue"))
     assert (len(steps), len(epochs)) == (12, 2)
-    assert made.watch.diverged_step is not None
+    assert made.divergence.diverged_step is not None
 
 
 def test_evaluation_counts_every_sample_once() -> None:
@@ -174,8 +174,8 @@ def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     assert [(e.top1_correct, e.loss) for e in epochs] == [(e.top1_correct, e.loss) for e in plain_epochs]
     assert [epoch.ema_top1 for epoch in plain_epochs] == [None, None]
     assert all(epoch.ema_loss is not None and epoch.ema_loss != epoch.loss for epoch in epochs)
-    tally = Tally(0, 32, epochs=epochs)
-    summary = tally.summary(made.watch, PeakMemory(0, None), 1.0)
+    tally = RunMetrics(0, 32, epochs=epochs)
+    summary = tally.summary(made.divergence, PeakMemory(0, None), 1.0)
     assert epochs[-1].ema_top1_correct is not None
     assert summary.ema_top1_final == epochs[-1].ema_top1_correct / 64
     assert summary.ema_top1_best == max(epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None)

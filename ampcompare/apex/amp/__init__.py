@@ -1,4 +1,4 @@
-"""Mixed precision as Apex had it: opt levels O0 to O3, loss scaling, O1's casts.
+"""Apex's mixed precision: opt levels O0 to O3, loss scaling, O1's casts.
 
 `_amp_state` is the state object of the session, which shadows the module of that name.
 
@@ -8,6 +8,7 @@ Source: Apex 25.05, `apex.amp`.
 from __future__ import annotations
 
 from . import lists
+from . import opt as opt  # available after `import apex.amp`, as in Apex
 from ._amp_state import _amp_state, master_params
 from .amp import (
     float_function,

@@ -1,4 +1,4 @@
-"""Prepare models and optimizers for an opt level: `initialize` after its options are settled.
+"""Prepare models and optimizers for an opt level, once its options are resolved.
 
 Source: Apex 25.05, `apex/amp/_initialize.py`.
 """
@@ -6,29 +6,49 @@ Source: Apex 25.05, `apex/amp/_initialize.py`.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from . import _refresh, _syncfree
 from ._amp_state import _amp_state, warn_or_err
-from ._errors import AmpPreparationError, AmpPreparationTypeError
-from ._forward import CastForward
-from ._optimizer_state import cast_state, recast_through_state_dict
+from ._engine import device_skip, sync_masters
+from ._engine.errors import AmpPreparationError, AmpPreparationTypeError
+from ._engine.forward import CastForward
+from ._engine.optimizer_state import cast_state, recast_through_state_dict
 from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
 from .amp import init as amp_init
 from .scaler import LossScaler
 
 if TYPE_CHECKING:
-    from .frontend import Properties
+    from ._engine.properties import Properties
 
-__all__ = ["check_models", "check_optimizers", "check_params_fp32", "convert_network"]
+__all__ = ["applier", "check_models", "check_optimizers", "check_params_fp32", "convert_network", "to_type"]
+
+
+def to_type(dtype: torch.dtype, t: Any) -> Any:
+    """Return `t` cast to `dtype` if it is a floating tensor, or an object with a method `to`; else `t` itself."""
+    if isinstance(t, Tensor) and not t.is_floating_point():
+        return t
+    return t.to(dtype)
+
+
+def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """Return `value` with `fn` applied to each tensor, and to each object with a method `to`, in its containers."""
+    if isinstance(value, Tensor) or hasattr(value, "to"):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {applier(key, fn): applier(item, fn) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(applier(item, fn) for item in value))
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and not hasattr(value, "dtype"):
+        return type(value)(applier(item, fn) for item in value)  # type: ignore[call-arg]
+    return value
 
 
 def is_single_optimizer(value: Any) -> bool:
-    """Tell a torch optimizer, or Apex's LARC around one, from a list of them."""
+    """Return whether `value` is a torch optimizer, or Apex's LARC around one, and not a list of them."""
     return isinstance(value, torch.optim.Optimizer) or any(cls.__name__ == "LARC" for cls in type(value).__mro__)
 
 
@@ -46,7 +66,7 @@ def check_models(models: list[nn.Module]) -> None:
 
 
 def check_params_fp32(models: list[nn.Module]) -> None:
-    """Refuse (softly) half parameters and buffers: amp casts itself where it has to."""
+    """Reject half parameters and buffers, unless `hard_override` is set: amp casts them itself."""
     for model in models:
         for kind, entries in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in entries:
@@ -69,14 +89,14 @@ def check_optimizers(optimizers: list[Any]) -> None:
 
 
 def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Show half entries of a state dict as fp32 copies; a state-dict hook of every sub-module."""
+    """Replace half entries of a state dict by fp32 copies; a state-dict hook of every submodule."""
     for key, value in state_dict.items():
         if isinstance(value, Tensor) and value.dtype is torch.float16:
             state_dict[key] = value.to(torch.float32)
 
 
 def convert_network(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast a model to `dtype` in place, but for batch norms with affine parameters.
+    """Cast a model to `dtype` in place, except batch norms with affine parameters.
 
     Parameters stay the same objects; each module's own parameters, gradients and buffers are cast.
     """
@@ -119,9 +139,13 @@ def _normalize_models(models: Any) -> list[nn.Module]:
 
 
 def _initialize(
-    models: Any, optimizers: Any, properties: Properties, num_losses: int, cast_model_outputs: torch.dtype | None
+    models: Any,
+    optimizers: Any,
+    properties: Properties,
+    num_losses: int = 1,
+    cast_model_outputs: torch.dtype | None = None,
 ) -> Any:
-    """Carry out what `properties` say, and return models and optimizers in the shape they came in."""
+    """Apply `properties`, and return models and optimizers in the structure in which they were passed."""
     optimizer_list = _normalize_optimizers(optimizers)
     model_list = _normalize_models(models)
     check_models(model_list)
@@ -139,7 +163,7 @@ def _initialize(
     for index, optimizer in enumerate(optimizer_list):
         optimizer_list[index] = _process_optimizer(optimizer, properties)
     if properties.master_weights and not _amp_state.strict:
-        _refresh.watch_loads(model_list, optimizer_list)
+        sync_masters.watch_loads(model_list, optimizer_list)
 
     _amp_state.loss_scalers = [
         LossScaler(
@@ -156,7 +180,7 @@ def _initialize(
         for optimizer in optimizer_list:
             _step_without_casts(optimizer)
     for optimizer in optimizer_list:
-        _syncfree.note_step(optimizer)
+        device_skip.note_step(optimizer)
 
     if optimizers is None:
         return models
@@ -186,7 +210,7 @@ def _cast_models(
 
 
 def _step_without_casts(optimizer: Any) -> None:
-    """Let `optimizer.step` run with O1's casts off, and drop casts of weights that it changed."""
+    """Run `optimizer.step` with O1's casts off, and drop cached casts of weights that it changed."""
     inner: Callable[..., Any] = optimizer.step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Install on an optimizer what amp needs: master weights, and methods that keep them in step with the model.
+"""Install amp's methods on an optimizer, and its master weights.
 
 Everything is set on the instance, so `copy.deepcopy(optimizer)` loses it, as with Apex.
 
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _backward, _fused_sgd, _syncfree
 from ._amp_state import _amp_state
-from ._errors import AmpPreparationError, AmpScalingError, ParameterTypeError
-from ._grad_mode import GradientsOff
-from ._optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
-from ._stash import AmpOptimizerState
+from ._engine import backward, device_skip, fused_sgd
+from ._engine.autograd import GradientsOff
+from ._engine.errors import AmpPreparationError, AmpScalingError, ParameterTypeError
+from ._engine.optimizer_stash import AmpOptimizerState
+from ._engine.optimizer_state import cast_state, load_state_keeping_precision, recast_through_state_dict
 
 if TYPE_CHECKING:
-    from .frontend import Properties
+    from ._engine.properties import Properties
 
 __all__ = ["check_unprocessed"]
 
@@ -36,7 +36,7 @@ _INSTALLED = (
 
 
 def check_unprocessed(optimizer: Any) -> None:
-    """Raise `AmpPreparationError` for an optimizer that went through `initialize` before."""
+    """Raise `AmpPreparationError` for an optimizer that `initialize` has already prepared."""
     if hasattr(optimizer, "_amp_stash"):
         raise AmpPreparationError(
             f"{type(optimizer).__name__} went through amp.initialize before.  Hand each optimizer to amp.initialize "
@@ -55,24 +55,24 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     master_weights = bool(properties.master_weights)
     optimizer._amp_stash = AmpOptimizerState(master_weights)
     if properties.loss_scale == "dynamic" and not _amp_state.strict:
-        _syncfree.install(optimizer)
+        device_skip.install(optimizer)
     if master_weights:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
-        if _fused_sgd.keeps_half_grads(optimizer):
-            _bind(optimizer, "_prepare_amp_backward", _fused_sgd.prepare_backward)
-            _bind(optimizer, "_post_amp_backward", _fused_sgd.post_backward)
+        if fused_sgd.keeps_half_grads(optimizer):
+            _bind(optimizer, "_prepare_amp_backward", fused_sgd.prepare_backward)
+            _bind(optimizer, "_post_amp_backward", fused_sgd.post_backward)
         else:
-            _bind(optimizer, "_prepare_amp_backward", _backward.prepare_backward_with_master_weights)
-            _bind(optimizer, "_post_amp_backward", _backward.post_backward_with_master_weights)
+            _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
+            _bind(optimizer, "_post_amp_backward", backward.post_backward_with_master_weights)
         _replace_step(optimizer)
         _replace_zero_grad(optimizer)
         if not _amp_state.strict:
             _replace_load_state_dict(optimizer)
     else:
         _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_no_master_weights)
-        _bind(optimizer, "_prepare_amp_backward", _backward.prepare_backward_no_master_weights)
-        _bind(optimizer, "_post_amp_backward", _backward.post_backward_no_master_weights)
+        _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
+        _bind(optimizer, "_post_amp_backward", backward.post_backward_no_master_weights)
     _bind(optimizer, "_amp_lazy_init", _amp_lazy_init)
     _replace_add_param_group(optimizer)
     return optimizer
@@ -98,7 +98,7 @@ def _type_error(param: Tensor) -> ParameterTypeError:
 
 
 def lazy_init_with_master_weights(optimizer: Any) -> None:
-    """Put an fp32 master in place of each half parameter, at the same index of its group, with its optimizer state.
+    """Replace each half parameter of the groups by an fp32 master, at the same index, with its optimizer state.
 
     Raises:
         ParameterTypeError: a trainable parameter is neither float16 nor float32.
@@ -142,7 +142,7 @@ def _split_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor])
 
 
 def _flatten(stash: AmpOptimizerState) -> None:
-    """Build the flat lists from the groups; gradients moved aside for known parameters stay at their places."""
+    """Build the flat lists from the groups; stashed gradients of existing parameters keep their indices."""
 
     def extend(kept: list[Any], length: int) -> list[Any]:
         return kept + [None] * (length - len(kept))
@@ -194,7 +194,7 @@ def _master_params_to_model_params(optimizer: Any) -> None:
 
 def _replace_step(optimizer: Any) -> None:
     inner = optimizer.step
-    writes_model = _fused_sgd.is_fused_sgd(optimizer)
+    writes_model = fused_sgd.is_fused_sgd(optimizer)
 
     def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
@@ -210,6 +210,7 @@ def _replace_step(optimizer: Any) -> None:
             self._master_params_to_model_params()
         for master in stash.all_fp32_from_fp16_params:
             master.grad = None
+        stash.release_buffers()
         return result
 
     _mark_like(step, inner)
@@ -217,7 +218,7 @@ def _replace_step(optimizer: Any) -> None:
 
 
 def _mark_like(function: Any, inner: Any) -> None:
-    """Pass on the mark of a scheduler that wrapped `step` earlier, else it warns that its wrapper was lost."""
+    """Keep the mark of a scheduler that wrapped `step` earlier; without it the scheduler warns about a lost wrapper."""
     if hasattr(inner, "_wrapped_by_lr_sched"):
         function._wrapped_by_lr_sched = True
 
@@ -227,23 +228,24 @@ def _replace_zero_grad(optimizer: Any) -> None:
         stash: AmpOptimizerState = self._amp_stash
         if not stash.lazy_init_called:
             self._amp_lazy_init()
-        params = stash.all_model_params
         if set_to_none:
-            for param in params:
+            for param in stash.all_model_params:
                 param.grad = None
         else:
-            grads = [grad for param in params if (grad := param.grad) is not None]
-            for grad in grads:
-                if grad.requires_grad:
-                    grad.detach_()
-            _zero(grads)
+            # Separate calls: CUDA launches one kernel for a list of one dtype, and one for each tensor of a mixed list.
+            _zero(stash.all_fp16_params)
+            _zero(stash.all_fp32_from_fp32_params)
         for master in stash.all_fp32_from_fp16_params:
             master.grad = None
 
     _bind(optimizer, "zero_grad", zero_grad)
 
 
-def _zero(grads: list[Tensor]) -> None:
+def _zero(params: list[Tensor]) -> None:
+    grads = [grad for param in params if (grad := param.grad) is not None]
+    for grad in grads:
+        if grad.requires_grad:
+            grad.detach_()
     try:
         if grads:
             torch._foreach_zero_(grads)
@@ -282,7 +284,7 @@ def _replace_add_param_group(optimizer: Any) -> None:
             _sort_params(stash, params)
             stash.all_fp16_grad_stash += [None] * (len(stash.all_fp16_params) - len(stash.all_fp16_grad_stash))
             stash.all_fp32_grad_stash += [None] * (len(stash.all_fp32_params) - len(stash.all_fp32_grad_stash))
-        stash.seeded = None
+        stash.momentum_state = None
         inner(group)
 
     _bind(optimizer, "add_param_group", add_param_group)

@@ -1,4 +1,4 @@
-"""Put O1's casts in force, and let users add functions to them.
+"""Patch torch with O1's casts, and register user functions for them.
 
 Source: Apex 25.05, `apex/amp/amp.py`; later wrappers sit outside earlier ones, in Apex's order.
 """
@@ -15,7 +15,7 @@ from ampcompare.apex import deprecated_warning
 
 from . import rnn_compat, wrap
 from ._amp_state import _amp_state
-from .casts import float_cast, half_cast
+from ._engine.casts import float_cast, half_cast
 from .handle import AmpHandle, NoOpHandle
 from .lists import functional_overrides, tensor_overrides, torch_overrides
 
@@ -45,17 +45,17 @@ def _wrapper_for(kind: str, function: Callable[..., Any], handle: AmpHandle) -> 
 
 def _decorate(function: Function, kind: str) -> Function:
     deprecated_warning(f"amp.{kind}_function is deprecated; `torch.amp.custom_fwd` is its successor.")
-    known: tuple[AmpHandle, Callable[..., Any]] | None = None
+    cached: tuple[AmpHandle, Callable[..., Any]] | None = None
 
     @functools.wraps(function)
     def decorated(*args: Any, **kwargs: Any) -> Any:
-        nonlocal known
-        handle = _amp_state.decorator_handle
+        nonlocal cached
+        handle: Any = _amp_state.decorator_handle
         if handle is None or not handle._is_active:
             return function(*args, **kwargs)
-        if known is None or known[0] is not handle:
-            known = (handle, _wrapper_for(kind, function, handle))
-        return known[1](*args, **kwargs)
+        if cached is None or cached[0] is not handle:
+            cached = (handle, _wrapper_for(kind, function, handle))
+        return cached[1](*args, **kwargs)
 
     return decorated  # type: ignore[return-value]
 
@@ -84,7 +84,7 @@ def _register(module: Any, name: str, kind: str) -> None:
 
 
 def register_half_function(module: Any, name: str) -> None:
-    """Have the next `initialize` at O1 make `module.name` receive float16.
+    """Make the next `initialize` at O1 cast the arguments of `module.name` to float16.
 
     Raises:
         ValueError: the module has no such name.
@@ -93,7 +93,7 @@ def register_half_function(module: Any, name: str) -> None:
 
 
 def register_float_function(module: Any, name: str) -> None:
-    """Have the next `initialize` at O1 make `module.name` receive float32.
+    """Make the next `initialize` at O1 cast the arguments of `module.name` to float32.
 
     Raises:
         ValueError: the module has no such name.
@@ -102,7 +102,7 @@ def register_float_function(module: Any, name: str) -> None:
 
 
 def register_promote_function(module: Any, name: str) -> None:
-    """Have the next `initialize` at O1 make `module.name` promote float16 to float32 where the two meet.
+    """Make the next `initialize` at O1 promote mixed float16 and float32 arguments of `module.name` to float32.
 
     Raises:
         ValueError: the module has no such name.
@@ -123,13 +123,13 @@ def init(
 
     Args:
         enabled: False returns a handle that does nothing, and stops the casts of decorated functions.
-        loss_scale: of the handle's own scaler, which nothing uses any more.
+        loss_scale: of the handle's own scaler, which is unused.
         enable_caching: cast each fp32 parameter once per backward pass.
         verbose: print each cast.
         allow_banned: run `F.binary_cross_entropy` on half inputs in float instead of raising.
 
     Returns:
-        The handle, also kept as `amp._amp_state.handle`; its `_deactivate()` takes the patches back.
+        The handle, also kept as `amp._amp_state.handle`; its `_deactivate()` undoes the patches.
 
     A second call replaces the patches of the first and keeps its registered functions; in strict mode it adds a layer.
     """

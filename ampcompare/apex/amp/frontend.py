@@ -1,6 +1,6 @@
-"""Settle the options of an opt level, and offer `initialize` and the amp state for checkpoints.
+"""`initialize`, and the amp state for checkpoints.
 
-Source: Apex 25.05, `apex/amp/frontend.py`; the printed lines are an interface that scripts parse.
+Source: Apex 25.05, `apex/amp/frontend.py`; scripts parse the printed lines.
 """
 
 from __future__ import annotations
@@ -13,149 +13,12 @@ import torch
 
 from ampcompare.apex import deprecated_warning
 
-from ._amp_state import _amp_state, maybe_print, strict_from_environment, warn_or_err
-from ._errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError, AmpOptionValueError
+from ._amp_state import _amp_state, maybe_print, strict_from_environment
+from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError
+from ._engine.properties import Properties, opt_levels
 from ._initialize import _initialize
 
 __all__ = ["Properties", "initialize", "load_state_dict", "opt_levels", "state_dict"]
-
-_DEFAULTS: dict[str, Any] = {
-    "enabled": False,
-    "opt_level": None,
-    "cast_model_type": None,
-    "patch_torch_functions": False,
-    "keep_batchnorm_fp32": None,
-    "master_weights": None,
-    "loss_scale": 1.0,
-}
-
-
-class Properties:
-    """The options of a session, checked against the opt level as they are set.
-
-    Setting an unknown name does nothing; reading one raises `AttributeError`.
-    """
-
-    options: dict[str, Any]
-
-    def __init__(self) -> None:
-        self.__dict__["options"] = dict(_DEFAULTS)
-
-    def _update_options_dict(self, new_options: dict[str, Any]) -> None:
-        for name, value in new_options.items():
-            if name not in self.options:
-                raise ValueError(f"Tried to set unexpected option {name}")
-            self.options[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        options = self.__dict__.get("options", {})
-        if name in options:
-            return options[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.options:
-            return
-        check = getattr(self, f"_check_{name}", None)
-        self.options[name] = value if check is None else check(value)
-
-    def _check_cast_model_type(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None and value is not False and value is not torch.float32:
-            warn_or_err(
-                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} "
-                "was given.  Leave it out, or use O2 or O3."
-            )
-        return value
-
-    def _check_patch_torch_functions(self, value: Any) -> Any:
-        if self.opt_level != "O1" and value:
-            warn_or_err(
-                f"patch_torch_functions={value} was given with {self.opt_level}; only O1 patches torch functions.  "
-                "Use opt_level='O1'."
-            )
-        return value
-
-    def _check_keep_batchnorm_fp32(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None:
-            warn_or_err(
-                f"keep_batchnorm_fp32={value} was given with O1, where batch norms keep fp32 weights and run in the "
-                "type of their input anyway.  Leave it out."
-            )
-        if value == "False":
-            return False
-        if value == "True":
-            return True
-        if value is not None and value is not True and value is not False:
-            raise AmpOptionValueError(
-                f"keep_batchnorm_fp32 must be a boolean, the string 'True' or 'False', or None, got {value!r}."
-            )
-        return value
-
-    def _check_master_weights(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None:
-            warn_or_err(
-                f"master_weights={value} was given with O1, whose model weights are fp32 and need no masters.  "
-                "Leave it out."
-            )
-        return value
-
-    def _check_loss_scale(self, value: Any) -> Any:
-        return value if value == "dynamic" else float(value)
-
-
-class _Level:
-    """One opt level: its name, its one-line brief, and the options that it sets."""
-
-    def __init__(self, name: str, brief: str, more: str, **options: Any) -> None:
-        self.name, self.brief, self.more, self.options = name, brief, more, options
-
-    def __call__(self, properties: Properties) -> Properties:
-        properties.options.update(self.options, enabled=True, opt_level=self.name)
-        return properties
-
-
-opt_levels = {
-    "O3": _Level(
-        "O3",
-        "O3:  Pure FP16 training.",
-        "The whole model is half: a bound for speed, not for accuracy.",
-        cast_model_type=torch.float16,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=False,
-        master_weights=False,
-        loss_scale=1.0,
-    ),
-    "O2": _Level(
-        "O2",
-        "O2:  FP16 training with FP32 batchnorm and FP32 master weights.\n",
-        "The model is half but for batch norms; the optimizer steps fp32 masters.",
-        cast_model_type=torch.float16,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=True,
-        master_weights=True,
-        loss_scale="dynamic",
-    ),
-    "O1": _Level(
-        "O1",
-        "O1:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
-        "Weights stay fp32; inputs of each operation are cast to what suits it.",
-        cast_model_type=None,
-        patch_torch_functions=True,
-        keep_batchnorm_fp32=None,
-        master_weights=None,
-        loss_scale="dynamic",
-    ),
-    "O0": _Level(
-        "O0",
-        "O0:  Pure FP32 training.\n",
-        "The model is checked, and otherwise trained in fp32.",
-        cast_model_type=torch.float32,
-        patch_torch_functions=False,
-        keep_batchnorm_fp32=None,
-        master_weights=False,
-        loss_scale=1.0,
-    ),
-}
 
 
 def initialize(
@@ -193,7 +56,7 @@ def initialize(
         verbosity: 0 prints nothing, 1 the options and overflows, 2 also O1's casts.
         min_loss_scale: floor of a dynamic scale.
         max_loss_scale: ceiling of a dynamic scale.
-        strict: also behave as Apex does where that is a defect (`docs/deviations.md`); None takes the environment
+        strict: also reproduce Apex's defects (`docs/deviations.md`); None takes the environment
             variable `AMPCOMPARE_APEX_STRICT`.
 
     Returns:
@@ -201,7 +64,7 @@ def initialize(
 
     Raises:
         AmpOptionError: an option that the level does not allow (a RuntimeError, as in Apex).
-        AmpOptionValueError: `keep_batchnorm_fp32` is no boolean (an AssertionError).
+        AmpOptionValueError: `keep_batchnorm_fp32` is not a boolean (an AssertionError).
         AmpPreparationError: wrapped or half models, optimizers that were prepared before (a RuntimeError).
         AmpPreparationTypeError: models or optimizers of another type (a TypeError).
 
@@ -261,14 +124,14 @@ def _print_options(properties: Properties) -> None:
 
 
 def _warn_about_lost_scales() -> None:
-    """Say that a second `initialize` starts the loss scales of the first one afresh."""
+    """Warn that a second `initialize` resets the loss scales of the first one."""
     moved = [
         scaler for scaler in _amp_state.__dict__.get("loss_scalers", ()) if scaler.dynamic and scaler.has_history()
     ]
     if moved and not _amp_state.strict:
         scales = ", ".join(f"{scaler.loss_scale():g}" for scaler in moved)
         maybe_print(
-            f"Warning:  amp.initialize was called again: loss scales of the earlier call ({scales}) start afresh.  "
+            f"Warning:  amp.initialize was called again: loss scales of the earlier call ({scales}) are reset.  "
             "Initialize all models and optimizers in one call, or carry the scales over with amp.state_dict() and "
             "amp.load_state_dict().",
             True,
@@ -310,7 +173,7 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
 
     Raises:
         AmpNotInitialized: before `initialize`.
-        AmpCheckpointError: entries that are no loss scalers; the others are set nevertheless (a RuntimeError).
+        AmpCheckpointError: entries that are not loss scalers; the others are still loaded (a RuntimeError).
         KeyError: an entry without `loss_scale` or `unskipped`.
     """
     scalers = _scalers()

@@ -1,4 +1,4 @@
-"""Hold what O1 patched and the casts of weights that it keeps, and switch casts off.
+"""The handle of O1: its patches, its cache of cast weights, and the switch that turns casts off.
 
 Source: Apex 25.05, `apex/amp/handle.py`.
 """
@@ -12,9 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from ._amp_state import _amp_state
-from ._errors import AmpScalingError
-from ._scaled_loss import scale_loss
+from ._engine.cast_groups import CastGroups
+from ._engine.errors import AmpScalingError
+from ._engine.scaled_loss import scale_loss
 from .scaler import LossScaler
+from .utils import set_func
 
 __all__ = ["AmpHandle", "NoOpHandle", "disable_casts", "scale_loss"]
 
@@ -36,7 +38,7 @@ def disable_casts() -> Iterator[None]:
 
 
 class AmpHandle:
-    """O1 in force: whether casts are on, the cache of cast weights, and how to take the patches back.
+    """An active O1 session: whether casts are on, the cache of cast weights, and the patches to undo.
 
     `_is_active` is what every patched function reads.
     """
@@ -51,10 +53,11 @@ class AmpHandle:
         cuda_only: bool = False,
     ) -> None:
         self.strict = strict
-        # On a CUDA run, tensors on the CPU are no business of amp.
+        # In a CUDA run, amp leaves CPU tensors alone.
         self.cuda_only = cuda_only
         self._enable_caching = enable_caching
         self._verbose = verbose
+        self.groups = CastGroups()
         self._cache: dict[int, tuple[Tensor, Tensor, int, int]] = {}
         self._default_scaler = LossScaler(loss_scale)
         self._is_active = True
@@ -64,7 +67,7 @@ class AmpHandle:
         self._registered: list[tuple[Any, str, str]] = []
 
     def is_active(self) -> bool:
-        """Tell whether casts are on at this moment."""
+        """Return whether casts are on now."""
         return self._is_active
 
     def _disable_casts(self) -> AbstractContextManager[None]:
@@ -91,18 +94,19 @@ class AmpHandle:
     def _clear_cache(self) -> None:
         if self._cache:
             self._cache.clear()
+            self.groups.learn()
 
     def _save_func(self, module: Any, name: str, function: Any, inherited: bool = False) -> None:
         self._saved.append((module, name, function, inherited))
 
     def _deactivate(self) -> None:
-        """Take back the patches of this handle; the last patch of a function goes first."""
+        """Undo the patches of this handle, the last patch of a function first."""
         order = self._saved if _amp_state.strict else reversed(self._saved)
         for module, name, function, inherited in order:
             if inherited:
                 delattr(module, name)
             else:
-                setattr(module, name, function)
+                set_func(module, name, function)
         self._saved = []
         self._cache.clear()
 
@@ -117,7 +121,7 @@ class AmpHandle:
         return self._cache
 
     def remove_cache(self, param: Tensor) -> None:
-        """Forget the cast of one weight."""
+        """Remove the cast of one weight."""
         self._cache.pop(id(param), None)
 
     @property
@@ -127,7 +131,7 @@ class AmpHandle:
 
 
 class _Disabled(AbstractContextManager[None]):
-    """Casts are off while any such block is open, whatever thread it is in."""
+    """Casts are off while any such block is open, in any thread."""
 
     __slots__ = ("_handle",)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._errors import AmpScalingError
+from ._engine.errors import AmpScalingError
 
 __all__ = ["OptimWrapper"]
 

@@ -3,7 +3,7 @@
 `torch.nn.modules.rnn` looks its kernels up in `_VF`; it gets a forwarding object there, so that other users of `_VF`
 are left alone.
 
-Source: Apex 25.05, `apex/amp/rnn_compat.py`. Weights are cast one by one through autograd: that works for any layout.
+Source: Apex 25.05, `apex/amp/rnn_compat.py`. Weights are cast through autograd, which works for any layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules import rnn
 
 from . import wrap
-from .casts import cast_tree, half_cast
+from ._engine.casts import cast_tree, half_cast
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -29,7 +29,7 @@ CELL_NAMES = ["rnn_relu_cell", "rnn_tanh_cell", "gru_cell", "lstm_cell"]
 
 
 class VariableFunctionsShim:
-    """Forward every name to the module that it stands for, until the name is set here."""
+    """Forward every name to the wrapped module, until the name is set here."""
 
     def __init__(self, forwarded: Any) -> None:
         self._forwarded = forwarded
@@ -62,11 +62,31 @@ def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle
         # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
         positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
         cast = list(args)
+        cast[positions[-1]] = _flat_half(cast[positions[-1]]) or cast[positions[-1]]
         for position in positions:
             cast[position] = cast_tree(cast[position], torch.float16, convert)
         return original(*cast)
 
     return wrapper
+
+
+def _flat_half(weights: Any) -> list[Tensor] | None:
+    """Return half casts of weights that share one storage, laid out alike in one storage of their own; None for others.
+
+    cuDNN takes a storage that `flatten_parameters` laid out as it is, and copies any other weights at every call.
+    """
+    if not isinstance(weights, (list, tuple)) or not all(weight.dtype is torch.float32 for weight in weights):
+        return None
+    if len(weights) < 2 or len({weight.untyped_storage().data_ptr() for weight in weights}) > 1:
+        return None
+    first = weights[0]
+    flat = first.new_empty(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.float16)
+    casts = []
+    for weight in weights:
+        # Not a view of `flat` to autograd: each cast has a history of its own.
+        cast = flat.new_empty(0).set_(flat.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
+        casts.append(cast.copy_(weight))
+    return casts
 
 
 def _lenient_check(original: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ._amp_state import _amp_state, maybe_print
-from ._device_scale import DeviceScale, is_exact_on_device
+from ._engine.device_scale import DeviceScale, is_exact_on_device
+from ._engine.host_scalars import HostScalars
 
 __all__ = ["LossScaler"]
-
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class LossScaler:
@@ -54,17 +53,23 @@ class LossScaler:
         self._host_overflow = False
         self._host_scale: float = min(max_loss_scale, init_scale) if self.dynamic else loss_scale  # type: ignore[type-var, assignment]
         self._initial_scale = self._host_scale
-        # The scale on the device: whether it has the host's values, whether it has moved on, and the flags of passes.
+        # The scale on the device: whether it has the host's values, whether it is newer, and the flags of passes.
         self._on_device: DeviceScale | None = None
         self._loaded = False
         self._ahead = False
+        self._repeated = False
         self._pass_flag: Tensor | None = None
         self._last_flag: Tensor | None = None
-        self._flags: dict[torch.device, Tensor] = {}
-        self._flags_written = False
-        self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
-        self._seeds: dict[torch.device, tuple[float, Tensor]] = {}
+        self._scalars = HostScalars()
         self._overflow_buffer: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without cached tensors: scripts of Apex pickle scalers, and its files hold plain values."""
+        return {**self.__dict__, "_scalars": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what `__getstate__` returned."""
+        self.__dict__.update(state, _scalars=HostScalars())
 
     def loss_scale(self) -> float:
         """Return the current scale; waits for the device where the scale lives there."""
@@ -116,10 +121,10 @@ class LossScaler:
         self._ahead = False
 
     def goes_on_device(self, device: torch.device) -> bool:
-        """Tell whether backward passes on `device` can do without the host, and prepare for it."""
+        """Return whether backward passes on `device` need no host read, and prepare the device scale if so."""
         if not self.dynamic or self._overflow_buffer is not None or _amp_state.strict:
             return False
-        if type(self).update_scale is not _UPDATE_SCALE:  # someone wants to see what it returns
+        if type(self).update_scale is not _UPDATE_SCALE:  # a replacement that may use the return value
             return False
         on_device = self._on_device
         if self._loaded or self._ahead:
@@ -130,6 +135,7 @@ class LossScaler:
             return False
         if on_device is None or on_device.device != device:
             on_device = self._on_device = DeviceScale(device)
+            on_device.repeated = self._repeated
         on_device.load(scale, self._host_unskipped)
         self._loaded = True
         return True
@@ -137,7 +143,7 @@ class LossScaler:
     def scale_tensor(self, device: torch.device) -> Tensor:
         """Return the present scale as an fp32 scalar that will not change, without waiting for the device."""
         if self._ahead and self._on_device is not None:
-            return self._on_device.scale
+            return self._on_device.copy()
         return torch.full((), self._host_scale, dtype=torch.float32, device=device)
 
     @property
@@ -148,85 +154,75 @@ class LossScaler:
     def device_scale(self) -> Tensor:
         """Return the scale of a scaler that `goes_on_device`: an fp32 scalar that will not change."""
         assert self._on_device is not None
-        return self._on_device.scale
+        return self._on_device.copy()
+
+    def device_initial_grad(self) -> Tensor:
+        """Return the scale of a scaler that `goes_on_device` for one backward pass to multiply with or start from."""
+        assert self._on_device is not None
+        return self._on_device.initial_grad()
 
     def begin_device_pass(self) -> Tensor:
-        """Let `unscale_` work with the device's scale from here on; return the overflow flag that it will set."""
+        """Make `unscale_` use the device's scale from now on; return the overflow flag that it sets."""
         assert self._on_device is not None
         self._pass_flag = flag = self._on_device.new_flag()
         return flag
 
     def end_device_pass(self, *, update: bool) -> None:
-        """End what `begin_device_pass` began, and move the scale as `update_scale` does."""
+        """Finish `begin_device_pass`, and move the scale as `update_scale` does."""
         flag, self._pass_flag = self._pass_flag, None
         self._host_overflow = False
         self._last_flag = flag if update else None
         if flag is not None and self._on_device is not None and update:
-            most: float = self._max_loss_scale  # type: ignore[assignment]
-            self._on_device.update(flag, self._scale_seq_len, self._min_loss_scale, most)
+            max_scale: float = self._max_loss_scale  # type: ignore[assignment]
+            self._on_device.update(flag, self._scale_seq_len, self._min_loss_scale, max_scale)
             self._ahead = True
 
+    def record_passes(self) -> None:
+        """Prepare for a CUDA graph: each update applies all bounds, including those that cannot be reached yet."""
+        self._repeated = True
+        if self._on_device is not None:
+            self._on_device.repeated = True
+
+    def pass_repeated(self) -> None:
+        """Record that the device has repeated a recorded pass, and moved the scale."""
+        self._ahead = self._on_device is not None
+
     def has_history(self) -> bool:
-        """Tell whether the scale or its counter has moved since construction."""
+        """Return whether the scale or its counter has changed since construction."""
         return self._unskipped > 0 or self._loss_scale != self._initial_scale
 
     @property
     def _overflow_buf(self) -> Tensor:
         """Int32 flag of one element for kernels called by the user; `update_scale` honors it."""
         if self._overflow_buffer is None:
-            device = next(iter(self._flags), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+            device = self._scalars.first_device() or torch.device("cuda" if torch.cuda.is_available() else "cpu")
             self._overflow_buffer = torch.zeros(1, dtype=torch.int32, device=device)
         return self._overflow_buffer
 
-    def _inverse_scale(self) -> float:
-        if self._loss_scale == 0.0 and not _amp_state.strict:
-            return _FLOAT32_MAX
-        # After some 150 overflows in a row 1/scale leaves the fp32 range; an endless overflow is a result, not a crash.
-        return min(1.0 / self._loss_scale, _FLOAT32_MAX)
+    @_overflow_buf.setter
+    def _overflow_buf(self, value: Tensor) -> None:
+        self._overflow_buffer = value
 
-    def _inverse_on(self, device: torch.device) -> Tensor:
-        scale = self._loss_scale if self._ahead else self._host_scale
-        known = self._inverses.get(device)
-        if known is not None:
-            if known[0] == scale:
-                return known[1]
-            known[1].fill_(self._inverse_scale())
-            self._inverses[device] = (scale, known[1])
-            return known[1]
-        inverse = torch.full((), self._inverse_scale(), dtype=torch.float32, device=device)
-        self._inverses[device] = (scale, inverse)
-        return inverse
-
-    def seed_on(self, device: torch.device) -> Tensor | None:
-        """Return the scale of the host as an fp32 scalar to multiply with or to start from; None if it does not fit."""
-        scale = self._loss_scale if self._ahead else self._host_scale
-        known = self._seeds.get(device)
-        # A hook that writes into the gradient it is shown writes into the seed.
-        if known is None or known[0] != scale or known[1]._version:
-            if not isinstance(scale, (int, float)) or not abs(scale) <= _FLOAT32_MAX:
-                return None
-            known = self._seeds[device] = (scale, torch.full((), scale, dtype=torch.float32, device=device))
-        return known[1]
-
-    def _flag_on(self, device: torch.device) -> Tensor:
-        flag = self._flags.get(device)
-        if flag is None:
-            flag = self._flags[device] = torch.zeros((), dtype=torch.float32, device=device)
-        return flag
+    def initial_grad_on(self, device: torch.device) -> Tensor | None:
+        """Return the host's scale as an fp32 scalar to multiply with or to start from; None if it does not fit."""
+        return self._scalars.initial_grad(device, self._loss_scale if self._ahead else self._host_scale)
 
     def unscale_(self, grads: Sequence[Tensor], *, uniform: bool = False) -> None:
-        """Divide gradients by the scale in place, and note any non-finite element if the scaler is dynamic.
+        """Divide gradients by the scale in place, and record any non-finite element if the scaler is dynamic.
 
         Args:
             grads: tensors of any dtype, device and layout; equal ones are handled by one kernel.
-            uniform: the caller knows that all are of one dtype and on one device.
+            uniform: the caller guarantees one dtype and one device.
 
-        A static scale of exactly 1 leaves everything alone.
+        With a static scale of exactly 1 nothing is done.
         """
         if not grads or (not self.dynamic and self._loss_scale == 1.0):
             return
-        if self.dynamic and _amp_state.strict and self._overflow_by_sum(grads):
-            return
+        grads = grads[: self._num_before_overflow(grads)]
+        if grads:
+            self._unscale_all(grads, uniform)
+
+    def _unscale_all(self, grads: Sequence[Tensor], uniform: bool = False) -> None:
         first = grads[0]
         device, dtype = first.device, first.dtype
         if not uniform and any(grad.dtype is not dtype or grad.device != device for grad in grads):
@@ -244,9 +240,9 @@ class LossScaler:
             inverse = self._on_device.inverse
             torch._amp_foreach_non_finite_check_and_unscale_(grads, self._pass_flag, inverse)  # type: ignore[arg-type]
             return
-        flag = self._flag_on(device)
-        self._flags_written = True
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._inverse_on(device))  # type: ignore[arg-type]
+        scale = self._loss_scale if self._ahead else self._host_scale
+        inverse = self._scalars.inverse(device, scale, strict=_amp_state.strict)
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, self._scalars.flag(device), inverse)  # type: ignore[arg-type]
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
         by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -259,11 +255,19 @@ class LossScaler:
                 self._warn_about_dtype(dtype)
             self._run_kernel(alike, device)
 
-    def _overflow_by_sum(self, grads: Sequence[Tensor]) -> bool:
-        for grad in grads:
-            if not math.isfinite(float(grad.float().sum())):
-                self._has_overflow = True
-        return self._has_overflow
+    def _num_before_overflow(self, grads: Sequence[Tensor]) -> int:
+        """Return how many gradients to unscale: in strict mode those before the first whose sum is not finite.
+
+        An Apex without kernels stops there, and leaves all later gradients of the pass as they are.
+        """
+        if self.dynamic and _amp_state.strict:
+            if self._has_overflow:
+                return 0
+            for index, grad in enumerate(grads):
+                if not math.isfinite(float(grad.float().sum())):
+                    self._has_overflow = True
+                    return index
+        return len(grads)
 
     def _warn_about_dtype(self, dtype: torch.dtype) -> None:
         if not LossScaler.warned_unscaling_non_fp32_grad:
@@ -285,8 +289,8 @@ class LossScaler:
         """Write `model_grads / scale` into `master_grads`, which may be the same tensors.
 
         Args:
-            unused_scale: ignored; there for callers written for Apex.
-            models_are_masters: the two lists are one: nothing to do at a static scale of 1.
+            unused_scale: ignored; kept for callers written for Apex.
+            models_are_masters: both lists are the same: nothing to do at a static scale of 1.
             scale_override: divide by this instead of the scaler's own scale.
         """
         if self._has_overflow and _amp_state.strict:
@@ -294,9 +298,14 @@ class LossScaler:
         with torch.no_grad(), self._override(scale_override):
             if models_are_masters and not self.dynamic and self._loss_scale == 1.0:
                 return
+            count = self._num_before_overflow(model_grads)
+            if not count:
+                return
+            model_grads, master_grads = model_grads[:count], master_grads[:count]
             if master_grads and master_grads[0] is not model_grads[0]:
                 torch._foreach_copy_(master_grads, model_grads)  # type: ignore[arg-type]
-            self.unscale_(master_grads)
+            if self.dynamic or self._loss_scale != 1.0:
+                self._unscale_all(master_grads)
 
     def unscale_with_stashed(
         self,
@@ -311,13 +320,22 @@ class LossScaler:
             scale_override: scale of the new gradients, of the stash, and of the result.
         """
         grad_scale, stash_scale, out_scale = scale_override or (self._loss_scale, 1.0, 1.0)
-        if not model_grads or (self._has_overflow and _amp_state.strict):
+        if self._has_overflow and _amp_state.strict:
             return
+        count = self._num_before_overflow(model_grads)
+        if not count:
+            return
+        model_grads, stashed_master_grads, master_grads = (
+            model_grads[:count],
+            stashed_master_grads[:count],
+            master_grads[:count],
+        )
         with torch.no_grad(), self._override(grad_scale / out_scale):
             fresh = [
                 torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads, strict=True)
             ]
-            self.unscale_(fresh)
+            if self.dynamic or self._loss_scale != 1.0:
+                self._unscale_all(fresh)
             factor = out_scale / stash_scale
             stashed = list(stashed_master_grads)
             torch._foreach_add_(fresh, stashed if factor == 1.0 else torch._foreach_mul(stashed, factor))
@@ -327,24 +345,15 @@ class LossScaler:
         return _ScaleOverride(self, self._loss_scale if scale is None else scale)
 
     def clear_overflow_state(self) -> None:
-        """Forget an overflow noted since the last `update_scale`."""
+        """Clear an overflow recorded since the last `update_scale`."""
         self._host_overflow = False
         self._last_flag = None
-        if self._flags_written:
-            self._flags_written = False
-            for flag in self._flags.values():
-                flag.zero_()
+        self._scalars.clear_flags()
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
     def _read_flags(self) -> bool:
-        overflow = False
-        if self._flags_written:
-            for flag in self._flags.values():
-                if flag.item():
-                    overflow = True
-            # A flag that was read as 0 needs no zeroing before the next pass.
-            self._flags_written = overflow
+        overflow = self._scalars.read_flags()
         if self._overflow_buffer is not None and self._overflow_buffer.item():
             overflow = True
         return overflow
@@ -379,7 +388,7 @@ _UPDATE_SCALE = LossScaler.update_scale
 
 
 class _ScaleOverride:
-    """Give a scaler another scale for the length of a block."""
+    """Replace a scaler's scale within a block."""
 
     __slots__ = ("_saved", "_scale", "_scaler")
 

@@ -1,6 +1,6 @@
 """Wrap functions so that they receive arguments of the right dtype, and put the wrappers in place.
 
-Every wrapper first asks whether casts are on, and then tells tensors by class and dtype alone: it runs at each call of
+Every wrapper first checks whether casts are on, and then decides by class and dtype alone: it runs at each call of
 each operation.
 
 Source: Apex 25.05, `apex/amp/wrap.py`.
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._lean_wrap import lean_in_place, lean_linear, lean_promotion
-from .casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast
+from ._engine.casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast
+from ._engine.fast_wrappers import lean_in_place, lean_linear, lean_promotion
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -92,7 +92,7 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
     return wrapper
 
 
-# A tuple for isinstance: torch.compile takes a class for missing in a frozenset of classes that holds it.
+# A tuple for isinstance: torch.compile does not find a class in a frozenset of classes.
 _SCALARS = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
+from ampcompare.tensor_lists import by_type
 
 __all__ = ["FP16_Optimizer"]
 
@@ -102,7 +103,7 @@ class FP16_Optimizer:
         raise RuntimeError("FP16_Optimizer cannot be pickled or copied; save its state_dict()")
 
     def __setstate__(self, state: Any) -> None:
-        raise RuntimeError("FP16_Optimizer cannot be unpickled; build it anew and use load_state_dict()")
+        raise RuntimeError("FP16_Optimizer cannot be unpickled; build a new one and use load_state_dict()")
 
     def zero_grad(self, set_grads_to_None: bool = False) -> None:
         """Clear the gradients of masters, fp32 and fp16 parameters: to zeros, or to None."""
@@ -114,8 +115,8 @@ class FP16_Optimizer:
             elif param.grad is not None:
                 param.grad.detach_()
                 existing.append(param.grad)
-        if existing:
-            torch._foreach_zero_(existing)
+        for alike in by_type(existing):
+            torch._foreach_zero_(alike)
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:
         """Back-propagate the scaled loss and give the masters their unscaled gradients.
@@ -132,7 +133,7 @@ class FP16_Optimizer:
     def update_master_grads(self) -> None:
         """Overwrite master gradients by unscaled model gradients, unscale fp32 ones in place, and move the loss scale.
 
-        `overflow` tells afterwards whether a gradient was inf or NaN (dynamic scaling only).
+        `overflow` is then True if a gradient was inf or NaN (dynamic scaling only).
         """
         self.loss_scaler.clear_overflow_state()
         scale = self.loss_scaler.loss_scale()
@@ -183,7 +184,7 @@ class FP16_Optimizer:
             What the inner optimizer returned; None if the step was skipped.
         """
         scale = self.loss_scaler.loss_scale()
-        # An overflow of the pass before says nothing of the gradients that the closure will make.
+        # The closure computes new gradients, so an overflow of the previous pass no longer applies.
         if self.overflow and closure is None:
             self.maybe_print(f"Gradient overflow: this step is skipped. The loss scale is now {scale}.")
             return None

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex import deprecated_warning
+from ampcompare.tensor_lists import copy_by_dtype
 
 __all__ = [
     "BN_convert_float",
@@ -51,12 +52,12 @@ def BN_convert_float(module: nn.Module) -> nn.Module:
 
 
 def network_to_half(network: nn.Module) -> nn.Module:
-    """Return `network`, turned to fp16 but for affine batch norms, behind a layer that casts its input."""
+    """Return `network`, cast to fp16 except affine batch norms, behind a layer that casts its input."""
     return nn.Sequential(tofp16(), BN_convert_float(network.half()))
 
 
 def convert_module(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the floating parameters, gradients and buffers that `module` itself holds, not those of its children.
+    """Cast the floating parameters, gradients and buffers of `module` itself, not those of its children.
 
     Parameters stay the same objects, so optimizers and hooks keep their hold on them.
     """
@@ -71,7 +72,7 @@ def convert_module(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def convert_network(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return `network` with everything cast to `dtype` in place, but for batch norms that have affine parameters.
+    """Return `network` with everything cast to `dtype` in place, except batch norms with affine parameters.
 
     A batch norm without affine parameters is cast, its running statistics included.
     """
@@ -101,7 +102,7 @@ def prep_param_lists(model: nn.Module, flat_master: bool = False) -> tuple[list[
     """Return the trainable parameters of `model`, and fp32 master parameters for an optimizer.
 
     Args:
-        flat_master: make one master vector that holds all parameters end to end. Its gradient is allocated, and
+        flat_master: make one flat master vector of all parameters. Its gradient is allocated, and
             uninitialized until `model_grads_to_master_grads`. Parameters of different dtypes may be mixed.
     """
     model_params = [param for param in model.parameters() if param.requires_grad]
@@ -136,8 +137,7 @@ def model_grads_to_master_grads(
             master.grad = torch.empty_like(master)
         sources.append(model.grad.data)
         targets.append(master.grad.data)
-    if targets:
-        torch._foreach_copy_(targets, sources)
+    copy_by_dtype(targets, sources)
 
 
 def master_params_to_model_params(
@@ -147,12 +147,11 @@ def master_params_to_model_params(
     values = [master.data for master in master_params]
     if flat_master:
         values = list(_unflatten_dense_tensors(values[0], model_params))
-    if values:
-        torch._foreach_copy_([param.data for param in model_params], values)
+    copy_by_dtype([param.data for param in model_params], values)
 
 
 def to_python_float(t: Any) -> Any:
-    """Return the number that a one-element tensor (or, for want of `item`, a sequence) holds."""
+    """Return the number that a one-element tensor (or a sequence, which has no `item`) contains."""
     return t.item() if hasattr(t, "item") else t[0]
 
 

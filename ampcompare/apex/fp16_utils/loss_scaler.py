@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ampcompare.apex import deprecated_warning
+from ampcompare.apex.fp16_utils.fp16util import to_python_float
 
-__all__ = ["DynamicLossScaler", "LossScaler"]
+__all__ = ["DynamicLossScaler", "LossScaler", "to_python_float"]
 
 
 class LossScaler:
@@ -63,7 +64,7 @@ class DynamicLossScaler:
         return self.cur_scale
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Tell whether the fp32 sum of any gradient is inf or NaN (large finite gradients can trip it too)."""
+        """Return whether the fp32 sum of any gradient is inf or NaN (large finite gradients can trip it too)."""
         return any(param.grad is not None and self._has_inf_or_nan(param.grad.data) for param in params)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Scaling, sums and norms of lists of tensors; results that tell of overflow stay on the device."""
+"""Scaling, sums and norms of lists of tensors; overflow flags stay on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ampcompare.apex.multi_tensor_apply.fp32 import to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply.fp32_views import to_fp32, write_back
+from ampcompare.tensor_lists import by_type, copy_by_dtype
 
 __all__ = ["axpby", "global_norm", "non_finite", "per_tensor_norms", "scale", "update_scale_with_hysteresis"]
 
@@ -21,28 +22,25 @@ def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) ->
     Returns:
         fp32 tensor of shape (): 1 where any element of `inputs` is inf or NaN, else 0.
     """
-    found = torch.zeros((), dtype=torch.float32, device=inputs[0].device)
+    overflow = torch.zeros((), dtype=torch.float32, device=inputs[0].device)
     # A narrow output is written only once the product is known: casting into it first would round twice.
     work = [
         target if target is source or target.dtype is torch.float32 else torch.empty_like(source, dtype=torch.float32)
         for source, target in zip(inputs, outputs, strict=True)
     ]
     write_back(work, inputs)
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in work:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    multiplier = torch.full((), factor, dtype=torch.float32, device=found.device)
-    for group in by_dtype.values():
-        torch._amp_foreach_non_finite_check_and_unscale_(group, found, multiplier)
+    multiplier = torch.full((), factor, dtype=torch.float32, device=overflow.device)
+    for group in by_type(work):
+        torch._amp_foreach_non_finite_check_and_unscale_(group, overflow, multiplier)
     write_back(outputs, work)
-    return found
+    return overflow
 
 
 def axpby(xs: Sequence[Tensor], ys: Sequence[Tensor], outputs: Sequence[Tensor], a: float, b: float) -> None:
     """Write `a * x + b * y` into `outputs`, computed in fp32 and rounded once."""
     sums = torch._foreach_mul(to_fp32(xs), a)
     torch._foreach_add_(sums, to_fp32(ys), alpha=b)
-    torch._foreach_copy_(list(outputs), sums)
+    copy_by_dtype(outputs, sums)
 
 
 def non_finite(tensors: Sequence[Tensor]) -> Tensor:
@@ -55,8 +53,8 @@ def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch
     filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]
     norms = torch.zeros(len(tensors), dtype=dtype, device=tensors[0].device)
     if filled:
-        found = _norms_of_filled([tensors[index] for index in filled], order, dtype)
-        stacked = torch.stack(list(found))
+        norms_of_filled = _norms_of_filled([tensors[index] for index in filled], order, dtype)
+        stacked = torch.stack(list(norms_of_filled))
         if len(filled) == len(tensors):
             return stacked
         norms[filled] = stacked
@@ -66,11 +64,23 @@ def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch
 def _norms_of_filled(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> Sequence[Tensor]:
     sizes = [tensor.numel() for tensor in tensors]
     if tensors[0].device.type != "cpu" or max(sizes) <= _CHUNK:
-        return torch._foreach_norm(list(tensors), order, dtype=dtype)
+        return _norms_by_dtype(tensors, order, dtype)
     # torch's CPU kernel adds squares one after another: at 8 million elements an fp32 norm is off by 2e-4.
     chunks = [chunk for tensor in tensors for chunk in tensor.reshape(-1).split(_CHUNK)]
-    parts = torch.stack(list(torch._foreach_norm(chunks, order, dtype=dtype)))
+    parts = torch.stack(_norms_by_dtype(chunks, order, dtype))
     return torch._foreach_norm(list(parts.split([-(-size // _CHUNK) for size in sizes])), order, dtype=dtype)
+
+
+def _norms_by_dtype(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> list[Tensor]:
+    """Return the norms in the order of the tensors, by one call for each of their dtypes."""
+    groups: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(index)
+    norms: dict[int, Tensor] = {}
+    for indices in groups.values():
+        group_norms = torch._foreach_norm([tensors[index] for index in indices], order, dtype=dtype)
+        norms.update(zip(indices, group_norms, strict=True))
+    return [norms[index] for index in range(len(tensors))]
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:

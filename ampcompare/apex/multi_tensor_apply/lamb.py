@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
-from ampcompare.apex.multi_tensor_apply.fp32 import to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import multiply_each
+from ampcompare.tensor_lists import copy_by_dtype
 
 __all__ = ["apply_update", "clip_divisor", "compute_update", "lamb"]
 
@@ -33,23 +35,27 @@ def compute_update(
     divisor: Tensor,
     beta1: float,
     beta2: float,
-    beta3: float,
-    correction1: float | Tensor,
-    correction2: float | Tensor,
+    grad_averaging: bool,
+    step: int | Tensor,
+    bias_correction: bool,
     eps: float,
     l2_decay: float = 0.0,
-    decoupled_decays: Sequence[Tensor] | float = 0.0,
+    decoupled_decays: Tensor | float = 0.0,
 ) -> None:
     """Advance both moments by `grads / divisor` and write the step before scaling into `updates`.
 
-    `updates` may be `grads`. `decoupled_decays` is one number, or one scalar tensor for each parameter.
+    `updates` may be `grads`. `step` counts from 1: a number or an integer tensor. `decoupled_decays` is one number, or
+    a tensor of one for each parameter.
     """
+    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
+    correction1 = _bias_correction(beta1, step) if bias_correction else 1.0
+    correction2 = _bias_correction(beta2, step) if bias_correction else 1.0
     work_params, work_avgs, work_avg_sqs = to_fp32(params), to_fp32(exp_avgs), to_fp32(exp_avg_sqs)
     scaled = list(torch._foreach_div(to_fp32(grads), divisor))
     if l2_decay != 0.0:
         torch._foreach_add_(scaled, work_params, alpha=l2_decay)
     torch._foreach_mul_(work_avgs, beta1)
-    torch._foreach_add_(work_avgs, scaled, alpha=beta3)
+    torch._foreach_add_(work_avgs, scaled, alpha=1.0 - beta1 if grad_averaging else 1.0)
     torch._foreach_mul_(work_avg_sqs, beta2)
     torch._foreach_addcmul_(work_avg_sqs, scaled, scaled, 1.0 - beta2)
 
@@ -58,12 +64,19 @@ def compute_update(
     torch._foreach_add_(denominators, eps)
     steps = torch._foreach_div(work_avgs, correction1)
     torch._foreach_div_(steps, denominators)
-    if not isinstance(decoupled_decays, float | int):
-        torch._foreach_add_(steps, torch._foreach_mul(work_params, list(decoupled_decays)))
+    if isinstance(decoupled_decays, Tensor):
+        torch._foreach_add_(steps, multiply_each(work_params, decoupled_decays))
     elif decoupled_decays != 0.0:
         torch._foreach_add_(steps, work_params, alpha=decoupled_decays)
     write_back([*exp_avgs, *exp_avg_sqs], [*work_avgs, *work_avg_sqs])
-    torch._foreach_copy_(list(updates), steps)
+    copy_by_dtype(updates, steps)
+
+
+def _bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
+    """Return `1 - beta ** step`; in fp64, as fp32 leaves few digits of the difference."""
+    if isinstance(step, Tensor):
+        return (1.0 - beta ** step.to(torch.float64).reshape(())).to(torch.float32)
+    return 1.0 - beta**step
 
 
 def apply_update(
@@ -86,11 +99,11 @@ def apply_update(
         rates = lr * torch.where(usable, param_norms / update_norms, torch.ones_like(param_norms))
     else:
         rates = lr * torch.ones_like(param_norms)
-    steps = torch._foreach_mul(to_fp32(updates), list(rates.unbind()))
+    steps = multiply_each(to_fp32(updates), rates)
     torch._foreach_sub_(work_params, steps)
     write_back(params, work_params)
     if copies:
-        torch._foreach_copy_(list(copies), work_params)
+        copy_by_dtype(copies, work_params)
 
 
 def lamb(
@@ -117,10 +130,9 @@ def lamb(
     Args:
         lr: a number or an fp32 tensor; likewise `step` (from 1), a number or an integer tensor.
         divisor: shape (), fp32; gradients are divided by it (clipping, and loss scale if they carry one).
-        use_nvlamb: adapt the rate also where there is no weight decay.
+        use_nvlamb: adapt the rate without weight decay too.
         copies: low-precision model weights that follow `params`.
     """
-    count = step.to(torch.float32).reshape(()) if isinstance(step, Tensor) else step
     param_norms = per_tensor_norms(params)
     compute_update(
         grads,
@@ -131,9 +143,9 @@ def lamb(
         divisor=divisor,
         beta1=beta1,
         beta2=beta2,
-        beta3=1.0 - beta1 if grad_averaging else 1.0,
-        correction1=1.0 - beta1**count if bias_correction else 1.0,
-        correction2=1.0 - beta2**count if bias_correction else 1.0,
+        grad_averaging=grad_averaging,
+        step=step,
+        bias_correction=bias_correction,
         eps=eps,
         l2_decay=0.0 if adam_w else weight_decay,
         decoupled_decays=weight_decay if adam_w else 0.0,

@@ -6,19 +6,27 @@ Source: Apex 25.05, the functions of `apex.normalization.fused_layer_norm`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampcompare.apex.normalization.from_output import LayerNormFromOutput, RMSNormFromOutput
+from ampcompare.apex._autocast_utils import _cast_if_autocast_enabled
+from ampcompare.apex.normalization.autograd import (
+    FusedLayerNormAffineFunction,
+    FusedLayerNormAffineMixedDtypesFunction,
+    FusedLayerNormFunction,
+    FusedRMSNormAffineFunction,
+    FusedRMSNormAffineMixedDtypesFunction,
+    FusedRMSNormFunction,
+)
 
 __all__ = [
     "fused_layer_norm",
     "fused_layer_norm_affine",
     "fused_rms_norm",
     "fused_rms_norm_affine",
+    "manual_rms_norm",
     "mixed_dtype_fused_layer_norm_affine",
     "mixed_dtype_fused_rms_norm_affine",
 ]
@@ -87,6 +95,18 @@ def mixed_dtype_fused_rms_norm_affine(
     return _rms_norm(input, weight, normalized_shape, eps, memory_efficient, mixed=True)
 
 
+def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
+    """Return the RMS norm written out: fp32 for low-precision input, or in the dtype of a low-precision `weight`.
+
+    This is Apex's reference; the functions above are the ones to train with.
+    """
+    square = input.float().square().mean(tuple(range(-len(normalized_shape), 0)), keepdim=True)
+    output = torch.rsqrt(square + eps) * input
+    if weight is None:
+        return output
+    return weight * (output.to(weight.dtype) if weight.dtype in (torch.float16, torch.bfloat16) else output)
+
+
 def _layer_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -96,13 +116,15 @@ def _layer_norm(
     memory_efficient: bool,
     mixed: bool,
 ) -> Tensor:
-    input, weight, bias = _autocast(input), _autocast(weight), _autocast(bias)
+    input, weight, bias = _cast_if_autocast_enabled(input, weight, bias)
     result = weight.dtype if mixed and weight is not None else input.dtype
     shape = list(normalized_shape)
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
-            output: Tensor = LayerNormFromOutput.apply(input, weight, bias, shape, eps, result)  # type: ignore[no-untyped-call]
-            return output
+            if weight is None:
+                return FusedLayerNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+            affine = FusedLayerNormAffineMixedDtypesFunction if mixed else FusedLayerNormAffineFunction
+            return affine.apply(input, weight, bias, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
         if _one_dtype(input, weight, bias, result):
             return F.layer_norm(input, shape, weight, bias, eps)
         wide = torch.promote_types(input.dtype, torch.float32)
@@ -117,26 +139,17 @@ def _rms_norm(
     memory_efficient: bool,
     mixed: bool,
 ) -> Tensor:
-    input, weight = _autocast(input), _autocast(weight)
+    input, weight = _cast_if_autocast_enabled(input, weight)
     result = weight.dtype if mixed and weight is not None else input.dtype
     shape = list(normalized_shape)
     with torch.autocast(input.device.type, enabled=False):
         if memory_efficient:
-            output: Tensor = RMSNormFromOutput.apply(input, weight, shape, eps, result)  # type: ignore[no-untyped-call]
-            return output
+            if weight is None:
+                return FusedRMSNormFunction.apply(input, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
+            affine = FusedRMSNormAffineMixedDtypesFunction if mixed else FusedRMSNormAffineFunction
+            return affine.apply(input, weight, shape, eps, True)  # type: ignore[no-any-return, no-untyped-call]
         wide = torch.promote_types(input.dtype, torch.float32)
         return F.rms_norm(input.to(wide), shape, _to(weight, wide), eps).to(result)
-
-
-@overload
-def _autocast(tensor: Tensor) -> Tensor: ...
-@overload
-def _autocast(tensor: None) -> None: ...
-def _autocast(tensor: Tensor | None) -> Tensor | None:
-    """Cast as torch's own autocast would: not fp64, and only on the device that autocast is on for."""
-    if tensor is None or tensor.dtype is torch.float64 or not torch.is_autocast_enabled(tensor.device.type):
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def _one_dtype(input: Tensor, weight: Tensor | None, bias: Tensor | None, result: torch.dtype) -> bool:

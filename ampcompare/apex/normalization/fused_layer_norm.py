@@ -4,36 +4,57 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.apex import fused_layer_norm_cuda
+from ampcompare.apex.normalization.autograd import (
+    FusedLayerNormAffineFunction,
+    FusedLayerNormAffineMixedDtypesFunction,
+    FusedLayerNormFunction,
+    FusedRMSNormAffineFunction,
+    FusedRMSNormAffineMixedDtypesFunction,
+    FusedRMSNormFunction,
+)
 from ampcompare.apex.normalization.functional import (
     fused_layer_norm,
     fused_layer_norm_affine,
     fused_rms_norm,
     fused_rms_norm_affine,
+    manual_rms_norm,
     mixed_dtype_fused_layer_norm_affine,
     mixed_dtype_fused_rms_norm_affine,
 )
+from ampcompare.apex.normalization.scripted import scripted_layer_norm, scripted_rms_norm
 
 __all__ = [
     "FusedLayerNorm",
+    "FusedLayerNormAffineFunction",
+    "FusedLayerNormAffineMixedDtypesFunction",
+    "FusedLayerNormFunction",
     "FusedRMSNorm",
+    "FusedRMSNormAffineFunction",
+    "FusedRMSNormAffineMixedDtypesFunction",
+    "FusedRMSNormFunction",
     "MixedFusedLayerNorm",
     "MixedFusedRMSNorm",
     "fused_layer_norm",
     "fused_layer_norm_affine",
+    "fused_layer_norm_cuda",
     "fused_rms_norm",
     "fused_rms_norm_affine",
+    "manual_rms_norm",
     "mixed_dtype_fused_layer_norm_affine",
     "mixed_dtype_fused_rms_norm_affine",
 ]
 
 
 class _Norm(nn.Module):
-    weight: nn.Parameter | None
+    if TYPE_CHECKING:  # torch.jit.script refuses the type of a parameter that may be None
+        weight: nn.Parameter | None
+        normalized_shape: Any
     _own_parameters: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(
@@ -59,7 +80,7 @@ class _Norm(nn.Module):
             nn.init.ones_(self.weight)
 
     def extra_repr(self) -> str:
-        """Return what stands between the brackets of the module's repr."""
+        """Return the arguments in the module's repr."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
@@ -74,7 +95,8 @@ class FusedLayerNorm(_Norm):
     Works on any device, and needs no compiled extension.
     """
 
-    bias: nn.Parameter | None
+    if TYPE_CHECKING:
+        bias: nn.Parameter | None
     _own_parameters = ("weight", "bias")
 
     def reset_parameters(self) -> None:
@@ -85,11 +107,14 @@ class FusedLayerNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        if self.weight is None or self.bias is None:
-            return fused_layer_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
-        return fused_layer_norm_affine(
-            input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
-        )
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, False)
+        else:  # the compiler leaves out this branch, and only this form of it
+            if self.weight is None or self.bias is None:
+                return fused_layer_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
+            return fused_layer_norm_affine(
+                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+            )
 
 
 class FusedRMSNorm(_Norm):
@@ -97,9 +122,12 @@ class FusedRMSNorm(_Norm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
-        if self.weight is None:
-            return fused_rms_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
-        return fused_rms_norm_affine(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient)
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, False)
+        else:
+            if self.weight is None:
+                return fused_rms_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
+            return fused_rms_norm_affine(input, self.weight, self.normalized_shape, self.eps, self.memory_efficient)
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
@@ -122,11 +150,14 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in the dtype of `weight`."""
-        assert self.weight is not None
-        assert self.bias is not None
-        return mixed_dtype_fused_layer_norm_affine(
-            input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
-        )
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return scripted_layer_norm(input, self.weight, self.bias, self.normalized_shape, self.eps, True)
+        else:
+            assert self.weight is not None
+            assert self.bias is not None
+            return mixed_dtype_fused_layer_norm_affine(
+                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+            )
 
 
 class MixedFusedRMSNorm(FusedRMSNorm):
@@ -145,10 +176,13 @@ class MixedFusedRMSNorm(FusedRMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in the dtype of `weight`."""
-        assert self.weight is not None
-        return mixed_dtype_fused_rms_norm_affine(
-            input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
-        )
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return scripted_rms_norm(input, self.weight, self.normalized_shape, self.eps, True)
+        else:
+            assert self.weight is not None
+            return mixed_dtype_fused_rms_norm_affine(
+                input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
+            )
 
 
 def _refuse_non_affine(name: str, kwargs: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
 __all__ = ["FusedAdagrad"]
@@ -43,7 +43,7 @@ class FusedAdagrad(FusedOptimizer):
         for group in self.param_groups:
             params = self._with_gradient(group["params"])
             if params:
-                steps.adagrad(
+                optimizer_math.adagrad(
                     self._gradients(params),
                     self._data(params),
                     self._state_tensors(params, "sum"),

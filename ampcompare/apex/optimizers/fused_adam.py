@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer, GradientScaling
 
 __all__ = ["FusedAdam"]
+
+_ONLY_2018 = frozenset({"amp_scale_adjustment", "eps_inside_sqrt", "max_grad_norm", "use_mt"})
 
 
 class FusedAdam(FusedOptimizer):
@@ -26,6 +28,10 @@ class FusedAdam(FusedOptimizer):
         master_weights: update fp32 copies, made at construction, that the parameters follow. They are saved nowhere:
             load a model before building its optimizer.
 
+    An argument that only the `FusedAdam` of 2018 had (`max_grad_norm`, `eps_inside_sqrt`, `use_mt`,
+    `amp_scale_adjustment`) makes an `ampcompare.apex.contrib.optimizers.FusedAdam`, not an instance of this
+    class.
+
     Raises:
         RuntimeError: `amsgrad`, or `master_weights` without `capturable`.
 
@@ -34,6 +40,15 @@ class FusedAdam(FusedOptimizer):
 
     supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
     exact_state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an optimizer of this class, or for an argument of 2018 the `FusedAdam` that has it."""
+        if cls is FusedAdam and not _ONLY_2018.isdisjoint(kwargs):
+            # Only now: the package with the optimizers of 2018 is built on this one.
+            from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam as FusedAdamOf2018
+
+            return FusedAdamOf2018(*args, **kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -74,8 +89,8 @@ class FusedAdam(FusedOptimizer):
             self._master_groups_are_fixed = True
 
     def _settings(self) -> tuple[str, ...]:
-        own = ("adam_w_mode", "capturable", "master_weights", "param_groups_master", "_overflowed")
-        return (*super()._settings(), *own, "_step_supports_amp_scaling", "_master_groups_are_fixed")
+        added_attributes = ("adam_w_mode", "capturable", "master_weights", "param_groups_master", "_overflowed")
+        return (*super()._settings(), *added_attributes, "_step_supports_amp_scaling", "_master_groups_are_fixed")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its own device tensors and masters where the optimizer keeps them."""
@@ -146,7 +161,7 @@ class FusedAdam(FusedOptimizer):
             kept = [by_param[param] for param in params]
             targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
             copies = weights
-        steps.adam(
+        optimizer_math.adam(
             grads,
             targets,
             self._state_tensors(params, "exp_avg", torch.float32),
@@ -175,7 +190,10 @@ class FusedAdam(FusedOptimizer):
         counted = torch.ones(1, dtype=torch.int32, device=device)
         if decisive is not None:
             counted -= decisive.to(torch.int32)
-        group["step"] = counted if "step" not in group else group["step"] + counted
+        if "step" in group:
+            group["step"].add_(counted)  # in place: a CUDA graph counts where it was recorded
+        else:
+            group["step"] = counted
         self._overflowed = found_inf
 
     def _to_parameter_device(self, group: dict[str, Any]) -> None:

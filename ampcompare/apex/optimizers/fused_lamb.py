@@ -22,7 +22,7 @@ class FusedLAMB(FusedOptimizer):
 
     Args:
         max_grad_norm: limit of the norm over all groups; it is read from the constructor, never from a group.
-        use_nvlamb: adapt the rate also where there is no weight decay.
+        use_nvlamb: adapt the rate without weight decay too.
 
     Raises:
         RuntimeError: `amsgrad`.

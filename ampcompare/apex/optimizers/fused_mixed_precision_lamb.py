@@ -31,6 +31,7 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
 
     supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16, torch.float32)
     exact_state: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    apex_casts_state: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         self._step_supports_amp_scaling = True
 
     def _settings(self) -> tuple[str, ...]:
-        own = ("adam_w_mode", "use_nvlamb", "reduced_precision_dtype", "param_groups_full_precision")
-        return (*super()._settings(), *own, "_step_supports_amp_scaling")
+        added_attributes = ("adam_w_mode", "use_nvlamb", "reduced_precision_dtype", "param_groups_full_precision")
+        return (*super()._settings(), *added_attributes, "_step_supports_amp_scaling")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with its own `lr` and `step` tensors."""
@@ -87,11 +88,12 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Update the parameters that have gradients, unless they overflowed; return what `closure` returned.
+        """Update the parameters that have gradients, unless a gradient is inf or NaN; return what `closure` returned.
 
         Args:
-            options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry; its overflow flag is then
-                read by the host. Not a named argument because torch warns at each step of an optimizer that names it.
+            options: `grad_scaler`, a `torch.amp.GradScaler` whose scale the gradients carry. The host reads its flag,
+                and whether the norm of all gradients is finite. It is not a named argument because torch warns at each
+                step of an optimizer that names it.
 
         Raises:
             TypeError: an unknown option.
@@ -111,7 +113,10 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         limit: float | Tensor = self.defaults["max_grad_norm"]
         if scaling.scale is not None:
             limit = limit * scaling.scale
-        divisor = clip_divisor(global_norm(grads), limit)
+        norm = global_norm(grads)
+        if not torch.isfinite(norm).item():
+            return loss
+        divisor = clip_divisor(norm, limit)
         if scaling.scale is not None:
             divisor = divisor * scaling.scale
         for group, full, params in zip(self.param_groups, self.param_groups_full_precision, chosen, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
@@ -94,7 +94,7 @@ class FusedNovoGrad(FusedOptimizer):
                         " every parameter must have a gradient at every step, or at none"
                     )
                 if part:
-                    steps.novograd(
+                    optimizer_math.novograd(
                         self._gradients(part),
                         self._data(part),
                         self._state_tensors(part, "exp_avg"),

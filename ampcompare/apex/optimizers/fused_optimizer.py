@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ __all__ = ["FusedOptimizer", "GradientScaling", "strict_legacy"]
 
 
 def strict_legacy() -> bool:
-    """Tell whether known defects of Apex are to be reproduced (`AMPCOMPARE_APEX_STRICT=1`); read at construction."""
+    """Return whether to reproduce known defects of Apex (`AMPCOMPARE_APEX_STRICT=1`); read at construction."""
     # The spellings of "on" are those of ampcompare.apex.amp, which is not imported for this: it imports this package.
     return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
 
@@ -50,10 +51,12 @@ class FusedOptimizer(Optimizer):
     Attributes:
         supported: dtypes of parameters that `step` accepts.
         exact_state: per-parameter state that `load_state_dict` restores in its own dtype instead of the parameter's.
+        apex_casts_state: whether Apex casts that state to the parameter's dtype, and so the strict switch does.
     """
 
     supported: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.float32)
     exact_state: ClassVar[tuple[str, ...]] = ()
+    apex_casts_state: ClassVar[bool] = True
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
         self.set_grad_none = set_grad_none
@@ -62,8 +65,8 @@ class FusedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all that a copy or a pickle needs: torch's three entries and the settings kept as attributes."""
-        own = {name: value for name, value in vars(self).items() if name in self._settings()}
-        return {**super().__getstate__(), **own}
+        settings = {name: value for name, value in vars(self).items() if name in self._settings()}
+        return {**super().__getstate__(), **settings}
 
     def _settings(self) -> tuple[str, ...]:
         return ("set_grad_none", "_strict")
@@ -75,6 +78,12 @@ class FusedOptimizer(Optimizer):
         since torch 2, so gradients are kept as zeros only on `set_to_none=False`.
         """
         super().zero_grad(set_to_none=True if set_to_none is None else set_to_none)
+
+    @cached_property
+    def _dummy_overflow_buf(self) -> Tensor:
+        """Int32 flag of one element for operations of `amp_C` that scripts call themselves; no step reads it."""
+        devices = (param.device for group in self.param_groups for param in group["params"])
+        return torch.zeros(1, dtype=torch.int32, device=next(devices, torch.device("cpu")))
 
     @staticmethod
     def _evaluate(closure: Callable[[], Any] | None) -> Any:
@@ -99,8 +108,8 @@ class FusedOptimizer(Optimizer):
                 raise RuntimeError(f"{name} got a parameter of {param.dtype}; it steps {names} only")
         devices = {param.device for param in chosen}
         if len(devices) > 1:
-            found = ", ".join(sorted(str(device) for device in devices))
-            raise RuntimeError(f"{name} got a group with parameters on {found}; give each device its own group")
+            device_names = ", ".join(sorted(str(device) for device in devices))
+            raise RuntimeError(f"{name} got a group with parameters on {device_names}; give each device its own group")
         return chosen
 
     @staticmethod
@@ -130,9 +139,9 @@ class FusedOptimizer(Optimizer):
         return step
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load state; tensors in `exact_state` keep their saved dtype (under the strict switch: the parameter's)."""
+        """Load state; tensors in `exact_state` keep their saved dtype (strict switch: the dtype that Apex gives)."""
         super().load_state_dict(dict(state_dict))
-        if self._strict or not self.exact_state:
+        if (self._strict and self.apex_casts_state) or not self.exact_state:
             return
         saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)

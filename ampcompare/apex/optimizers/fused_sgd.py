@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import required
 
-from ampcompare.apex.multi_tensor_apply import steps
+from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
 __all__ = ["FusedSGD"]
@@ -76,8 +76,13 @@ class FusedSGD(FusedOptimizer):
             group.setdefault("nesterov", False)
 
     def _settings(self) -> tuple[str, ...]:
-        own = ("wd_after_momentum", "materialize_master_grads", "most_recent_scale", "scale_set_by_backward")
-        return (*super()._settings(), *own)
+        added_attributes = (
+            "wd_after_momentum",
+            "materialize_master_grads",
+            "most_recent_scale",
+            "scale_set_by_backward",
+        )
+        return (*super()._settings(), *added_attributes)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -129,7 +134,7 @@ class FusedSGD(FusedOptimizer):
             chosen = [index for index, known in enumerate(has_buffer) if known is not first_run]
             if not chosen:
                 continue
-            steps.sgd(
+            optimizer_math.sgd(
                 [grads[index] for index in chosen],
                 self._data(params[index] for index in chosen),
                 [buffers[index] for index in chosen],

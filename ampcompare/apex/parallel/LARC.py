@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
+from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import multiply_each, multiply_each_
 
 __all__ = ["LARC"]
 
@@ -20,7 +21,7 @@ class LARC:
     (||g|| + wd * ||p|| + eps), and g becomes (g + wd * p) * r. If `clip`, r is min(r / lr, 1), so that the rate never
     exceeds lr; else the rate is lr * r. Where a norm is zero the gradient is left alone, without weight decay.
 
-    This is no `torch.optim.Optimizer`: give schedulers the inner one, at `optim`.
+    This is not a `torch.optim.Optimizer`: pass the inner one, `optim`, to schedulers.
 
     Source: Apex 25.05, `apex.parallel.LARC`.
     """
@@ -91,7 +92,7 @@ class LARC:
     def _adapt_alike(self, params: list[Tensor], decay: float, lr: float | Tensor) -> None:
         weights = [param.data for param in params]
         grads = [param.grad.data for param in params if param.grad is not None]
-        # Half-precision norms overflow at 65504, and eps is zero there.
+        # fp16 norms overflow at 65504, and eps rounds to zero in fp16.
         wide = torch.promote_types(weights[0].dtype, torch.float32)
         param_norms = per_tensor_norms(weights, dtype=wide)
         grad_norms = per_tensor_norms(grads, dtype=wide)
@@ -101,6 +102,6 @@ class LARC:
             ratios = torch.clamp(ratios / lr, max=1)
         ratios = torch.where(usable, ratios, torch.ones_like(ratios))
         if decay != 0:
-            decays = torch.where(usable, decay, 0.0).to(wide)
-            torch._foreach_add_(grads, torch._foreach_mul(weights, list(decays.unbind())))
-        torch._foreach_mul_(grads, list(ratios.unbind()))
+            decays = usable.to(wide) * decay
+            torch._foreach_add_(grads, multiply_each(weights, decays))
+        multiply_each_(grads, ratios)

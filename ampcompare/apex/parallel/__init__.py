@@ -1,6 +1,6 @@
 """Training over several processes, with the names of `apex.parallel`.
 
-`LARC` is in the module `ampcompare.apex.parallel.LARC`, as in Apex; `multiproc` is run as a script.
+`LARC` is the module that contains the class of that name, as in Apex; `multiproc` is run as a script.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from typing import Any
 
 from torch.distributed import ReduceOp
 
+from . import LARC
+from . import sync_batchnorm as sync_batchnorm  # scripts find these after `import apex.parallel`
+from . import sync_batchnorm_kernel as sync_batchnorm_kernel
 from ._convert import convert_syncbn_model, create_syncbn_process_group
 from .distributed import DistributedDataParallel, Reducer
 from .optimized_sync_batchnorm import SyncBatchNorm
 
 __all__ = [
+    "LARC",
     "DistributedDataParallel",
     "ReduceOp",
     "Reducer",
@@ -25,5 +29,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"ampcompare.apex.parallel has no {name!r}; it has {', '.join(__all__)}, and the class LARC in its module LARC"
+        f"ampcompare.apex.parallel has no {name!r}; it has {', '.join(__all__)}; the class LARC is in the module LARC"
     )

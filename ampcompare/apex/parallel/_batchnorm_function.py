@@ -48,10 +48,10 @@ def gather_statistics(
         mean, var = x.new_zeros(channels), x.new_zeros(channels)
     if world_size == 1:
         return GlobalStatistics(mean, var, mean.new_full((1,), count))
-    mine = torch.cat([mean, var, mean.new_full((1,), count)])
-    everybody = mine.new_empty(world_size, mine.numel())
+    local_statistics = torch.cat([mean, var, mean.new_full((1,), count)])
+    everybody = local_statistics.new_empty(world_size, local_statistics.numel())
     # The variants that take one tensor change their name between torch releases.
-    dist.all_gather(list(everybody.unbind()), mine, group=group)
+    dist.all_gather(list(everybody.unbind()), local_statistics, group=group)
     means, variances, counts = everybody.split([channels, channels, 1], dim=1)
     if equal_ranks:
         counts = torch.full_like(counts, count)
@@ -72,8 +72,9 @@ def _local_sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) 
     """Return the sums of grad and of grad * (x - mean) / sqrt(var + eps) per channel, on this rank."""
     if not x.numel():
         return torch.zeros_like(mean), torch.zeros_like(mean)
+    unsaved = mean.new_empty(0)  # in evaluation the CUDA kernel uses running statistics, but requires tensors
     _, scaled, plain = aten.native_batch_norm_backward(
-        grad, x, torch.ones_like(mean), mean, var, None, None, False, eps, [False, True, True]
+        grad, x, torch.ones_like(mean), mean, var, unsaved, unsaved, False, eps, [False, True, True]
     )
     return plain, scaled
 
@@ -83,7 +84,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
 
     Inputs are x [N, C, ...], z (of x's shape, added before the activation) or None, weight and bias ([C] or None) and
     the statistics. The result has x's dtype; arithmetic is in `statistics_dtype`. The gradients of weight and bias are
-    sums over this rank's batch: whoever averages gradients over ranks averages these too.
+    sums over this rank's batch: averaging gradients over ranks averages these too.
     """
 
     @staticmethod

@@ -48,7 +48,7 @@ class Bucket:
     """Parameters whose gradients travel together, and the flat buffer in which they do.
 
     The buffer ends in one number per parameter: how many ranks had a gradient for it. So ranks may use different
-    parameters: who has none gives zeros, and takes the reduced gradient if anybody had one, else keeps none.
+    parameters: a rank without one sends zeros, and receives the reduced gradient if any rank had one, else none.
 
     Call in this order: `reserve`, `fill`, sum `flat` over the ranks, `scatter`, `adopt`.
     """
@@ -79,26 +79,26 @@ class Bucket:
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Copy the gradients as they stand into the buffer, and apply the factor before the sum."""
+        """Copy the current gradients into the buffer, and apply the factor before the sum."""
         assert self.flat is not None
         self._grads = grads = [param.grad for param in self.params]
-        there = [grad for grad in grads if grad is not None]
-        if any(grad.layout is not torch.strided for grad in there):
+        present = [grad for grad in grads if grad is not None]
+        if any(grad.layout is not torch.strided for grad in present):
             raise GradientReductionError(
-                f"A gradient has the layout {next(g.layout for g in there if g.layout is not torch.strided)}; Apex's "
+                f"A gradient has the layout {next(g.layout for g in present if g.layout is not torch.strided)}; Apex's "
                 "DistributedDataParallel reduces dense gradients only. Build the embedding with sparse=False, or use "
                 "torch.nn.parallel.DistributedDataParallel."
             )
-        if len(there) == len(grads):
-            torch._foreach_copy_(self._wire_views, there)
+        if len(present) == len(grads):
+            torch._foreach_copy_(self._wire_views, present)
             self.flat[self.size :].fill_(1)
         else:
             used = torch.tensor([grad is not None for grad in grads])
             self.flat.zero_()
             self.flat[self.size :].copy_(used)
-            if there:
+            if present:
                 torch._foreach_copy_(
-                    [view for view, grad in zip(self._wire_views, grads, strict=True) if grad is not None], there
+                    [view for view, grad in zip(self._wire_views, grads, strict=True) if grad is not None], present
                 )
         if self._reduction.before != 1:
             self.flat[: self.size].mul_(self._reduction.before)

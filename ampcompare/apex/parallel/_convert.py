@@ -78,7 +78,7 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
     """Split all ranks into groups of `group_size` consecutive ones and return this rank's; a collective call.
 
     Args:
-        group_size: a divisor of the world size; 0 means all ranks, for which None stands.
+        group_size: a divisor of the world size; 0 means all ranks, for which the result is None.
 
     Raises:
         ParallelArgumentError: the world size is smaller than `group_size` or no multiple of it (`AssertionError`).
@@ -92,9 +92,9 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
             f"Groups of {group_size} ranks do not divide {world_size} ranks. Choose a divisor of the world size, or "
             "0 for one group of all."
         )
-    own = None
+    own_group = None
     for first in range(0, world_size, group_size):
         group = dist.new_group(list(range(first, first + group_size)))
         if first <= dist.get_rank() < first + group_size:
-            own = group
-    return own
+            own_group = group
+    return own_group

@@ -38,13 +38,13 @@ class GradientReductionError(PreparationError, RuntimeError):
 
 
 class GradientNotPlanned(PreparationError, KeyError):
-    """A gradient for which the bucket structure has no bucket; only where Apex's defects are asked for."""
+    """A gradient for which the bucket structure has no bucket; in strict mode only."""
 
     __str__ = Exception.__str__
 
 
 class NoForwardPass(PreparationError, AttributeError):
-    """A backward pass without a forward pass of the wrapper; only where Apex's defects are asked for."""
+    """A backward pass without a forward pass of the wrapper; in strict mode only."""
 
 
 class SyncBatchNormInputError(PreparationError, ValueError):

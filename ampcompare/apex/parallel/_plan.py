@@ -20,7 +20,7 @@ _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 class Plan:
     """Buckets as indices into the module's parameters, in the order in which they are reduced.
 
-    `delayed` says that no bucket may be reduced before the end of a backward pass.
+    `delayed`: no bucket may be reduced before the end of a backward pass.
     """
 
     buckets: tuple[tuple[int, ...], ...]
@@ -28,7 +28,7 @@ class Plan:
 
 
 def _kind(param: nn.Parameter) -> tuple[int, str, str]:
-    """Order dtypes as Apex does: half, float, double, then those that it does not know."""
+    """Order dtypes as Apex does: half, float, double, then those that Apex does not support."""
     rank = _TYPE_ORDER.index(param.dtype) if param.dtype in _TYPE_ORDER else len(_TYPE_ORDER)
     return rank, str(param.dtype), str(param.device)
 
@@ -58,7 +58,7 @@ def plan_by_arrival(
         arrivals: indices in the order in which gradients came; an index that came twice (a weight used in two
             reentrant checkpoints) makes the plan delayed, since its first gradient is not its last.
         message_size: number of elements from which on a bucket is closed.
-        triggers: indices that close a bucket; where there are any, `message_size` is not looked at.
+        triggers: indices that close a bucket; with any, `message_size` is ignored.
         complete: put those that never came into buckets of their own at the end.
     """
     if len(set(arrivals)) < len(arrivals):
@@ -93,7 +93,7 @@ def agree(
 
     Args:
         total: number of parameters of the module, which is equal on all ranks.
-        device: where the backend of `group` wants its tensors.
+        device: the device of tensors for the backend of `group`.
 
     Raises:
         GradientReductionError: with `complete`, where rank 0 reduces other parameters than this rank can.

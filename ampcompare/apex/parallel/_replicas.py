@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from ampcompare.tensor_lists import by_type
+
 from ._errors import ParallelPreparationError, ProcessGroupMissing
 
-__all__ = ["broadcast_from_first", "by_type", "check_equal_models", "flat_dist_call", "message_device", "require_group"]
+__all__ = ["broadcast_from_first", "check_equal_models", "flat_dist_call", "message_device", "require_group"]
 
 
 def require_group(what: str) -> None:
@@ -30,14 +32,6 @@ def message_device(group: dist.ProcessGroup | None) -> torch.device:
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by dtype and device, in the order of first appearance."""
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(groups.values())
 
 
 @torch.no_grad()
@@ -75,9 +69,9 @@ def check_equal_models(module: nn.Module, group: dist.ProcessGroup | None) -> No
     """Raise `ParallelPreparationError` on every rank if parameters differ in name, shape, dtype or `requires_grad`."""
     facts = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     elements = sum(p.numel() for p in module.parameters())
-    mine = torch.tensor([zlib.crc32(repr(facts).encode()), len(facts), elements], device=message_device(group))
-    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everybody, mine, group=group)
+    local_digest = torch.tensor([zlib.crc32(repr(facts).encode()), len(facts), elements], device=message_device(group))
+    everybody = [torch.empty_like(local_digest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everybody, local_digest, group=group)
     reports = [report.tolist() for report in everybody]
     different = [rank for rank, report in enumerate(reports) if report != reports[0]]
     if different:

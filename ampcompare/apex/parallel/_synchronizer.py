@@ -31,7 +31,7 @@ Lane = tuple["dist.ProcessGroup | None", "torch.cuda.Stream | None"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a user chose; `strict` asks for Apex's limits as well."""
+    """The user's options; `strict` adds Apex's limits."""
 
     message_size: int
     delay: bool
@@ -111,7 +111,7 @@ class Synchronizer:
         return on_grad
 
     def begin_forward(self) -> bool:
-        """Note a forward pass, and tell whether a round is under way around it (a checkpoint computing it again)."""
+        """Record a forward pass, and return whether it is inside a running round (a checkpoint recomputes it)."""
         if torch._C._current_graph_task_id() != -1:
             return self._open
         # An exception ended the last backward pass before the engine called back.
@@ -171,21 +171,21 @@ class Synchronizer:
             self._launch_full()
 
     def _legacy_accepts(self, index: int) -> bool:
-        """Tell whether Apex would reduce this gradient; raise where it would raise."""
+        """Return whether Apex would reduce this gradient; raise where Apex raises."""
         if self._forward == "missing":
             raise NoForwardPass(
                 "Backward through the module without a forward pass of DistributedDataParallel ('needs_refresh' is not "
                 "set). Call the wrapper, not its module."
             )
-        known = self.params[index].dtype in LEGACY_DTYPES
+        is_legacy_dtype = self.params[index].dtype in LEGACY_DTYPES
         if self._delayed:
-            return known and self._forward == "done"
+            return is_legacy_dtype and self._forward == "done"
         if self._forward == "used":
             raise GradientReductionError(
                 "A second backward pass for one forward pass: its buckets are already reduced. Call the wrapper again, "
                 "or disable_allreduce() for all but the last pass."
             )
-        if not known or (self.buckets is not None and index not in self._bucket_of):
+        if not is_legacy_dtype or (self.buckets is not None and index not in self._bucket_of):
             raise GradientNotPlanned(
                 f"No bucket expects the gradient of parameter {self.names[index]} ({self.params[index].dtype}): either "
                 "it had none in the first backward pass, or its dtype is not one of half, float and double."

@@ -22,9 +22,27 @@ from ._buckets import Reduction
 from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
 from ._replicas import broadcast_from_first, check_equal_models, flat_dist_call, require_group
 from ._synchronizer import Options, Synchronizer, facts
+from .flat import (
+    apply_flat_dist_call,
+    extract_tensors,
+    flatten,
+    split_by_type,
+    split_half_float_double,
+    unflatten,
+)
 from .reducer import Reducer
 
-__all__ = ["DistributedDataParallel", "Reducer", "flat_dist_call"]
+__all__ = [
+    "DistributedDataParallel",
+    "Reducer",
+    "apply_flat_dist_call",
+    "extract_tensors",
+    "flat_dist_call",
+    "flatten",
+    "split_by_type",
+    "split_half_float_double",
+    "unflatten",
+]
 
 DEFAULT_MESSAGE_SIZE = 10_000_000
 # Sending costs more per element without a GPU, and less per message: earlier messages overlap more.
@@ -61,14 +79,14 @@ class DistributedDataParallel(nn.Module):
 
     The first backward pass records the order in which gradients arrive and reduces at its end; rank 0's order then
     makes the buckets of every rank, and later passes reduce a bucket as soon as all its gradients are there. Any
-    floating dtype and any device is reduced as long as the backend can sum it. `param.grad` is reduced as it stands:
+    floating dtype and any device is reduced as long as the backend can sum it. `param.grad` is reduced as it is:
     gradients accumulated under `disable_allreduce()` or `no_sync()` are reduced by the next pass outside it.
 
     Args:
         module: the model, with equal parameters (names, shapes, dtypes) on all ranks; rank 0's values are broadcast,
             its buffers too.
         message_size: number of elements from which on a bucket is closed. Where no parameter is on a GPU the default
-            stands for 250,000.
+            means 250,000.
         delay_allreduce: reduce everything at the end of the backward pass.
         shared_param: removed by Apex; must be None.
         allreduce_trigger_params: parameters whose gradient closes a bucket; `message_size` then has no effect.
@@ -176,7 +194,7 @@ class DistributedDataParallel(nn.Module):
 
     @property
     def needs_refresh(self) -> bool:
-        """Whether the next backward pass records the order of gradients anew."""
+        """Whether the next backward pass records the order of gradients again."""
         return self._synchronizer.buckets is None
 
     @property
@@ -184,13 +202,27 @@ class DistributedDataParallel(nn.Module):
         """The flat reduced gradients of the last backward pass, with `retain_allreduce_buffers`; else empty."""
         return self._synchronizer.retained
 
+    @property
+    def _disable_allreduce(self) -> bool:
+        """Whether gradients stay local; scripts set it where others call `disable_allreduce`."""
+        return not self._synchronizer.enabled
+
+    @_disable_allreduce.setter
+    def _disable_allreduce(self, value: bool) -> None:
+        self._synchronizer.enabled = not value
+
+    @property
+    def active_params(self) -> list[nn.Parameter]:
+        """The parameters that take part in the reduction, in the order of the module."""
+        return [param for param in self.module.parameters() if param.requires_grad]
+
     def disable_allreduce(self) -> None:
         """Keep gradients local until `enable_allreduce`."""
-        self._synchronizer.enabled = False
+        self._disable_allreduce = True
 
     def enable_allreduce(self) -> None:
         """Reduce gradients again, from the next backward pass on."""
-        self._synchronizer.enabled = True
+        self._disable_allreduce = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -217,7 +249,7 @@ class DistributedDataParallel(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the module and the options; a copy makes its buckets and hooks anew.
+        """Return the module and the options; a copy creates its own buckets and hooks.
 
         Raises:
             PreparationError: where process groups were given, which cannot be copied.

@@ -2,7 +2,7 @@
 
     python -m apex.parallel.multiproc [--world-size N] script.py [arguments]
 
-`--world-size` may stand among the script's arguments instead; without it N is the number of visible GPUs. Rank 0 writes
+`--world-size` can be one of the script's arguments instead; without it N is the number of visible GPUs. Rank 0 writes
 to the console, rank i to `GPU_<i>.log` in the working directory. When one process fails the others are ended, and its
 exit code is returned.
 """
@@ -28,22 +28,22 @@ def split_arguments(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
     """Return the world size that `arguments` name, or None, and the script with its arguments without sizes and ranks.
 
     Raises:
-        ValueError: a size that is no positive integer.
+        ValueError: a size that is not a positive integer.
     """
     world_size: int | None = None
-    rest: list[str] = []
+    script_args: list[str] = []
     pending = iter(arguments)
     for argument in pending:
         name, equals, value = argument.partition("=")
         if name not in {"--world-size", "--rank"}:
-            rest.append(argument)
+            script_args.append(argument)
             continue
         value = value if equals else next(pending, "")
         if name == "--world-size":
             if not value.isdecimal() or int(value) < 1:
                 raise ValueError(f"--world-size must be a positive integer, got {value!r}")
             world_size = int(value)
-    return world_size, rest
+    return world_size, script_args
 
 
 def main(arguments: Sequence[str]) -> int:

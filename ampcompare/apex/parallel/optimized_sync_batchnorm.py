@@ -93,7 +93,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.training:
             return self._by_batch(x, z, self._world_size())
         if self.running_mean is None or self.running_var is None:
-            # A rank may evaluate alone, so that nothing is asked of the others.
+            # A rank may evaluate alone, so there is no communication.
             return self._by_batch(x, z, 1)
         dtype = statistics_dtype(x.dtype)
         out = F.batch_norm(
@@ -138,9 +138,11 @@ class SyncBatchNorm(_BatchNorm):
             return
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
+        factor: float | Tensor
         if self.momentum is None:
             assert self.num_batches_tracked is not None
-            factor = 1.0 / float(self.num_batches_tracked)
+            # Divided on the device, in fp64 as Python would: a number would be waited for.
+            factor = (1.0 / self.num_batches_tracked.double()).to(statistics.mean.dtype)
         else:
             factor = self.momentum
         mean, var, elements = statistics

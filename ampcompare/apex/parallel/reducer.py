@@ -1,4 +1,4 @@
-"""`Reducer`: average gradients when asked to, instead of during the backward pass."""
+"""`Reducer`: average gradients on request, instead of during the backward pass."""
 
 from __future__ import annotations
 

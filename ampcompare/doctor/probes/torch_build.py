@@ -10,10 +10,10 @@ __all__ = ["torch_build"]
 
 
 def torch_build() -> dict[str, Any]:
-    """Import torch and return versions, abilities and switches; None for what this torch cannot tell."""
+    """Import torch and return versions, abilities and switches; None for what this torch lacks."""
     torch = importlib.import_module("torch")
 
-    def told(question: Callable[[], Any]) -> Any:
+    def ask_torch(question: Callable[[], Any]) -> Any:
         try:
             return question()
         except Exception:  # attributes and operators differ from version to version
@@ -24,15 +24,15 @@ def torch_build() -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "cudnn": told(lambda: torch.backends.cudnn.version()),
-        "capability": told(lambda: torch.backends.cpu.get_cpu_capability()),
-        "fp16_products": told(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
-        "bf16_products": told(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
+        "cudnn": ask_torch(lambda: torch.backends.cudnn.version()),
+        "capability": ask_torch(lambda: torch.backends.cpu.get_cpu_capability()),
+        "fp16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
+        "bf16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
         "threads": torch.get_num_threads(),
-        "distributed": told(lambda: bool(torch.distributed.is_available())),
-        "nccl": told(lambda: bool(torch.distributed.is_nccl_available())),
-        "gloo": told(lambda: bool(torch.distributed.is_gloo_available())),
-        "mpi": told(lambda: bool(torch.distributed.is_mpi_available())),
-        "tf32_products": told(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
-        "tf32_convolutions": told(lambda: bool(torch.backends.cudnn.allow_tf32)),
+        "distributed": ask_torch(lambda: bool(torch.distributed.is_available())),
+        "nccl": ask_torch(lambda: bool(torch.distributed.is_nccl_available())),
+        "gloo": ask_torch(lambda: bool(torch.distributed.is_gloo_available())),
+        "mpi": ask_torch(lambda: bool(torch.distributed.is_mpi_available())),
+        "tf32_products": ask_torch(lambda: bool(torch.backends.cuda.matmul.allow_tf32)),
+        "tf32_convolutions": ask_torch(lambda: bool(torch.backends.cudnn.allow_tf32)),
     }

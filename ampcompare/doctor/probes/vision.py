@@ -1,4 +1,4 @@
-"""Whether torchvision imports, as it is or with the operators that its import misses beside a CPU build of torch."""
+"""Whether torchvision imports, as it is or with the operators that its import misses next to a CPU build of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["vision"]
 
 
 def vision() -> dict[str, Any]:
-    """Import torchvision; where it fails for want of its operators, once more in the way that ampcompare does."""
+    """Import torchvision; if its operators are missing, import it again in the way that ampcompare does."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -1,0 +1,1 @@
+"""Verdicts from records, without torch: comparability, statistics, summaries, gates."""

@@ -1,0 +1,160 @@
+"""The rows in words: the recommendation with its reason, and what a table does not show."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.records.comparison import ArmSummary
+from ampcompare.records.run import RunRecord
+
+__all__ = ["bitwise_equal", "read", "recommend"]
+
+KEEPS_ACCURACY = ("equivalent", "not inferior", "better")
+MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
+HALF_ON_CPU = {"fp16 emulated": "was computed in fp32 and rounded (emulated)", "fp16 native": "ran natively"}
+FP16_ON_CPU = (
+    "These runs are on a CPU: fp16 times here say nothing about a GPU. fp16 {how} on this CPU; "
+    "accuracy, divergence and loss scales carry over, times do not."
+)
+
+
+def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str, terms: Criteria) -> Iterable[str]:
+    """Yield the lines under the table, the recommendation first."""
+    completed = [row for row in rows if row.completed]
+    seeds = max((row.completed for row in rows), default=0)
+    if completed and len(rows) > 1:
+        if seeds < MIN_PAIRS:
+            yield (
+                f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise, so "
+                "no winner is reported; use --seeds 0-4 or more."
+            )
+        else:
+            yield recommend(rows, reference, terms)
+    diverged = [row for row in rows if row.diverged]
+    if diverged:
+        yield f"Diverged: {'; '.join(map(_rate, diverged))}."
+    failed = [row for row in rows if row.failed]
+    if failed:
+        yield f"Failed or interrupted: {', '.join(row.arm for row in failed)}; the logs are in the cells' folders."
+    if not completed:
+        yield "No run was completed, so there is nothing to compare."
+        return
+    yield from sorted({f"{note}." for record in records for note in record.notes})
+    yield from _events(rows, records)
+    averaged = [text for row in completed if (text := _averaged(row.arm, records))]
+    if averaged:
+        yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
+    same = [row.arm for row in rows if row.arm != reference and bitwise_equal(row.arm, reference, records)]
+    if same:
+        yield f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(same)}."
+    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
+    said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
+    if said:
+        yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def _rate(row: ArmSummary) -> str:
+    ran = row.completed + row.diverged
+    if row.diverged_low is None or row.diverged_high is None:
+        return f"{row.arm} {row.diverged}/{ran}"
+    return (
+        f"{row.arm} {row.diverged}/{ran} (95 % interval of the rate "
+        f"{100 * row.diverged_low:.0f} to {100 * row.diverged_high:.0f} %)"
+    )
+
+
+def recommend(rows: Sequence[ArmSummary], reference: str, terms: Criteria) -> str:
+    """Return one sentence: the arm to take for what is preferred, with its reason, or why there is none.
+
+    An arm qualifies for time or memory where its accuracy is kept by verdict, not by a look at the mean.
+    """
+    others = [row for row in rows if row.arm != reference]
+    keeps = [row for row in others if row.accuracy_verdict.startswith(KEEPS_ACCURACY)]
+    if terms.prefer == "accuracy":
+        better = [row for row in others if row.accuracy_verdict == "better"]
+        return _chosen(
+            better, terms, lambda row: -(row.top1_difference or 0), _gain, f"no arm is better than {reference}"
+        )
+    if not keeps:
+        return (
+            f"No arm is recommended for {terms.prefer}: none was shown to be not inferior in accuracy to {reference}."
+        )
+    if terms.prefer == "time":
+        faster = [row for row in keeps if row.time_verdict == "better"]
+        why = f"none was shown to be both not inferior in accuracy to {reference} and faster"
+        return _chosen(faster, terms, lambda row: row.time_ratio or 1, _speed, why)
+    smaller = [row for row in keeps if _saving(row) >= MIN_SAVING]
+    why = f"no arm is both not inferior in accuracy to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
+    return _chosen(smaller, terms, lambda row: -_saving(row), _size, why)
+
+
+def _chosen(
+    fit: Sequence[ArmSummary],
+    terms: Criteria,
+    key: Callable[[ArmSummary], float],
+    reason: Callable[[ArmSummary], str],
+    why_none: str,
+) -> str:
+    if not fit:
+        return f"No arm is recommended for {terms.prefer}: {why_none}."
+    first, *rest = sorted(fit, key=key)
+    also = f"; {', '.join(f'{row.arm} ({reason(row)})' for row in rest)} would do too" if rest else ""
+    accuracy = "" if terms.prefer == "accuracy" else f"accuracy {first.accuracy_verdict}, "
+    return f"Recommended for {terms.prefer}: {first.arm} ({accuracy}{reason(first)}){also}."
+
+
+def _gain(row: ArmSummary) -> str:
+    return f"{100 * (row.top1_difference or 0):+.2f} points"
+
+
+def _speed(row: ArmSummary) -> str:
+    return f"{row.time_ratio:.2f}x the step time"
+
+
+def _saving(row: ArmSummary) -> float:
+    """Return the share of the reference's peak that an arm saves."""
+    if row.memory_difference is None or row.peak_bytes is None or row.peak_bytes <= row.memory_difference:
+        return 0.0
+    return -row.memory_difference / (row.peak_bytes - row.memory_difference)
+
+
+def _size(row: ArmSummary) -> str:
+    return f"{100 * _saving(row):.0f} % less memory"
+
+
+def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield which arms trained for fewer epochs than others, and which went back to a good state."""
+    ended, returned = [], []
+    for row in rows:
+        runs = [record.summary for record in records if record.arm == row.arm]
+        if early := sum(run.ended is not None for run in runs):
+            ended.append(f"{row.arm} {early}/{len(runs)}")
+        if back := sum(bool(run.rollbacks) for run in runs):
+            returned.append(f"{row.arm} {back}/{len(runs)}")
+    if ended:
+        yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
+    if returned:
+        yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
+
+
+def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
+    """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
+    reached = [
+        record.summary.ema_top1_final for record in records if record.arm == arm and record.status == "completed"
+    ]
+    known = [share for share in reached if share is not None]
+    return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""
+
+
+def bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:
+    """Return whether all seeds of two arms have the same losses bit for bit, and the same counts."""
+    seen: dict[str, dict[int, Any]] = {arm: {}, reference: {}}
+    for record in records:
+        if record.arm in seen and record.status == "completed":
+            results = [(epoch.loss, epoch.top1_correct, epoch.top5_correct) for epoch in record.summary.epochs]
+            seen[record.arm][record.config.recipe.seed] = (record.summary.losses_sha256, results)
+    return bool(seen[arm]) and seen[arm] == seen[reference]

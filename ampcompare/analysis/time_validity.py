@@ -1,0 +1,51 @@
+"""Whether the step times of a run mean anything. An invalid time is not a slow one: it gives no verdict at all."""
+
+from __future__ import annotations
+
+from ampcompare.records.run import RunRecord
+
+__all__ = ["invalid_reason"]
+
+MIN_STEPS = 30
+MAX_OUTLIERS = 0.10
+MAX_DATA_WAIT = 0.10
+MIN_CPU_SHARE = 0.90
+# A laptop's clock moves with what its other cores do; a GPU's stays where load and limits put it.
+MAX_CLOCK_SPREAD = {"cpu": 0.15, "cuda": 0.05}
+# Under a long fp16 product a GPU in good order runs at its power limit; where that moves the clock, the clock tells.
+NORMAL = frozenset({"power limit"})
+
+
+def invalid_reason(record: RunRecord) -> str:
+    """Return what makes the step times of a run worthless, with the value that was read; "" if nothing does.
+
+    The reasons follow mudler/vllm.cpp#2005: enough samples, a steady clock, no throttling, no other process on the
+    device, a load below the number of cores. Records without readings are judged by what they have.
+    """
+    summary, readings = record.summary, record.readings
+    timed = readings.timed_steps if readings else max(0, summary.num_steps - summary.warmup_steps)
+    if timed < MIN_STEPS:
+        return f"{timed} timed steps, {MIN_STEPS} needed"
+    step, wait = summary.step_seconds_median, summary.data_seconds_median
+    if step and wait and wait > MAX_DATA_WAIT * step:
+        return f"data-bound: waits {100 * wait / step:.0f} % of a step for data"
+    if readings is None:
+        return ""
+    slowed = [reason for reason in readings.throttled if reason not in NORMAL]
+    if slowed:
+        return f"GPU slowed by {' and '.join(slowed)}"
+    if readings.other_processes:
+        return f"{readings.other_processes} other on the GPU"
+    if readings.load_average is not None and readings.cores and readings.load_average > readings.cores:
+        return f"load {readings.load_average:.1f} on {readings.cores} cores"
+    config = record.config
+    alone = config.workers == 0 and config.threads == 1
+    if alone and readings.cpu_share is not None and readings.cpu_share < MIN_CPU_SHARE:
+        return f"had {100 * readings.cpu_share:.0f} % of a core"
+    low, high = readings.clock_low_mhz, readings.clock_high_mhz
+    kind = "cuda" if str(record.environment.get("device", "cpu")).startswith("cuda") else "cpu"
+    if low and high and high / low - 1 > MAX_CLOCK_SPREAD[kind]:
+        return f"clock {low:.0f} to {high:.0f} MHz"
+    if readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
+        return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
+    return ""

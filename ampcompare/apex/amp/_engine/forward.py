@@ -1,0 +1,156 @@
+"""Cast what goes into and comes out of a model, by a `forward` that copies, pickles and replicates with it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.apex.amp._amp_state import _amp_state
+
+__all__ = ["CastForward", "applier", "to_type"]
+
+
+def to_type(dtype: torch.dtype, value: Tensor, *, expect_cuda: bool = False) -> Tensor:
+    """Return `value` in `dtype` if it is a floating-point tensor, else as it is.
+
+    With `expect_cuda`, warns about a tensor that is not on a CUDA device.
+    """
+    if expect_cuda and not value.is_cuda:
+        warnings.warn(
+            "An input or output tensor of an amp model on CUDA is on the CPU.  Move it to the model's device.",
+            stacklevel=3,
+        )
+    if value.is_floating_point():
+        return value.to(dtype)
+    return value
+
+
+def applier(value: Any, fn: Callable[[Any], Any]) -> Any:
+    """Apply `fn` to every tensor inside `value`, or to `value` itself if it has `.to`.
+
+    Mappings become plain dicts; other iterables keep their type. Strings, arrays and scalars stay as they are.
+
+    Source: Apex 25.05, `apex/amp/_initialize.py`; named tuples, ranges and iterators, which raise there, work here.
+    """
+    if isinstance(value, (Tensor, str)):
+        return fn(value) if isinstance(value, Tensor) else value
+    kind = type(value)
+    if value is None or kind in (int, float, bool) or kind.__module__ == "numpy":
+        return value
+    if hasattr(value, "to"):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {applier(key, fn): applier(entry, fn) for key, entry in value.items()}
+    if isinstance(value, (range, bytes)):
+        return value
+    if isinstance(value, Iterator):
+        return (applier(entry, fn) for entry in value)
+    if hasattr(value, "__iter__"):
+        entries = [applier(entry, fn) for entry in value]
+        return kind(*entries) if hasattr(value, "_fields") else kind(entries)
+    return value
+
+
+class CastForward:
+    """Stand as `model.forward`: cast inputs, run the model, cast outputs.
+
+    It refers to its module, so a deep copy or an unpickled model runs its own weights; replicas made by
+    `nn.DataParallel` get one each.
+
+    Args:
+        module: the model.
+        inputs: dtype of floating-point inputs, or None to leave them alone.
+        outputs: dtype of floating-point outputs.
+        under_casts: whether the model runs under O1's casts where they are in force, or without them.
+    """
+
+    def __init__(
+        self, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool
+    ) -> None:
+        self.module = module
+        self.inputs = inputs
+        self.outputs = outputs
+        self.under_casts = under_casts
+        self.expect_cuda = any(param.is_cuda for param in module.parameters())
+        # A `forward` set on the instance before, including an earlier amp layer.
+        self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    @classmethod
+    def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool) -> None:
+        """Replace `module.forward`, on this instance only."""
+        forward = cls(module, inputs, outputs, under_casts=under_casts)
+        module.forward = forward
+        module._replicate_for_data_parallel = forward.replicate  # type: ignore[method-assign]
+
+    def replicate(self) -> nn.Module:
+        """Return what `nn.Module._replicate_for_data_parallel` returns, with a forward of its own."""
+        replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
+        self.rebind(replica)
+        return replica
+
+    def rebind(self, replica: nn.Module) -> CastForward:
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.module = replica
+        if isinstance(self.inner, CastForward):
+            twin.inner = self.inner.rebind(replica)
+        replica.__dict__["forward"] = twin
+        replica.__dict__["_replicate_for_data_parallel"] = twin.replicate
+        return twin
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._original())
+
+    def _original(self) -> Callable[..., Any]:
+        if self.inner is not None:
+            return self.inner
+        bound: Callable[..., Any] = type(self.module).forward.__get__(self.module)
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and self.inner is None and "handle" not in _amp_state.__dict__:
+            # What a step is in most scripts, with nothing in the way.
+            module, value = self.module, args[0]
+            if self.inputs is not None and not (
+                value.__class__ is Tensor and value.dtype is self.inputs and (not self.expect_cuda or value.is_cuda)
+            ):
+                value = self._cast(value, self.inputs)
+            result = type(module).forward(module, value)
+        else:
+            result = self._call_any(args, kwargs)
+        if result.__class__ is Tensor and result.dtype is self.outputs and (not self.expect_cuda or result.is_cuda):
+            return result
+        return self._cast(result, self.outputs)
+
+    def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = self.inputs
+        if inputs is not None:
+            args = tuple([self._cast(value, inputs) for value in args])
+            kwargs = {name: self._cast(value, inputs) for name, value in kwargs.items()}
+        handle = _amp_state.__dict__.get("handle")
+        if handle is not None and not self.under_casts and handle._is_active and not _amp_state.strict:
+            # Another model's O1 patches are in force: this one was prepared for a level without them.
+            with handle._disable_casts():
+                return self._original()(*args, **kwargs)
+        return self._original()(*args, **kwargs)
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if value.__class__ is Tensor and (not self.expect_cuda or value.is_cuda):
+            if value.dtype is dtype or not value.is_floating_point():
+                return value
+            # Twice as fast as `to`, which parses its arguments.
+            if dtype is torch.float32:
+                return value.float()
+            return value.half() if dtype is torch.float16 else value.to(dtype)
+        return applier(value, lambda entry: self._cast_entry(entry, dtype))
+
+    def _cast_entry(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, Tensor):
+            return to_type(dtype, value, expect_cuda=self.expect_cuda)
+        return value.to(dtype)

@@ -1,0 +1,154 @@
+"""The options of an amp session, and what each opt level sets them to.
+
+Source: Apex 25.05, `apex/amp/frontend.py`; the briefs are printed, and scripts parse them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ampcompare.apex.amp._amp_state import warn_or_err
+
+from .errors import AmpOptionValueError
+
+__all__ = ["OptLevel", "Properties", "opt_levels"]
+
+_DEFAULTS: dict[str, Any] = {
+    "enabled": False,
+    "opt_level": None,
+    "cast_model_type": None,
+    "patch_torch_functions": False,
+    "keep_batchnorm_fp32": None,
+    "master_weights": None,
+    "loss_scale": 1.0,
+}
+
+
+class Properties:
+    """The options of a session, checked against the opt level as they are set.
+
+    Setting an unknown name does nothing; reading one raises `AttributeError`.
+    """
+
+    options: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.__dict__["options"] = dict(_DEFAULTS)
+
+    def _update_options_dict(self, new_options: dict[str, Any]) -> None:
+        for name, value in new_options.items():
+            if name not in self.options:
+                raise ValueError(f"Tried to set unexpected option {name}")
+            self.options[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.options:
+            return
+        check = getattr(self, f"_check_{name}", None)
+        self.options[name] = value if check is None else check(value)
+
+    def _check_cast_model_type(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None and value is not False and value is not torch.float32:
+            warn_or_err(
+                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} "
+                "was given.  Leave it out, or use O2 or O3."
+            )
+        return value
+
+    def _check_patch_torch_functions(self, value: Any) -> Any:
+        if self.opt_level != "O1" and value:
+            warn_or_err(
+                f"patch_torch_functions={value} was given with {self.opt_level}; only O1 patches torch functions.  "
+                "Use opt_level='O1'."
+            )
+        return value
+
+    def _check_keep_batchnorm_fp32(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None:
+            warn_or_err(
+                f"keep_batchnorm_fp32={value} was given with O1, where batch norms keep fp32 weights and run in the "
+                "type of their input anyway.  Leave it out."
+            )
+        if value == "False":
+            return False
+        if value == "True":
+            return True
+        if value is not None and value is not True and value is not False:
+            raise AmpOptionValueError(
+                f"keep_batchnorm_fp32 must be a boolean, the string 'True' or 'False', or None, got {value!r}."
+            )
+        return value
+
+    def _check_master_weights(self, value: Any) -> Any:
+        if self.opt_level == "O1" and value is not None:
+            warn_or_err(
+                f"master_weights={value} was given with O1, whose model weights are fp32 and need no masters.  "
+                "Leave it out."
+            )
+        return value
+
+    def _check_loss_scale(self, value: Any) -> Any:
+        return value if value == "dynamic" else float(value)
+
+
+class OptLevel:
+    """One opt level: its name, its one-line brief, and the options that it sets."""
+
+    def __init__(self, name: str, brief: str, more: str, **options: Any) -> None:
+        self.name, self.brief, self.more, self.options = name, brief, more, options
+
+    def __call__(self, properties: Properties) -> Properties:
+        properties.options.update(self.options, enabled=True, opt_level=self.name)
+        return properties
+
+
+opt_levels = {
+    "O3": OptLevel(
+        "O3",
+        "O3:  Pure FP16 training.",
+        "The whole model is half: a bound for speed, not for accuracy.",
+        cast_model_type=torch.float16,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=False,
+        master_weights=False,
+        loss_scale=1.0,
+    ),
+    "O2": OptLevel(
+        "O2",
+        "O2:  FP16 training with FP32 batchnorm and FP32 master weights.\n",
+        "The model is half except batch norms; the optimizer steps fp32 masters.",
+        cast_model_type=torch.float16,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=True,
+        master_weights=True,
+        loss_scale="dynamic",
+    ),
+    "O1": OptLevel(
+        "O1",
+        "O1:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
+        "Weights stay fp32; inputs of each operation are cast to what suits it.",
+        cast_model_type=None,
+        patch_torch_functions=True,
+        keep_batchnorm_fp32=None,
+        master_weights=None,
+        loss_scale="dynamic",
+    ),
+    "O0": OptLevel(
+        "O0",
+        "O0:  Pure FP32 training.\n",
+        "The model is checked, and otherwise trained in fp32.",
+        cast_model_type=torch.float32,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=None,
+        master_weights=False,
+        loss_scale=1.0,
+    ),
+}

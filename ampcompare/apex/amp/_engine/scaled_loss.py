@@ -1,0 +1,299 @@
+"""Scale a loss around its backward pass, then unscale and check the gradients.
+
+Source: Apex 25.05, `apex/amp/handle.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.apex.amp._amp_state import _amp_state
+from ampcompare.apex.amp.scaler import LossScaler
+
+from . import device_skip
+from .autograd import run_from
+from .backward import abandon_backward
+from .errors import AmpNotInitialized, UnknownLossId, UnknownOptimizer
+from .optimizer_stash import AmpOptimizerState
+from .skip_step import skip_next_step
+
+__all__ = ["ScaledLoss", "backward", "scale_loss"]
+
+_FLOAT32 = torch.float32
+_state = _amp_state.__dict__  # stays valid: `close` clears it in place
+
+# Never O1's wrapper, since there is nothing to cast.
+_multiply = torch._C.TensorBase.mul
+
+
+def scale_loss(
+    loss: Any,
+    optimizers: Any,
+    loss_id: int = 0,
+    model: Any = None,
+    delay_unscale: bool = False,
+    delay_overflow_check: bool = False,
+) -> AbstractContextManager[Any]:
+    """Yield the scaled loss; on exit unscale the gradients, check them and move the loss scale.
+
+    Args:
+        loss: any tensor; cast to fp32 before it is scaled.
+        optimizers: one optimizer or several, all whose parameters receive gradients in this backward pass.
+        loss_id: which loss scaler, from 0 to `num_losses - 1`.
+        model: ignored, as in Apex.
+        delay_unscale: leave gradients scaled, because more backward passes accumulate into them before the step.
+        delay_overflow_check: unscale, but neither check for overflow nor move the scale.
+
+    Raises:
+        AmpNotInitialized: before `initialize` (a RuntimeError).
+        UnknownLossId: no such scaler (an IndexError).
+        UnknownOptimizer: an optimizer that `initialize` did not prepare (an AttributeError).
+
+    After an overflow the next `step` of each of these optimizers only prints a message.
+    """
+    scalers = _state.get("loss_scalers")
+    if scalers and loss_id == 0 and "handle" not in _state and _state["deferred"] is None:
+        # `_host_scale` is enough: a static scale is never on the device.
+        scaler, options = scalers[0], _state["opt_properties"].options
+        if not scaler.dynamic and scaler._host_scale == 1.0 and options["enabled"] and not options["master_weights"]:
+            if not AmpOptimizerState.any_masters:
+                return UnscaledLoss((loss,))
+    return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
+
+
+class UnscaledLoss(tuple[Any]):
+    """The block of `scale_loss` if `ScaledLoss` has nothing to do: O0 with its defaults.
+
+    A tuple of the loss: unlike an object with `__init__`, creating it calls no Python code.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        loss = self[0]
+        return loss if loss.__class__ is Tensor and loss.dtype is _FLOAT32 else loss.float()
+
+    def __exit__(self, *_exc: object) -> None:
+        return
+
+
+class ScaledLoss(AbstractContextManager[Any]):
+    """The block of `scale_loss`; `prepare` and `__exit__` also serve a pass that needs no scaled loss."""
+
+    __slots__ = (
+        "_delay_check",
+        "_delay_unscale",
+        "_given",
+        "_initial_grad",
+        "_loss",
+        "_loss_id",
+        "_on_device",
+        "_optimizers",
+        "_scaled",
+        "_scaler",
+        "_version",
+    )
+
+    _initial_grad: Tensor
+    _version: int
+
+    def __init__(self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool) -> None:
+        self._loss = loss
+        self._optimizers = self._given = optimizers
+        self._loss_id = loss_id
+        self._delay_unscale = delay_unscale
+        self._delay_check = delay_check
+        self._scaler: LossScaler | None = None
+        self._scaled: Tensor | None = None
+        self._on_device = False
+
+    def __enter__(self) -> Any:
+        scale = self.prepare()
+        if scale is None:
+            return self._loss
+        loss = self._loss.float()
+        scaler = self._scaler
+        if scaler is None:
+            return loss
+        initial_grad = self.initial_grad(scale, loss.device) if loss.__class__ is Tensor else None
+        if initial_grad is None:
+            return loss * scale
+        scaled = _multiply(loss, initial_grad)
+        if scaled.requires_grad and scaled.dim() == 0:
+            self._loss, self._initial_grad, self._scaled, self._version = loss, initial_grad, scaled, loss._version
+            scaled.backward = self._backward  # type: ignore[method-assign]
+        return scaled
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        """Replace `backward` of the scaled loss inside the block: start below the product if that is unobservable."""
+        scaled, loss = self._scaled, self._loss
+        assert scaled is not None, "the block has set it"
+        is_observed = scaled._backward_hooks is not None or scaled.retains_grad
+        if args or kwargs or is_observed or scaled._version or loss._version != self._version:
+            Tensor.backward(scaled, *args, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            run_from(loss, self._initial_grad)
+
+    def prepare(self) -> float | Tensor | None:
+        """Prepare for the backward pass, and return the scale of the loss; None if amp is off."""
+        state = _amp_state.__dict__
+        properties = state.get("opt_properties")
+        if properties is None:
+            raise AmpNotInitialized("amp.scale_loss was called before amp.initialize.  Call amp.initialize first.")
+        options = properties.options
+        if not options["enabled"]:
+            return None
+        try:
+            scaler: LossScaler = state["loss_scalers"][self._loss_id]
+        except LookupError:
+            raise self._unknown_scaler(state) from None
+        if state["deferred"] is not None:
+            state["deferred"].flush()
+        if not scaler.dynamic and scaler.loss_scale() == 1.0:
+            if not options["master_weights"] and not self._has_old_masters():
+                return 1.0
+        optimizers = self._list_optimizers()
+        self._scaler = scaler
+        if scaler.dynamic:
+            device = device_skip.common_device(self._loss, optimizers)
+            self._on_device = device is not None and scaler.goes_on_device(device)
+        if not self._delay_unscale:
+            # Strict mode: Apex prepares optimizers in a list only, not in a tuple.
+            for optimizer in () if state["strict"] and isinstance(self._given, tuple) else optimizers:
+                if not optimizer._amp_stash.params_have_scaled_gradients:
+                    optimizer._prepare_amp_backward()
+        elif not state["strict"]:
+            # Masters created after the backward pass would discard the accumulated gradients.
+            for optimizer in optimizers:
+                optimizer._amp_lazy_init()
+        return scaler.device_initial_grad() if self._on_device else scaler.loss_scale()
+
+    def initial_grad(self, scale: float | Tensor, device: torch.device) -> Tensor | None:
+        """Return the result of `prepare` as the initial gradient; None for 1, or if fp32 cannot hold it."""
+        if isinstance(scale, Tensor):
+            return scale
+        return None if self._scaler is None else self._scaler.initial_grad_on(device)
+
+    def _unknown_scaler(self, state: dict[str, Any]) -> UnknownLossId:
+        return UnknownLossId(
+            f"loss_id {self._loss_id} names no loss scaler: amp.initialize made {len(state.get('loss_scalers', []))}.  "
+            f"Pass num_losses={self._loss_id + 1} or more to amp.initialize."
+        )
+
+    def _list_optimizers(self) -> Any:
+        optimizers = self._optimizers
+        if isinstance(optimizers, torch.optim.Optimizer) or hasattr(optimizers, "param_groups"):
+            self._optimizers = optimizers = [optimizers]
+        elif not isinstance(optimizers, list):
+            self._optimizers = optimizers = list(optimizers)
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "_amp_stash"):
+                raise UnknownOptimizer(
+                    f"{type(optimizer).__name__} has no _amp_stash: it did not go through amp.initialize.  Pass every "
+                    "optimizer to amp.initialize together with its model, and not a copy of it to amp.scale_loss."
+                )
+        return optimizers
+
+    def _has_old_masters(self) -> bool:
+        """Return whether an optimizer of an earlier `initialize` has masters although the last one created none."""
+        optimizers = self._optimizers
+        if _amp_state.strict:
+            return False
+        for optimizer in optimizers if isinstance(optimizers, (list, tuple)) else (optimizers,):
+            stash = getattr(optimizer, "_amp_stash", None)
+            if stash is not None and stash.master_weights:
+                return True
+        return False
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        if self._scaled is not None:
+            # Break the reference cycle, so that the graph is freed without the cyclic collector.
+            self._scaled.__dict__.pop("backward", None)
+        if exc_type is not None:
+            self._abandon()
+            return
+        scaler = self._scaler
+        if scaler is not None:
+            if self._delay_unscale:
+                for optimizer in self._optimizers:
+                    optimizer._amp_stash.params_have_scaled_gradients = True
+            elif self._on_device:
+                self._leave_on_device(scaler)
+            else:
+                scaler.clear_overflow_state()
+                for optimizer in self._optimizers:
+                    optimizer._post_amp_backward(scaler)
+                    optimizer._amp_stash.params_have_scaled_gradients = False
+                if not self._delay_check and scaler.update_scale():
+                    for optimizer in self._optimizers:
+                        skip_next_step(optimizer, scaler, self._loss_id)
+        handle = _amp_state.__dict__.get("handle")
+        if handle is not None:
+            _clear_cast_cache(handle)
+
+    def _leave_on_device(self, scaler: LossScaler) -> None:
+        flag = scaler.begin_device_pass()
+        update = False
+        try:
+            for optimizer in self._optimizers:
+                optimizer._post_amp_backward(scaler)
+                optimizer._amp_stash.params_have_scaled_gradients = False
+            update = not self._delay_check
+        finally:
+            scaler.end_device_pass(update=update)
+        if update:
+            for optimizer in self._optimizers:
+                device_skip.note_pass(optimizer, flag, scaler, self._loss_id)
+
+    def _abandon(self) -> None:
+        """Restore the gradients that `__enter__` stashed: the backward pass failed."""
+        if _amp_state.strict:
+            return
+        if self._scaler is not None and not self._delay_unscale:
+            for optimizer in self._optimizers:
+                if not optimizer._amp_stash.params_have_scaled_gradients:
+                    abandon_backward(optimizer)
+        handle = _amp_state.__dict__.get("handle")
+        if handle is not None:
+            _clear_cast_cache(handle)
+
+
+def _clear_cast_cache(handle: Any) -> None:
+    # Apex checks the last session only, so an O0 model after an O1 model trains on stale casts.
+    if not _amp_state.strict or _amp_state.opt_properties.options["patch_torch_functions"]:
+        handle._clear_cache()
+
+
+def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool = False) -> None:
+    """Run `with scale_loss(...) as scaled: scaled.backward()` without the product and its node.
+
+    The derivative of the product is the scale, so every gradient has the same bits.
+
+    Args:
+        loss: a scalar tensor; any other loss is multiplied by the scale.
+        optimizers, loss_id, delay_unscale: as for `scale_loss`.
+    """
+    block = ScaledLoss(loss, optimizers, loss_id, delay_unscale, False)
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        with block as scaled_loss:
+            scaled_loss.backward()
+        return
+    scale = block.prepare()
+    try:
+        if scale is None:
+            loss.backward()
+        else:
+            initial_grad = block.initial_grad(scale, loss.device)
+            if initial_grad is None and scale != 1.0:
+                (loss.float() * scale).backward()
+            else:
+                run_from(loss.float(), initial_grad)
+    except BaseException:
+        block.__exit__(*sys.exc_info())
+        raise
+    block.__exit__(None, None, None)

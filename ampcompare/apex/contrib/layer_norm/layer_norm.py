@@ -1,0 +1,61 @@
+"""`FastLayerNorm`: layer normalization over the last dimension, of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.apex.normalization.autograd import FusedLayerNormAffineFunction
+from ampcompare.apex.normalization.functional import fused_layer_norm_affine
+
+__all__ = ["FastLayerNorm", "FastLayerNormFN"]
+
+
+class FastLayerNormFN(FusedLayerNormAffineFunction):
+    """Layer normalization over the last dimension, called by `apply`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # it takes no shape
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, memory_efficient: bool = False
+    ) -> Tensor:
+        """Return the normalized `x`, times `gamma`, plus `beta`, in the dtype of `x`."""
+        return FastLayerNormFN._run(ctx, x, gamma, beta, gamma.shape, epsilon, memory_efficient)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        """Return gradients of `x`, `gamma` and `beta`."""
+        return FusedLayerNormAffineFunction.backward(ctx, dy)[:5]
+
+
+def _fast_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, memory_efficient: bool) -> Tensor:
+    return fused_layer_norm_affine(x, weight, bias, weight.shape, epsilon, memory_efficient)
+
+
+class FastLayerNorm(nn.Module):
+    """Layer normalization over the last dimension; Apex's kernel supports some sizes only, this one all.
+
+    Args:
+        hidden_size: size of the last dimension; `weight` (ones) and `bias` (zeros) have that shape.
+        memory_efficient: keep the output for backward instead of the input.
+
+    Source: Apex 25.05, `apex.contrib.layer_norm.FastLayerNorm`.
+    """
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
+        super().__init__()
+        self.epsilon = eps
+        self.memory_efficient = memory_efficient
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.bias = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to ones and the bias to zeros."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized `x`, in its dtype."""
+        return _fast_layer_norm(x, self.weight, self.bias, self.epsilon, self.memory_efficient)

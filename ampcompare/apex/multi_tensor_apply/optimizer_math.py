@@ -1,0 +1,201 @@
+"""Optimizer steps over lists of tensors: Adam, SGD, Adagrad and NovoGrad, computed in fp32 whatever the dtypes.
+
+Parameters, state and (where said) gradients are updated in place and rounded to their own dtypes at the end.
+Source: Apex 25.05, the mathematics of its `amp_C` kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
+from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, flat_fp32_lists, to_fp32, write_back
+from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import divide_each
+from ampcompare.tensor_lists import copy_by_dtype
+
+__all__ = ["adagrad", "adam", "novograd", "sgd"]
+
+
+def adam(
+    grads: Sequence[Tensor],
+    params: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    *,
+    lr: float | Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int | Tensor,
+    adam_w: bool,
+    bias_correction: bool,
+    weight_decay: float,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    copies: Sequence[Tensor] = (),
+) -> None:
+    """Make one Adam step (`adam_w`: decoupled decay, else L2) with torch's fused kernel.
+
+    Args:
+        lr: a number, or an fp32 tensor on the device of the parameters.
+        step: number of this step, from 1; an integer tensor keeps the host out of it.
+        grad_scale: fp32 scalar; gradients are divided by it and written back.
+        found_inf: fp32 scalar; where it is 1 nothing at all is changed.
+        copies: low-precision model weights that follow `params`.
+    """
+    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
+    work_grads, work_params, work_avgs, work_avg_sqs = flat_fp32_lists(grads, params, exp_avgs, exp_avg_sqs)
+    device = params[0].device
+    if not bias_correction:
+        # beta ** inf is 0, so both corrections become exactly 1.
+        steps = torch.full((), math.inf, dtype=torch.float32, device=device)
+    elif isinstance(step, Tensor):
+        steps = step.to(device=device, dtype=torch.float32).reshape(())
+    else:
+        steps = torch.full((), float(step), dtype=torch.float32, device=device)
+    kernel = torch._fused_adamw_ if adam_w else torch._fused_adam_
+    kernel(
+        work_params,
+        work_grads,
+        work_avgs,
+        work_avg_sqs,
+        [],
+        [steps] * len(work_params),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+    write_back([*params, *exp_avgs, *exp_avg_sqs], [*work_params, *work_avgs, *work_avg_sqs])
+    if grad_scale is not None:
+        write_back(grads, work_grads)
+    if copies:
+        copy_by_dtype(copies, work_params)
+
+
+def sgd(
+    grads: Sequence[Tensor],
+    params: Sequence[Tensor],
+    momentum_buffers: Sequence[Tensor],
+    *,
+    lr: float | Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    first_run: bool,
+    wd_after_momentum: bool,
+    scale: float = 1.0,
+    found_inf: Tensor | None = None,
+    copies: Sequence[Tensor] = (),
+) -> None:
+    """Make one SGD step with torch's fused kernel; gradients are read, multiplied by `scale`, and not written.
+
+    Args:
+        found_inf: fp32 scalar; where it is 1 the kernel changes nothing (not with `wd_after_momentum` or `copies`).
+        first_run: set every momentum buffer to its gradient instead of averaging; `dampening` then has no part.
+        wd_after_momentum: keep weight decay out of the momentum (decoupled decay).
+        copies: low-precision model weights that follow `params`.
+    """
+    work_grads, work_params, work_buffers = flat_fp32_lists(grads, params, momentum_buffers)
+    if scale != 1.0:
+        work_grads = list(torch._foreach_mul(work_grads, scale))
+    if wd_after_momentum and weight_decay != 0.0:
+        torch._foreach_mul_(work_params, 1.0 - lr * weight_decay)
+    torch._fused_sgd_(
+        work_params,
+        work_grads,
+        work_buffers if momentum != 0.0 else [],
+        weight_decay=0.0 if wd_after_momentum else weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=as_fp32(dampening),
+        nesterov=nesterov,
+        maximize=False,
+        is_first_step=first_run and momentum != 0.0,  # the kernel warns if there are no buffers to initialize
+        found_inf=found_inf,
+    )
+    write_back([*params, *momentum_buffers], [*work_params, *work_buffers])
+    if copies:
+        copy_by_dtype(copies, work_params)
+
+
+def adagrad(
+    grads: Sequence[Tensor],
+    params: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    *,
+    lr: float,
+    eps: float,
+    adagrad_w: bool,
+    weight_decay: float,
+) -> None:
+    """Make one Adagrad step without learning-rate decay (`adagrad_w`: decoupled weight decay, else L2)."""
+    work_grads, work_params, work_sums = to_fp32(grads), to_fp32(params), to_fp32(sums)
+    if weight_decay != 0.0 and not adagrad_w:
+        work_grads = list(torch._foreach_add(work_grads, work_params, alpha=weight_decay))
+    torch._foreach_addcmul_(work_sums, work_grads, work_grads, 1.0)
+    denominators = torch._foreach_sqrt(work_sums)
+    torch._foreach_add_(denominators, eps)
+    if adagrad_w:
+        torch._foreach_mul_(work_params, 1.0 - lr * weight_decay)
+    torch._foreach_addcdiv_(work_params, work_grads, denominators, -lr)
+    write_back([*params, *sums], [*work_params, *work_sums])
+
+
+def novograd(
+    grads: Sequence[Tensor],
+    params: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    grad_norms: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    step: int,
+    bias_correction: bool,
+    weight_decay: float,
+    grad_averaging: bool,
+    reg_inside_moment: bool,
+    max_norm: bool,
+) -> None:
+    """Make one NovoGrad step.
+
+    `grad_norms` (shape (n,), fp32, updated in place) averages norms, not their squares: under L2 the squares are
+    blended and the root is kept, under the max norm (`max_norm`) the norms themselves are blended.
+    """
+    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
+    work_grads, work_params, work_avgs = to_fp32(grads), to_fp32(params), to_fp32(exp_avgs)
+    norms = per_tensor_norms(grads, math.inf if max_norm else 2.0)
+    if max_norm:
+        grad_norms.mul_(beta2).add_(norms, alpha=1.0 - beta2)
+    else:
+        grad_norms.copy_((beta2 * grad_norms.square() + (1.0 - beta2) * norms.square()).sqrt())
+    correction1 = 1.0 - beta1**step if bias_correction else 1.0
+    correction2 = math.sqrt(1.0 - beta2**step) if bias_correction else 1.0
+    share = 1.0 - beta1 if grad_averaging else 1.0
+    denominators = grad_norms / correction2 + eps
+
+    updates: Sequence[Tensor]
+    torch._foreach_mul_(work_avgs, beta1)
+    if reg_inside_moment:
+        steps = divide_each(work_grads, denominators)
+        torch._foreach_add_(steps, work_params, alpha=weight_decay)
+        torch._foreach_add_(work_avgs, steps, alpha=share)
+        updates = torch._foreach_div(work_avgs, correction1)
+    else:
+        torch._foreach_add_(work_avgs, work_grads, alpha=share)
+        updates = divide_each(torch._foreach_div(work_avgs, correction1), denominators)
+        torch._foreach_add_(updates, work_params, alpha=weight_decay)
+    torch._foreach_add_(work_params, updates, alpha=-lr)
+    write_back([*params, *exp_avgs], [*work_params, *work_avgs])

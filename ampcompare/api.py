@@ -1,0 +1,362 @@
+"""The Python interface: each function does what the command of that name does, without the command line.
+
+Importing this module loads no torch; the functions that need it start processes or import it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from ampcompare.analysis.criteria import Criteria, Preference
+from ampcompare.analysis.csv_table import read_table_file
+from ampcompare.analysis.external import judge
+from ampcompare.backends.arm import Arm
+from ampcompare.claims.reproduce import Reproduction
+from ampcompare.claims.study import StudyOptions, run_study
+from ampcompare.doctor.examine import Examination, examine
+from ampcompare.errors import ConfigError, GateFailed
+from ampcompare.experiment.compare import run_comparison
+from ampcompare.experiment.matrix import find_setting
+from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions, to_seconds
+from ampcompare.experiment.run import Observer
+from ampcompare.experiment.single_run import run_single
+from ampcompare.experiment.sources import SettingsRequest, collect_settings
+from ampcompare.explain.explain import Explanation, parse_arm_or_level
+from ampcompare.explain.explain import explain_arm as _explain
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.settings.layers import Layer
+
+if TYPE_CHECKING:
+    from ampcompare.checkpoint.convert.fp32_weights import Conversion
+
+__all__ = [
+    "compare",
+    "convert_checkpoint",
+    "examine_machine",
+    "explain_arm",
+    "judge_table",
+    "reproduce_claims",
+    "run",
+]
+
+
+def run(
+    config: RunConfig | None = None,
+    *,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    wait: float | str = 0,
+    slurm_options: Mapping[str, str] | None = None,
+    launch: LaunchOptions | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> RunRecord:
+    """Train one arm in a process of its own and return its record.
+
+    Args:
+        config: what to train, complete; or leave it out and describe it by the next arguments. The defaults train fp32
+            on the bundled digits.
+        recipe: a recipe, its name, or a YAML file with one; of several rows the first is trained.
+        size: a smaller size of a named recipe, such as "small".
+        config_file: YAML file of settings, which win over those of the recipe.
+        output_dir: run directory, by default `runs/run-<digest of config>`.
+        force: train again even if there is a usable record.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
+        slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
+        launch: how processes are started, over several nodes for example.
+        observer: receives progress and notes.
+        settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
+            settings, as in `**{"recipe.epochs": 3}`.
+
+    Returns:
+        The record, also of a run that failed or diverged: see its `status` and `error`.
+
+    Raises:
+        ConfigError: settings that cannot be used, or another command uses the folder.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        LaunchError: no process could be started.
+    """
+    request = _request(recipe, size, config_file, settings)
+    if config is not None and request != SettingsRequest():
+        raise ConfigError("run takes a complete config, or a recipe, file and settings, and both were given")
+    options = RunOptions(
+        config=config or collect_settings(request, one_run=True).config,
+        output_dir=_path(output_dir),
+        force=force,
+        wait_seconds=_wait(wait),
+        launch=_launch(launch, slurm_options),
+    )
+    return run_single(options, observer=observer).record
+
+
+def compare(
+    arms: Sequence[str] | str = (),
+    *,
+    seeds: Iterable[int] | str | None = None,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    output_dir: str | Path | None = None,
+    force: bool = False,
+    margin: float = 0.5,
+    time_margin: float = 2.0,
+    objective: Preference = "time",
+    prefer: Preference | None = None,
+    tag: str = "",
+    budget: float | str = "30m",
+    jobs: int = 1,
+    fail_on: Sequence[str] | str = (),
+    baseline: str | Path | None = None,
+    wait: float | str = 0,
+    tensorboard: str | Path | None = None,
+    junit: str | Path | None = None,
+    slurm_options: Mapping[str, str] | None = None,
+    launch: LaunchOptions | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train every arm with every seed on the same weights and batches, compare them, and write the reports.
+
+    Args:
+        arms: texts such as "fp32" or "apex:O2", or a single one; fp32, or else the first, is the reference. By default
+            the arms of the recipe or file, or else nine.
+        seeds: each is one pair of runs between any two arms: integers, a text such as "0-4", or "auto" for as many as
+            the margin needs. By default those of the recipe or file, or else the recipe's one seed.
+        recipe: what all arms train: a recipe, its name, or a YAML file with one.
+        size: a smaller size of a named recipe, such as "small".
+        config_file: YAML file of settings, which win over those of the recipe.
+        sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
+        output_dir: run directory, by default `runs/compare-<digest of the plan>`.
+        force: run every cell again.
+        margin: equivalence margin in percentage points of top-1, chosen before the runs.
+        time_margin: equivalence margin in percent of the step time.
+        objective: what the recommended arm improves while it keeps the accuracy.
+        prefer: the former name of `objective`.
+        tag: label of the report and its folder.
+        budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
+        jobs: cells that run in parallel; step times are then not compared.
+        fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
+        baseline: report.json or run directory that the limits compare with; by default the reference arm.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
+        tensorboard: folder for an event file per arm and seed.
+        junit: file for the results of arms and limits as JUnit XML.
+        slurm_options: as for `run`.
+        launch: how processes are started, over several nodes for example.
+        observer: receives progress and notes.
+        settings: further fields of `RunConfig`, or paths of settings, as for `run`.
+
+    Returns:
+        The comparison that the reports show; failed cells are among its records.
+
+    Raises:
+        ConfigError: an arm or option that cannot be used, or another command uses the folder.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        RecordError: the baseline cannot be read.
+        LaunchError: no process could be started.
+        GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.
+    """
+    options = CompareOptions(
+        settings=_request(recipe, size, config_file, settings),
+        arms=(arms,) if isinstance(arms, str) else tuple(arms),
+        seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
+        budget_seconds=to_seconds("budget", budget),
+        sweep=tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items()),
+        margin=margin,
+        time_margin=time_margin,
+        objective=prefer or objective,
+        tag=tag,
+        jobs=jobs,
+        fail_on=(fail_on,) if isinstance(fail_on, str) else tuple(fail_on),
+        baseline=_path(baseline),
+        output_dir=_path(output_dir),
+        force=force,
+        wait_seconds=_wait(wait),
+        tensorboard=_path(tensorboard),
+        junit=_path(junit),
+        launch=_launch(launch, slurm_options),
+    )
+    outcome = run_comparison(options, observer=observer)
+    outcome.write_junit()
+    failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
+    if failures:
+        raise GateFailed("; ".join(failures), outcome.comparison)
+    return outcome.comparison
+
+
+def judge_table(
+    table: str | Path,
+    *,
+    reference: str | None = None,
+    sd: float | None = None,
+    margin: float = 0.5,
+    time_margin: float = 2.0,
+    objective: Preference = "time",
+) -> Comparison:
+    """Compare the arms of a CSV table of results that were measured elsewhere.
+
+    Args:
+        table: a file with a line per run and the columns arm, accuracy and, if known, seed, time, memory and diverged.
+        reference: the arm that the others are compared with; by default fp32, or else the first.
+        sd: standard deviation over seeds in percentage points, for arms with fewer than three runs.
+        margin: equivalence margin in percentage points.
+        time_margin: equivalence margin in percent of the time.
+        objective: what the recommended arm improves while it keeps the accuracy.
+
+    Returns:
+        A comparison without records.
+
+    Raises:
+        RecordError: the table cannot be read; the message names the line.
+        ConfigError: an option that cannot be used, or there is no arm of the reference's name.
+    """
+    criteria = Criteria(margin, time_margin / 100, objective)
+    return judge(read_table_file(Path(table)), reference=reference, sd=sd, terms=criteria)
+
+
+def convert_checkpoint(
+    source: str | Path,
+    target: str | Path,
+    to: Literal["native", "apex"],
+    *,
+    opt_level: Literal["O0", "O1", "O2", "O3"] | None = None,
+    save_apex_format: bool = False,
+    unsafe_load: bool = False,
+) -> Conversion:
+    """Convert a checkpoint file between Apex and torch.amp. Imports torch.
+
+    Args:
+        source: a checkpoint of ampcompare, of a script with apex.amp, FP16_Optimizer or torch.amp, of timm, mmengine or
+            Lightning.
+        target: file to write, in the layout of `source`.
+        to: "native" for torch.amp, "apex" for apex.amp.
+        opt_level: level of the Apex side; by default inferred from the source, or O1 for the result.
+        save_apex_format: write exactly what an Apex script saves, with `to="apex"`.
+        unsafe_load: unpickle arbitrary objects in `source`, which runs code of its author.
+
+    Returns:
+        What was converted: `source` and `level` it was inferred to be, `changed` and `lost` as texts.
+
+    Raises:
+        CheckpointError: the source cannot be read, or holds objects that are not loaded without `unsafe_load`.
+        ConversionError: it is of the wanted kind already, has nothing to convert, or is the target.
+        EnvironmentUnfit: the target cannot be written.
+    """
+    from ampcompare.checkpoint.convert.convert import convert_file
+
+    return convert_file(
+        Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format, trust=unsafe_load
+    )
+
+
+def explain_arm(arm: Arm | str) -> Explanation:
+    """Explain what an arm does to numbers, and what its torch.amp equivalent is.
+
+    Args:
+        arm: an arm such as "native:fp16", or an opt level such as "O2".
+
+    Returns:
+        The explanation; `data()` is the JSON document of the command.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    return _explain(parse_arm_or_level(arm) if isinstance(arm, str) else arm)
+
+
+def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
+    """Examine this machine and its libraries, each in a process of its own.
+
+    Args:
+        arms: arms such as "apex:O1,engine=nvidia" to check one by one.
+        time_limit: seconds for each import that is tried.
+
+    Returns:
+        All checks with their verdicts; `data()` is the JSON document of the command `doctor`.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    return examine([Arm.parse(arm) if isinstance(arm, str) else arm for arm in arms], seconds=time_limit)
+
+
+def reproduce_claims(
+    claims: Sequence[str] = (),
+    *,
+    study: str = "articles",
+    output_dir: str | Path | None = None,
+    budget: float | str = "15m",
+    jobs: int = 1,
+    wait: float | str = 0,
+    observer: Observer | None = None,
+) -> Reproduction:
+    """Run small versions of published claims, judge them, and write the report.
+
+    Args:
+        claims: names; all of the study by default.
+        study: which claims.
+        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
+        budget: wall time, as seconds or a text such as "15m"; no seed begins after it.
+        jobs: cells that run in parallel; no times are judged then.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
+        observer: receives progress and notes.
+
+    Returns:
+        A result for each claim, in `findings`.
+
+    Raises:
+        ConfigError: there is no such study or claim, or the folder cannot be used.
+        LaunchError: no process could be started, or a program of the study failed.
+    """
+    options = StudyOptions(
+        study=study,
+        claims=tuple(claims),
+        output_dir=_path(output_dir),
+        budget_seconds=to_seconds("budget", budget),
+        jobs=jobs,
+        wait_seconds=_wait(wait),
+    )
+    return run_study(options, observer=observer)
+
+
+def _request(
+    recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
+) -> SettingsRequest:
+    """Return where settings come from; of pydantic models only the fields that were set count as given."""
+    values = {
+        name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+        for name, value in settings.items()
+    }
+    if isinstance(recipe, Recipe):
+        if size is not None:
+            raise ConfigError(f"size {size!r} is for a named recipe, and a Recipe object was given")
+        values["recipe"] = recipe.model_dump(exclude_unset=True)
+    return SettingsRequest(
+        recipe=recipe if isinstance(recipe, str) else None,
+        size=size,
+        file=None if config_file is None else str(config_file),
+        layers=(Layer("argument", values),) if values else (),
+    )
+
+
+def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
+    if launch is not None and slurm_options is not None:
+        raise ConfigError("launch has slurm_options of its own; give one of the two")
+    return launch or LaunchOptions(slurm_options=slurm_options or {})
+
+
+def _wait(wait: float | str) -> float:
+    return to_seconds("wait", wait) if wait else 0.0
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

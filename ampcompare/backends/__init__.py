@@ -1,0 +1,1 @@
+"""The backends as data, without torch: arms, options, requirements."""

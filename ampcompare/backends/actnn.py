@@ -1,0 +1,72 @@
+"""The backend `actnn`: activations saved for the backward pass in few bits, over another arm."""
+
+from __future__ import annotations
+
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.options import INNER_ARM
+from ampcompare.backends.spec import BackendSpec, ContractArm, EffectiveArm, Options
+
+__all__ = ["SPEC"]
+
+
+def _bits(text: str) -> int:
+    if text not in ("2", "4", "8"):
+        raise ValueError("expected 2, 4 or 8")
+    return int(text)
+
+
+def _group_size(text: str) -> int:
+    number = int(text)
+    if number < 8 or number % 4:
+        raise ValueError("expected a multiple of 4 of at least 8")
+    return number
+
+
+def _inner(options: Options) -> str:
+    return str(options.get("over", "fp32")).replace("+", ",")
+
+
+def _effective(options: Options, device: str) -> EffectiveArm:
+    return EffectiveArm(_inner(options))
+
+
+def _explain(options: Options) -> ArmExplanation:
+    bits, group = int(options["bits"]), int(options.get("group", 256))
+    over = _inner(options)
+    each = bits + 64 / group
+    return ArmExplanation(
+        summary=f"{over}, with what autograd saves of the model's forward pass in {bits} bits (ActNN's idea)",
+        does=(
+            ("weights, casts", f"those of {over}"),
+            (
+                "saved tensors",
+                f"in groups of {group}: {bits} bits a value, rounded at random so that the mean holds, and two fp32 "
+                f"numbers a group; {each:.3g} bits a value in all, against 32",
+            ),
+            ("left alone", "weights, integers, tensors below 1024 elements, and what the loss saves"),
+            ("gradients", "right in the mean, with the noise of the rounding"),
+            ("time", "more: packing and unpacking; docs/backends.md has figures"),
+        ),
+        twin=over,
+        twin_is="the arm underneath, whose activations are saved as they are",
+        differs=("memory of saved activations, time, and the noise of the gradients",),
+        script=(),
+        twin_script=(),
+    )
+
+
+SPEC = BackendSpec(
+    summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
+    implementation="ampcompare.precision.actnn:ActNN",
+    explain=_explain,
+    parsers={"bits": _bits, "group": _group_size, "over": INNER_ARM},
+    written={"bits": 2},
+    implied={"group": 256, "over": "fp32"},
+    effective=_effective,
+    inner=_inner,
+    contract=(
+        ContractArm("actnn:bits=8"),
+        ContractArm("actnn:bits=2,over=native:fp16", skips_steps=True),
+        ContractArm("actnn:bits=4,over=apex:O2+engine=compat", skips_steps=True),
+    ),
+)

@@ -1,0 +1,62 @@
+"""The backend `apex`: `apex.amp` at an opt level, from the real Apex or from ampcompare's own engine."""
+
+from __future__ import annotations
+
+from ampcompare.backends.apex_explanation import explain_apex
+from ampcompare.backends.apex_levels import LEVELS, apex_level
+from ampcompare.backends.explanation import FP32_BYTES, HALF_BYTES, MASTER_WEIGHT_BYTES, BytesPerParameter
+from ampcompare.backends.options import choice, flag, loss_scale, output_dtype, positive
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+
+__all__ = ["SPEC"]
+
+
+def _opt_level(text: str) -> str:
+    if text in LEVELS:
+        return text
+    if text[:1] in ("0", "o") and f"O{text[1:]}" in LEVELS:
+        raise ValueError(f"an opt level begins with the capital letter O, not with {text[0]!r}: write O{text[1:]}")
+    raise ValueError(f"expected one of {', '.join(LEVELS)} (capital letter O)")
+
+
+def _memory(options: Options) -> BytesPerParameter:
+    level = apex_level(options)
+    if level.is_half:
+        return MASTER_WEIGHT_BYTES if level.master_weights else HALF_BYTES
+    return BytesPerParameter(4, 4, 0, 0, 2, 4) if level.patch_torch_functions else FP32_BYTES
+
+
+def _master_weights(options: Options) -> bool:
+    level = options.get("opt_level", "O1")
+    return bool(options.get("master_weights", level == "O2")) and level in ("O2", "O3")
+
+
+SPEC = BackendSpec(
+    summary="apex.amp at an opt level: O0, O1, O2 or O3",
+    implementation="ampcompare.precision.apex:make_apex",
+    explain=explain_apex,
+    memory=_memory,
+    parsers={
+        "opt_level": _opt_level,
+        "loss_scale": loss_scale,
+        "keep_batchnorm_fp32": flag,
+        "master_weights": flag,
+        "cast_model_outputs": output_dtype,
+        "min_loss_scale": positive,
+        "max_loss_scale": positive,
+        "engine": choice("auto", "nvidia", "compat"),
+    },
+    positional="opt_level",
+    default="O1",
+    implied={"engine": "auto"},
+    checkpoint=CheckpointState(master_weights=_master_weights),
+    contract=(
+        ContractArm("apex:O0,engine=compat"),
+        ContractArm("apex:O1,engine=compat", skips_steps=True),
+        ContractArm("apex:O1,loss_scale=128,engine=compat"),
+        ContractArm("apex:O2,engine=compat", skips_steps=True),
+        ContractArm("apex:O2,loss_scale=128,engine=compat"),
+        ContractArm("apex:O3,engine=compat"),
+        ContractArm("apex:O3,loss_scale=dynamic,engine=compat", skips_steps=True),
+    ),
+)

@@ -1,0 +1,210 @@
+"""An opt level of Apex in sentences, from the table of its options.
+
+Source: Apex 25.05, `apex/amp`; `docs/deviations.md` for where our engine departs from it.
+"""
+
+from __future__ import annotations
+
+from ampcompare.backends.apex_casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST, OTHERWISE_IN_AUTOCAST
+from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL, Level, apex_level
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.options import DTYPE_NAMES
+from ampcompare.backends.scripts import apex_script, fp32_script, half_script, native_script
+from ampcompare.backends.spec import Options
+
+__all__ = ["explain_apex"]
+
+
+def explain_apex(options: Options) -> ArmExplanation:
+    """Explain an `apex` arm with its options."""
+    level = apex_level(options)
+    name = str(options.get("opt_level", "O1"))
+    twin, twin_is = _twin(name, level)
+    return ArmExplanation(
+        summary=_summary(level),
+        does=(
+            ("weights", _weights(level)),
+            *_casts(level),
+            ("inputs, outputs", _borders(level)),
+            ("batch norm", _batch_norm(level)),
+            ("master weights", _masters(level)),
+            ("optimizer", _optimizer(level)),
+            ("loss scale", _loss_scale(level)),
+            ("checkpoint", _checkpoint(level)),
+        ),
+        twin=twin,
+        twin_is=twin_is,
+        differs=_differs(level, twin),
+        script=apex_script({"opt_level": name, **options}),
+        twin_script=_twin_script(twin, level),
+    )
+
+
+def _summary(level: Level) -> str:
+    if level.patch_torch_functions:
+        return "fp32 weights; every torch function casts its own inputs to what suits it"
+    if not level.is_half:
+        return "everything in fp32, through the machinery of Apex"
+    norm = ", fp32 batch norm" if level.keep_batchnorm_fp32 else ""
+    masters = " and fp32 master weights" if level.master_weights else ", nothing in fp32 behind it"
+    return f"an fp16 model{norm}{masters}"
+
+
+def _weights(level: Level) -> str:
+    if not level.is_half:
+        return "stay fp32"
+    but = " but those of batch norm" if level.keep_batchnorm_fp32 else ""
+    return f"become fp16 at amp.initialize, all{but}; buffers of floating point too"
+
+
+def _casts(level: Level) -> tuple[tuple[str, str], ...]:
+    if not level.patch_torch_functions:
+        return (("casts", "none inside the model: an operation runs in the type of what it is given"),)
+    return (
+        ("cast to fp16", f"{_listed(O1_TO_FP16)}; fp16 copies of weights are kept until scale_loss ends"),
+        ("cast to fp32", _listed(O1_TO_FP32)),
+        ("to the widest", f"{', '.join(O1_WIDEST)}: an fp16 and an fp32 input give fp32"),
+        ("not cast", "all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on fp16"),
+    )
+
+
+def _listed(table: dict[str, tuple[str, ...]]) -> str:
+    """Return the groups of a table, each with its first few names."""
+    parts = []
+    for group, names in table.items():
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        parts.append(f"{group} ({shown})")
+    return ", ".join(parts)
+
+
+def _borders(level: Level) -> str:
+    outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
+    if level.cast_model_type is None:
+        if outputs:
+            return f"inputs as they come; outputs of the model become {outputs}"
+        return "as they come: a model that ends in a linear layer returns fp16; its loss is cast to fp32"
+    kind = "fp16" if level.is_half else "fp32"
+    outside = "" if outputs else ", so a loss outside is in fp32"
+    return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
+
+
+def _batch_norm(level: Level) -> str:
+    if not level.is_half:
+        return "fp32 weights and statistics" + (
+            "; runs in the type of its input" if level.patch_torch_functions else ""
+        )
+    if level.keep_batchnorm_fp32:
+        return (
+            "fp32 weights and statistics, fp16 in and out; layer, group and instance norms become fp16, and so does a "
+            "batch norm with affine=False"
+        )
+    return "fp16 weights and statistics"
+
+
+def _masters(level: Level) -> str:
+    if not level.is_half:
+        return "none needed: the weights are fp32"
+    if level.master_weights:
+        return "an fp32 copy of each fp16 weight, made from the rounded weights at the first backward pass, never saved"
+    return "none: an update below half a unit in the last place of an fp16 weight is lost"
+
+
+def _optimizer(level: Level) -> str:
+    if not level.is_half:
+        return "steps the fp32 weights"
+    if level.master_weights:
+        return "steps the masters with fp32 gradients and state, then copies them to the model"
+    return "steps fp16 weights with fp16 gradients and state; Adam's eps of 1e-8 is 0 there"
+
+
+def _loss_scale(level: Level) -> str:
+    if level.loss_scale == "dynamic":
+        floor = f", never below {level.min_loss_scale:g}" if level.min_loss_scale else ""
+        return (
+            f"dynamic: begins at {FIRST_SCALE:.0f}, halves and skips the step at an overflow{floor}, doubles after "
+            f"{GROWTH_INTERVAL} steps without one, up to {level.max_loss_scale:.0f}"
+        )
+    if level.loss_scale == 1.0:
+        return "1: none, and an overflow is not looked for"
+    return f"static at {level.loss_scale:g}: an overflow is not looked for, and infinities reach the weights"
+
+
+def _checkpoint(level: Level) -> str:
+    scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
+    if level.is_half:
+        masters = ", masters are not in it" if level.master_weights else ""
+        return f"model.state_dict() gives fp16 weights as fp32{masters}; {scaler}"
+    return scaler
+
+
+def _twin(name: str, level: Level) -> tuple[str, str]:
+    if level.patch_torch_functions:
+        scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
+        return f"native:fp16{scale}", "the same idea, function by function; what torch.amp was made from"
+    if not level.is_half:
+        if name == "O1":
+            return "native:fp16", "near: this arm only scales the loss"
+        return "fp32", "equal to the last bit, where nothing of the model is fp64"
+    if level.master_weights:
+        return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
+    words = [
+        *(["bn_fp32"] if level.keep_batchnorm_fp32 else []),
+        *(["dynamic"] if level.loss_scale == "dynamic" else []),
+        *(
+            [f"loss_scale={level.loss_scale:g}"]
+            if isinstance(level.loss_scale, float) and level.loss_scale != 1
+            else []
+        ),
+    ]
+    return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
+
+
+def _differs(level: Level, twin: str) -> tuple[str, ...]:
+    if twin == "fp32":
+        return (
+            "amp.initialize replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",
+            "fp64 weights become fp32",
+        )
+    if twin.startswith("half"):
+        return (
+            "amp.initialize casts inputs and outputs; manually, call .half() and one of .float()",
+            "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
+            *(
+                ("Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",)
+                if level.loss_scale == "dynamic"
+                else ()
+            ),
+        )
+    scaling = (
+        "Apex checks and moves the scale at every backward pass, GradScaler at every update()",
+        "at an overflow Apex skips all optimizers of that backward pass, GradScaler only those that overflowed; "
+        "several losses share one GradScaler, where Apex can give each its own (num_losses)",
+        f"its scale stops at {level.max_loss_scale:.0f} and may have a floor (min_loss_scale), GradScaler has neither",
+        "gradients are unscaled when scale_loss ends; with GradScaler call scaler.unscale_(optimizer) before clipping",
+        "in a checkpoint, loss_scale and unskipped of amp.state_dict() are scale and _growth_tracker of GradScaler's",
+    )
+    if level.patch_torch_functions:
+        lists = "; ".join(f"{name}: {o1} under O1, {other} there" for name, o1, other in OTHERWISE_IN_AUTOCAST)
+        return (
+            "O1 patches torch for the life of the process, evaluation included; autocast casts inside its `with`",
+            f"the lists are not quite those of autocast on CUDA: {lists}",
+            *scaling,
+        )
+    if not level.is_half:
+        return ("nothing is cast here; autocast runs products in fp16", *scaling)
+    return (
+        "here all weights are fp16 and rounded once; there they stay fp32 and are rounded again for each product",
+        "here softmax, layer norm and other sensitive functions inside the model run in fp16; autocast gives them fp32",
+        "here the optimizer trains fp32 masters: clip amp.master_params(optimizer), not model.parameters()",
+        *scaling,
+    )
+
+
+def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
+    if twin == "fp32":
+        return fp32_script()
+    if twin.startswith("half"):
+        scale = None if level.loss_scale == 1.0 else level.loss_scale
+        return half_script("float16", bool(level.keep_batchnorm_fp32), scale)
+    scaled = level.patch_torch_functions and level.loss_scale != "dynamic"
+    return native_script("float16", {"init_scale": level.loss_scale} if scaled else {})

@@ -1,0 +1,52 @@
+"""The backend `fp32`: plain single precision, the usual reference, and TF32 on GPUs that have it."""
+
+from __future__ import annotations
+
+from ampcompare.backends.explanation import FP32_BYTES, ArmExplanation
+from ampcompare.backends.options import flag
+from ampcompare.backends.scripts import apex_script, fp32_script
+from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+
+__all__ = ["SPEC"]
+
+TF32_SCRIPT = ("torch.backends.cuda.matmul.allow_tf32 = True", "torch.backends.cudnn.allow_tf32 = True")
+
+
+def _explain(options: Options) -> ArmExplanation:
+    """Explain the reference, and its form in TF32."""
+    tf32 = bool(options.get("tf32"))
+    return ArmExplanation(
+        summary="fp32 with products and convolutions in TF32" if tf32 else "plain single precision: the reference",
+        does=(
+            ("weights", "fp32"),
+            ("casts", "none"),
+            ("batch norm", "fp32"),
+            ("loss scale", "none needed"),
+            ("optimizer", "steps the fp32 weights"),
+            (
+                "TF32",
+                "10 bits of mantissa in matrix products and convolutions, in the whole process; on a GPU of capability "
+                "8.0 or later only"
+                if tf32
+                else "on a GPU of capability 8.0 or later torch convolves in TF32 by default; see `ampcompare doctor`",
+            ),
+        ),
+        twin="apex:O0",
+        twin_is="near: O0 leaves TF32 as torch has it"
+        if tf32
+        else "equal to the last bit, where nothing of the model is fp64",
+        differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
+        script=(*(TF32_SCRIPT if tf32 else ()), *fp32_script()),
+        twin_script=apex_script({"opt_level": "O0"}),
+    )
+
+
+SPEC = BackendSpec(
+    summary="plain single precision: the reference; tf32 on a GPU that has it",
+    implementation="ampcompare.precision.fp32:FP32",
+    explain=_explain,
+    memory=lambda options: FP32_BYTES,
+    parsers={"tf32": flag},
+    implied={"tf32": False},
+    contract=(ContractArm("fp32"),),
+)

@@ -1,0 +1,127 @@
+"""The backend `half`: manual `.half()`, optionally with fp32 master weights and a loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ampcompare.backends.apex_levels import FIRST_SCALE
+from ampcompare.backends.explanation import HALF_BYTES, MASTER_WEIGHT_BYTES, ArmExplanation, BytesPerParameter
+from ampcompare.backends.options import DTYPE_NAMES, count, flag, half_dtype, loss_scale, positive
+from ampcompare.backends.scripts import apex_script, half_script
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+
+__all__ = ["SPEC"]
+
+GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
+
+
+def _explain(options: Options) -> ArmExplanation:
+    """Explain a `half` arm with its options."""
+    dtype = str(options.get("dtype", "float16"))
+    name = DTYPE_NAMES[dtype]
+    bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))
+    scale = options.get("loss_scale")
+    twin: dict[str, Any] = {}
+    if dtype == "float16":
+        twin = {"opt_level": "O2" if masters else "O3"}
+        twin_scale = (scale or 1.0) if masters else scale  # O2 would scale by itself
+        if twin_scale is not None:
+            twin["loss_scale"] = twin_scale
+        if masters or bn_fp32:
+            twin["keep_batchnorm_fp32"] = bn_fp32
+    added = [*(["fp32 masters"] if masters else []), *(["a dynamic loss scale"] if scale == "dynamic" else [])]
+    return ArmExplanation(
+        summary=f"the whole model in {name}, as scripts do it by hand"
+        + (", batch norm in fp32" if bn_fp32 else "")
+        + (f", with {' and '.join(added)} as fp16 optimizers have them" if added else ""),
+        does=(
+            ("weights", f"become {name}, all" + (" but those of batch norm" if bn_fp32 else "")),
+            ("casts", "none inside the model: an operation runs in the type of what it is given"),
+            ("inputs, outputs", f"floating inputs become {name}, outputs fp32, so losses outside are in fp32"),
+            (
+                "batch norm",
+                f"fp32 weights and statistics, {name} in and out" if bn_fp32 else f"{name} weights and statistics",
+            ),
+            (
+                "master weights",
+                f"an fp32 copy of each {name} weight, in its place in the optimizer"
+                if masters
+                else "none: an update below half a unit in the last place of a weight is lost",
+            ),
+            ("optimizer", _optimizer(name, masters)),
+            ("loss scale", _loss_scale(options, name)),
+            ("checkpoint", f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else "")),
+        ),
+        twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
+        twin_is="the same numbers, through Apex"
+        if twin and not added
+        else "the same idea, through Apex"
+        if twin
+        else f"Apex knows no bf16; its nearest arm is apex:{'O2' if masters else 'O3'}, in fp16",
+        differs=(),
+        script=half_script(dtype, bn_fp32, scale, master_weights=masters),
+        twin_script=apex_script(twin) if twin else (),
+    )
+
+
+def _optimizer(name: str, masters: bool) -> str:
+    if masters:
+        return "steps the masters with widened gradients and fp32 state, then rounds them into the model"
+    eps = "; Adam's eps of 1e-8 is 0 there" if name == "fp16" else ""
+    return f"steps {name} weights with {name} gradients and state{eps}"
+
+
+def _loss_scale(options: Options, name: str) -> str:
+    scale = options.get("loss_scale")
+    if scale is None:
+        return "none: gradients below 2**-25 become 0" if name == "fp16" else "none"
+    if scale == "dynamic":
+        first = options.get("init_scale", FIRST_SCALE)
+        interval = options.get("growth_interval", GROWTH_INTERVAL)
+        return (
+            f"dynamic: begins at {first:.0f}; an overflow skips the step and halves it, down to 1; "
+            f"{interval} steps without one double it"
+        )
+    return f"static at {scale:g}: divided out once per step, an overflow is not looked for"
+
+
+def _check(options: Options) -> str:
+    if options.get("loss_scale") != "dynamic":
+        for name in ("init_scale", "growth_interval"):
+            if name in options:
+                return f"{name} is of a dynamic loss scale; add dynamic, or leave it out"
+    return ""
+
+
+def _memory(options: Options) -> BytesPerParameter:
+    return MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES
+
+
+SPEC = BackendSpec(
+    summary="manual .half(): 16-bit weights; master_weights and loss_scale=dynamic as fp16 optimizers add them",
+    implementation="ampcompare.precision.half:make_half",
+    explain=_explain,
+    memory=_memory,
+    parsers={
+        "dtype": half_dtype,
+        "bn_fp32": flag,
+        "master_weights": flag,
+        "loss_scale": loss_scale,
+        "init_scale": positive,
+        "growth_interval": count,
+    },
+    aliases={"dynamic": "loss_scale=dynamic", "fp16": "dtype=fp16", "bf16": "dtype=bf16"},
+    implied={"dtype": "float16", "bn_fp32": False, "master_weights": False},
+    check=_check,
+    checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
+    contract=(
+        ContractArm("half"),
+        ContractArm("half:bn_fp32"),
+        ContractArm("half:dtype=bf16"),
+        ContractArm("half:loss_scale=128"),
+        ContractArm("half:dynamic", skips_steps=True),
+        ContractArm("half:master_weights"),
+        ContractArm("half:master_weights,loss_scale=128"),
+        ContractArm("half:master_weights,dynamic", skips_steps=True),
+    ),
+)

@@ -1,0 +1,60 @@
+"""The backend `horovod`: Horovod's DistributedOptimizer."""
+
+from __future__ import annotations
+
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.library import Library
+from ampcompare.backends.library_explanation import explain_library
+from ampcompare.backends.options import choice, count
+from ampcompare.backends.scripts import PLAIN_STEP
+from ampcompare.backends.spec import BackendSpec, EffectiveArm, Options
+
+__all__ = ["SPEC"]
+
+LIBRARY = Library(
+    ("horovod.torch",),
+    ("horovod",),
+    "HOROVOD_WITH_PYTORCH=1 pip install --no-build-isolation horovod",
+    "it is built on your machine; its last release, 0.28.1, compiles as C++14, and torch 2.13 needs C++17",
+)
+
+
+def _effective(options: Options, device: str) -> EffectiveArm:
+    return EffectiveArm("fp32")
+
+
+def _explain(options: Options) -> ArmExplanation:
+    return explain_library(
+        "Horovod's DistributedOptimizer",
+        LIBRARY,
+        (
+            ("casts", "none; with compression=fp16 gradients are exchanged in fp16"),
+            ("loss scale", "none"),
+            ("processes", "started by horovodrun, in a loop of your own; one process exchanges nothing"),
+            ("accumulation", "passes=N: Horovod must know beforehand"),
+        ),
+        (
+            "import horovod.torch as hvd",
+            "hvd.init()",
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0)",
+            "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), "
+            f"compression=hvd.Compression.{options.get('compression', 'none')})",
+            PLAIN_STEP[0],
+            PLAIN_STEP[1],
+            PLAIN_STEP[3],
+        ),
+        on_gpu=_effective(options, "cuda"),
+        on_cpu=_effective(options, "cpu"),
+    )
+
+
+SPEC = BackendSpec(
+    summary="Horovod's DistributedOptimizer: fp32, gradients exchanged in fp32 or fp16",
+    implementation="ampcompare.precision.horovod:Horovod",
+    explain=_explain,
+    parsers={"compression": choice("none", "fp16"), "passes": count},
+    implied={"compression": "none", "passes": 1},
+    library=LIBRARY,
+    effective=_effective,
+    # No contract arms: it cannot be built for this torch; tests/precision/test_horovod.py uses a stub.
+)

@@ -1,0 +1,68 @@
+"""The library behind a backend: whether it is installed, and its import."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from types import ModuleType
+
+from ampcompare.environment import installed_version
+from ampcompare.errors import BackendUnavailable
+
+__all__ = ["Library"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a backend needs besides torch.
+
+    Attributes:
+        modules: names under which it is imported; the first one found is used.
+        distributions: names under which it is installed, in the order of `modules`.
+        install: a line for a shell.
+        remark: what makes the installation difficult, if anything does.
+        extra: the extra of this package that installs it; "" if there is none.
+    """
+
+    modules: tuple[str, ...]
+    distributions: tuple[str, ...]
+    install: str
+    remark: str = ""
+    extra: str = ""
+
+    def found(self) -> tuple[str, str, str] | None:
+        """Return module, distribution and version of what is installed, without importing it; None if nothing is."""
+        for module, distribution in zip(self.modules, self.distributions, strict=True):
+            if importlib.util.find_spec(module.partition(".")[0]) is not None:
+                return module, distribution, installed_version(distribution) or "of unknown version"
+        return None
+
+    def missing(self) -> str:
+        """Return why it cannot be used, with what to type; "" if it is installed."""
+        if self.found() is not None:
+            return ""
+        return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
+
+    def load(self, backend: str) -> tuple[ModuleType, str, str]:
+        """Import it; return the module with the name and version of its distribution.
+
+        Args:
+            backend: who asks, for the message.
+
+        Raises:
+            BackendUnavailable: it is not installed, or its import fails.
+        """
+        found = self.found()
+        if found is None:
+            raise BackendUnavailable(f"{backend} is {self.missing()}")
+        name, distribution, version = found
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # warnings of its own dependencies; users cannot act on them
+                return importlib.import_module(name), distribution, version
+        except Exception as error:  # a library built for another torch may raise anything
+            raise BackendUnavailable(
+                f"{name} {version} is installed and cannot be imported: {type(error).__name__}: {error}; {self.install}"
+            ) from error

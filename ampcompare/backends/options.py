@@ -1,0 +1,106 @@
+"""Read the values of an arm's options from text. Each function raises `ValueError` with what it expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = [
+    "DTYPE_NAMES",
+    "INNER_ARM",
+    "above_one",
+    "below_one",
+    "choice",
+    "count",
+    "flag",
+    "half_dtype",
+    "loss_scale",
+    "output_dtype",
+    "positive",
+]
+
+DTYPES = {
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def choice(*allowed: str) -> Callable[[str], str]:
+    """Return a reader that accepts only the words in `allowed`."""
+
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def half_dtype(text: str) -> str:
+    """Return "float16" or "bfloat16"."""
+    if text not in DTYPES:
+        raise ValueError("expected float16 (fp16) or bfloat16 (bf16)")
+    return DTYPES[text]
+
+
+def output_dtype(text: str) -> str:
+    """Return "float32", "float16" or "bfloat16"."""
+    return "float32" if text in ("float32", "fp32", "float") else half_dtype(text)
+
+
+def flag(text: str) -> bool:
+    """Return a Boolean; yes, on and 1 count as true."""
+    lowered = text.lower()
+    if lowered in ("true", "1", "yes", "on"):
+        return True
+    if lowered in ("false", "0", "no", "off"):
+        return False
+    raise ValueError("expected true or false")
+
+
+def positive(text: str) -> float:
+    """Return a finite number above 0."""
+    number = float(text)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError("expected a finite number above 0")
+    return number
+
+
+def above_one(text: str) -> float:
+    """Return a finite number above 1."""
+    if (number := positive(text)) <= 1:
+        raise ValueError("expected a number above 1")
+    return number
+
+
+def below_one(text: str) -> float:
+    """Return a number between 0 and 1."""
+    if (number := positive(text)) >= 1:
+        raise ValueError("expected a number between 0 and 1")
+    return number
+
+
+def count(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if (number := int(text)) < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return number
+
+
+def loss_scale(text: str) -> float | str:
+    """Return "dynamic" or a finite number above 0."""
+    if text == "dynamic":
+        return text
+    try:
+        return positive(text)
+    except ValueError:
+        raise ValueError("expected dynamic or a finite number above 0") from None
+
+
+def INNER_ARM(text: str) -> str:
+    """Mark an option whose value is an arm with its options joined by `+`; `Arm` reads it in place of this function."""
+    return text

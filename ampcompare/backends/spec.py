@@ -1,0 +1,101 @@
+"""The description of a backend: everything the package knows of it without importing torch.
+
+Every command reads it: the arm grammar, `list`, `explain`, `doctor`, `convert`, the reports and the contract tests. The
+class that trains, a `Precision`, is named by `implementation` and imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+from ampcompare.backends.library import Library
+
+__all__ = ["BackendSpec", "CheckpointState", "ContractArm", "EffectiveArm", "Options"]
+
+Options = Mapping[str, Any]
+"""Parsed options of an arm; those at their default may be missing."""
+
+
+@dataclass(frozen=True)
+class EffectiveArm:
+    """What an arm runs on a device.
+
+    Attributes:
+        arm: the arm of ampcompare's own with that precision; None if the arm cannot run there.
+        reason: why it differs from what was asked, or why it cannot run.
+    """
+
+    arm: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ContractArm:
+    """An arm on which the contract tests run.
+
+    Attributes:
+        skips_steps: its loss scale is dynamic, so an overflow skips the step.
+        shares_steps: several optimizers may share an update.
+    """
+
+    text: str
+    skips_steps: bool = False
+    shares_steps: bool = True
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a backend keeps in a checkpoint.
+
+    Attributes:
+        grad_scaler: options -> whether the arm has a `torch.amp.GradScaler`; None if no arm of the backend has one.
+        master_weights: options -> whether the arm trains fp32 master weights.
+    """
+
+    grad_scaler: Callable[[Options], bool] | None = None
+    master_weights: Callable[[Options], bool] = lambda options: False
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """A backend as data.
+
+    Attributes:
+        summary: one line for `ampcompare list`.
+        implementation: `module:attribute` of its `Precision`, called as `factory(device=..., **options)`.
+        explain: options -> explanation of the arm.
+        memory: options -> bytes per parameter; None for the bytes of the arm that `effective` names.
+        parsers: option name -> function that reads its text and raises `ValueError` with what was expected; None if the
+            options are not known here.
+        positional: the option that may be written without its name, such as the opt level in `apex:O2`.
+        default: text of the positional option if none is written.
+        aliases: words that stand for an option with its value.
+        written: options that the canonical text names even at these values, their defaults.
+        implied: defaults that the canonical text leaves out.
+        check: parsed options -> what is wrong with their combination, or "".
+        library: what it needs besides torch; None if nothing.
+        effective: options, "cpu" or "cuda" -> what runs; None if the backend always runs what it is asked.
+        inner: options -> text of the arm that this one runs on; "" if there is none.
+        checkpoint: what it keeps in a checkpoint.
+        contract: arms for the contract tests.
+    """
+
+    summary: str
+    implementation: str
+    explain: Callable[[Options], ArmExplanation]
+    memory: Callable[[Options], BytesPerParameter] | None = None
+    parsers: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
+    positional: str | None = None
+    default: str | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    written: Options = field(default_factory=dict)
+    implied: Options = field(default_factory=dict)
+    check: Callable[[Options], str] = lambda options: ""
+    library: Library | None = None
+    effective: Callable[[Options, str], EffectiveArm] | None = None
+    inner: Callable[[Options], str] = lambda options: ""
+    checkpoint: CheckpointState = CheckpointState()
+    contract: tuple[ContractArm, ...] = ()

@@ -1,0 +1,1 @@
+"""Converts checkpoints between Apex and torch.amp, and between arms."""

@@ -1,0 +1,1 @@
+"""Reads checkpoints of any program without running what they hold."""

@@ -1,0 +1,147 @@
+"""The checkpoints of one run in one folder: the last few, the best, and how damaged ones are skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
+from ampcompare.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.files import flush_to_disk
+
+__all__ = ["BEST", "CheckpointFolder"]
+
+BEST = "best.pt"
+NAME = re.compile(r"step-(\d{8,})\.pt")
+ASIDE = ".aside"
+
+
+class CheckpointFolder:
+    """Keeps the checkpoints of one run: `step-00000120.pt` by number of updates, and `best.pt`.
+
+    Args:
+        keep_last: how many of the newest are kept. An older one is deleted only after a newer one was read back.
+        note: receives a line for what the caller should know that is not an error.
+        on_written: called with the state, and whether it is the best, once it is written; it may write more files here.
+        counted: another file that a checkpoint depends on; flushed to the disk before the checkpoint is written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int = 2,
+        note: Callable[[str], None] = lambda text: None,
+        on_written: Callable[[Mapping[str, Any], bool], None] = lambda state, best: None,
+        counted: Path | None = None,
+    ) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last is {keep_last}, and at least one checkpoint stays")
+        self.folder = folder
+        self.keep_last = keep_last
+        self.note = note
+        self.on_written = on_written
+        self.counted = counted
+
+    def path_of(self, step: int) -> Path:
+        """Return where the checkpoint after `step` updates lies."""
+        return self.folder / f"step-{step:08d}.pt"
+
+    def save(self, state: Mapping[str, Any], *, step: int, best: bool = False) -> Path:
+        """Write a checkpoint, with one retry if the system refuses, then delete older ones.
+
+        Args:
+            step: updates made; the newest checkpoint is the one with most. Files of later steps, which a run that was
+                resumed further back leaves behind, are renamed.
+            best: this is the best so far, and also becomes `best.pt`.
+
+        Raises:
+            CheckpointError: the state holds what a checkpoint cannot.
+            EnvironmentUnfit: it could not be written; those that were there are as they were.
+        """
+        path = self.path_of(step)
+        self._drop_unfinished()
+        if self.counted is not None:
+            flush_to_disk(self.counted)
+        try:
+            write_checkpoint(path, state)
+        except EnvironmentUnfit as error:
+            self.note(f"{error}; trying once more")
+            write_checkpoint(path, state)
+        if best:
+            self._keep_as_best(path)
+        self.on_written(state, best)
+        self._tidy(step)
+        return path
+
+    def _keep_as_best(self, path: Path) -> None:
+        """Give the file a second name; where a file system has no links, copy it."""
+        temporary = self.folder / f".{BEST}.{os.getpid()}.tmp"
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        try:
+            try:
+                os.link(path, temporary)
+            except OSError:
+                shutil.copyfile(path, temporary)
+            os.replace(temporary, self.folder / BEST)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise EnvironmentUnfit(
+                f"cannot keep {path} as {BEST}: {error.strerror or error}; free some space or choose another "
+                "--output-dir"
+            ) from error
+
+    def _tidy(self, step: int) -> None:
+        with contextlib.suppress(OSError):  # what cannot be removed costs space, not the run
+            for number, path in self._files():
+                if number > step:
+                    path.replace(path.with_name(path.name + ASIDE))
+            for _, path in self._files()[self.keep_last :]:
+                path.unlink()
+
+    def _drop_unfinished(self) -> None:
+        """Remove what writers that were killed have left."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(".*.tmp"):
+                path.unlink()
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return step and path of each checkpoint, newest first."""
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            return []
+        found = ((NAME.fullmatch(name), name) for name in names)
+        return sorted(((int(match[1]), self.folder / name) for match, name in found if match), reverse=True)
+
+    def newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
+        """Read the newest checkpoint that is whole; None where there has never been one.
+
+        Returns:
+            Its path, its state, and a line for each newer one that was passed over.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be read; or the newest is of a newer ampcompare.
+        """
+        notes: list[str] = []
+        candidates = [path for _, path in self._files()]
+        if (self.folder / BEST).exists():
+            candidates.append(self.folder / BEST)
+        for path in candidates:
+            try:
+                return path, read_checkpoint(path, device=device), notes
+            except CheckpointError as error:
+                if "upgrade" in str(error):
+                    raise
+                notes.append(f"{error}; falling back to the one before")
+        if notes:
+            raise CheckpointError(f"none of {len(notes)} checkpoints in {self.folder} can be read: {notes[0]}")
+        return None

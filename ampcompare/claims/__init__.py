@@ -1,0 +1,1 @@
+"""Published claims: how each is reproduced at a small size and judged."""

@@ -1,0 +1,77 @@
+"""What `compare` prints: the plan of a dry run, the table, and the limits that were exceeded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from ampcompare.cli.output import say
+from ampcompare.formatting import printable
+
+if TYPE_CHECKING:
+    from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
+
+__all__ = ["show_checks", "show_comparison", "show_plan"]
+
+
+def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool) -> None:
+    """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
+    from ampcompare.report.formats import FORMATS
+    from ampcompare.report.tables import room
+    from ampcompare.report.terminal import Terminal
+
+    failure = outcome.common_failure
+    if as_json:
+        say(FORMATS["json"].reporter().render(outcome.comparison), nl=False)
+    elif failure is None:
+        say(Terminal(room()).render(outcome.comparison), nl=False)
+    if failure is not None:
+        click.echo(f"ampcompare: every cell failed: {printable(failure.error or '', 2000)}", err=True)
+    elif not quiet:
+        click.echo(f"report: {outcome.folder / 'report.md'}", err=True)
+
+
+def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
+    """Print on stderr which limits were exceeded or not checked; nothing if the exit code is about failed arms."""
+    if outcome.exit_code not in (0, 1):
+        return
+    for check in outcome.checks:
+        if check.skipped and not quiet:
+            note = printable(f"{check.arm}: {check.gate} is not checked: {check.skipped}", 500)
+            click.echo(f"note: {note}", err=True)
+    for check in outcome.checks:
+        if check.failure:
+            click.echo(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}", err=True)
+
+
+def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
+    """Print the cells of a plan and an estimate of their time and memory."""
+    from ampcompare.experiment.estimate import estimate
+    from ampcompare.records.run import dump_json
+
+    plan, folder = planned.plan, planned.folder
+    remaining = estimate(plan, folder)
+    labeled_cells = list(zip(plan.labels, plan.cells, strict=True))
+    if as_json:
+        cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
+        click.echo(dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining)}))
+        return
+    lines = [f"{_count(len(plan.cells))} into {folder}, in this order:"]
+    lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
+    if remaining.seconds is None or remaining.peak_bytes is None:
+        lines.append(f"time and memory: unknown, for {folder} has no record of {', '.join(remaining.unknown)}")
+    elif not remaining.cells:
+        lines.append("time and memory: none, every cell has a record")
+    else:
+        minutes, seconds = divmod(round(remaining.seconds), 60)
+        lines.append(
+            f"time and memory: about {minutes}m{seconds:02d}s for {_count(remaining.cells)} without a record, "
+            f"at most {remaining.peak_bytes / 2**20:.1f} MiB for one, estimated from existing records"
+        )
+    click.echo("\n".join(lines))
+
+
+def _count(number: int) -> str:
+    return "1 cell" if number == 1 else f"{number} cells"

@@ -1,1 +1,0 @@
-"""The matrix of arms and seeds: planned, run cell by cell, summed up."""

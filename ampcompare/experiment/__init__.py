@@ -1,0 +1,1 @@
+"""Plans of runs, carried out: matrices, seeds, reuse of records, verification."""

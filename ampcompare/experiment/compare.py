@@ -1,0 +1,202 @@
+"""Compare arms from start to end: what both `ampcompare.compare` and the command `compare` call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.gates import Check, Gate, check_gates, parse_gate
+from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.errors import ConfigError, Ended
+from ampcompare.experiment.adaptive_seeds import run_auto
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.matrix import Row
+from ampcompare.experiment.options import CompareOptions
+from ampcompare.experiment.ownership import owned
+from ampcompare.experiment.plan import Plan, parse_seeds
+from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run_folder import check_output_name
+from ampcompare.experiment.single_run import WhileRunning
+from ampcompare.experiment.sources import (
+    SettingsSources,
+    collect_settings,
+    matrix_rows,
+    matrix_seeds,
+    plan_with_published,
+)
+from ampcompare.files import write_atomically
+from ampcompare.launch.pool import LauncherPool
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import RunRecord
+from ampcompare.report.files import write_reports
+from ampcompare.report.junit import JUnit
+from ampcompare.report.tensorboard import EventFiles
+
+__all__ = ["ComparisonOutcome", "PlannedComparison", "plan_comparison", "requested_seeds", "run_comparison"]
+
+
+@dataclass(frozen=True)
+class PlannedComparison:
+    """A comparison whose options were checked and whose cells are known.
+
+    Attributes:
+        plan: with the seeds of the pilot, where their number is to be found.
+        folder: the run directory.
+        baseline: what gates compare with; the reference arm if None.
+    """
+
+    options: CompareOptions
+    sources: SettingsSources
+    rows: tuple[Row, ...]
+    plan: Plan
+    folder: Path
+    criteria: Criteria
+    gates: tuple[Gate, ...]
+    baseline: Comparison | None
+
+    def plan_for(self, seeds: Sequence[int]) -> Plan:
+        """Return the plan of the same rows with other seeds."""
+        return plan_with_published(self.sources, self.rows, seeds)
+
+
+@dataclass(frozen=True)
+class ComparisonOutcome:
+    """A comparison that has ended.
+
+    Attributes:
+        folder: the run directory, with the reports.
+        checks: the result of each gate for each arm.
+        is_main: whether this process reports results, and not another node of the same command.
+    """
+
+    options: CompareOptions
+    comparison: Comparison
+    folder: Path
+    checks: tuple[Check, ...] = ()
+    is_main: bool = True
+
+    @property
+    def common_failure(self) -> RunRecord | None:
+        """A record with the error that ended every cell, if it is the same for all."""
+        records = self.comparison.records
+        errors = {record.error for record in records if record.status == "failed"}
+        all_failed = all(record.status == "failed" for record in records)
+        return records[0] if records and all_failed and len(errors) == 1 else None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        if not self.is_main:
+            return 0
+        if self.common_failure is not None:
+            return int(self.common_failure.environment.get("exit_code", 3))
+        statuses = {record.status for record in self.comparison.records}
+        if not statuses & {"completed", "diverged"} or ("failed" in statuses and self.options.strict):
+            return 3
+        return 1 if any(check.failure for check in self.checks) else 0
+
+    def write_junit(self) -> None:
+        """Write the JUnit XML, if it is asked for. Separate, so that an unwritable file loses no other result."""
+        if self.options.junit is not None and self.is_main:
+            write_atomically(self.options.junit, JUnit(self.checks).render(self.comparison))
+
+
+def plan_comparison(options: CompareOptions) -> PlannedComparison:
+    """Check the options of a comparison and return its cells; nothing is written or started.
+
+    Raises:
+        ConfigError: an option that cannot be used.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        RecordError: the baseline cannot be read.
+    """
+    criteria = Criteria(options.margin, options.time_margin / 100, options.objective, options.tag)
+    gates = tuple(map(parse_gate, options.fail_on))
+    baseline = reload_comparison(options.baseline) if options.baseline is not None else None
+    sources = collect_settings(options.settings)
+    rows = tuple(matrix_rows(sources, arms=options.arms, sweep=options.sweep))
+    base = sources.config
+    if "arm" in base.model_fields_set:
+        raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
+    seeds = requested_seeds(options, sources)
+    plan = plan_with_published(sources, rows, range(MIN_PAIRS) if seeds == "auto" else parse_seeds(seeds))
+    options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
+    check_cells(plan.cells)
+    label = "-".join(["compare", *(["auto"] if seeds == "auto" else []), *_folder_part(options.tag), plan.digest()])
+    folder = options.output_dir or Path("runs") / label
+    check_output_name(folder)
+    return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
+
+
+def run_comparison(
+    options: CompareOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
+) -> ComparisonOutcome:
+    """Run every cell that has no usable record yet, write the reports after each, and check the gates.
+
+    Args:
+        observer: receives progress and notes in the main process.
+        while_running: a context around the runs, given the launcher; the command line handles signals in it.
+
+    Raises:
+        ConfigError: an option that cannot be used, or another command uses the folder.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        RecordError: the baseline cannot be read.
+        LaunchError: no process could be started.
+        KeyboardInterrupt: passed on; finished cells are saved.
+        Ended: stopped by SIGTERM; finished cells are saved.
+    """
+    planned = plan_comparison(options)
+    plan, folder = planned.plan, planned.folder
+    launchers = [options.launch.launcher(planned.sources.config, several_cells=True) for _ in range(options.jobs)]
+    is_main = launchers[0].is_main
+    observer = observer if observer is not None and is_main else Observer()
+    events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
+
+    def save(comparison: Comparison, folder: Path) -> None:
+        write_reports(comparison, folder)
+        if events is not None:
+            events.write(comparison, folder)
+
+    shared: dict[str, Any] = {
+        "command": options.command,
+        "terms": planned.criteria,
+        "force": options.force,
+        "jobs": options.jobs,
+        "observer": observer,
+        "save": save,
+    }
+    launcher = launchers[0] if options.jobs == 1 else LauncherPool(launchers)
+    hold = owned(folder, launcher, command=options.command, wait_seconds=options.wait_seconds, note=observer.note)
+    try:
+        with launcher, hold, while_running(launcher):
+            if requested_seeds(options, planned.sources) == "auto":
+                comparison = run_auto(
+                    planned.plan_for, folder, launcher, budget_seconds=options.budget_seconds, **shared
+                )
+            else:
+                comparison = run_plan(plan, folder, launcher, **shared)
+    except (KeyboardInterrupt, Ended):
+        if message := launchers[0].pending_message():
+            observer.note(message)
+        if (folder / "report.md").exists():
+            observer.note(f"finished cells are in {folder / 'report.md'}")
+        raise
+    checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates and is_main else []
+    return ComparisonOutcome(options, comparison, folder, tuple(checks), is_main)
+
+
+def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
+    """Return the seeds as text: those asked for, or else of recipe or file, or else the one of the settings."""
+    texts = (options.seeds, matrix_seeds(sources.matrix), str(sources.config.recipe.seed))
+    return next(text for text in texts if text is not None).strip()
+
+
+def _folder_part(tag: str) -> list[str]:
+    """Return a tag as a part of a folder's name, if any of its characters can be there."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", tag).strip("-.")[:40]
+    return [name] if name else []

@@ -1,0 +1,62 @@
+"""Estimate the time and memory of a plan from existing records in its folder."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.analysis.comparability import changed_settings
+from ampcompare.errors import RecordError
+from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.run import load_records, reusable
+from ampcompare.records.run import RunRecord
+
+__all__ = ["Estimate", "estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left to do.
+
+    Attributes:
+        cells: that have no usable record.
+        seconds: they take, one after the other; None where an arm has no record to go by.
+        peak_bytes: the largest peak of any of them; None as for `seconds`.
+        unknown: rows without a record.
+    """
+
+    cells: int
+    seconds: float | None
+    peak_bytes: int | None
+    unknown: tuple[str, ...]
+
+
+def estimate(plan: Plan, folder: Path) -> Estimate:
+    """Estimate what a plan will take, an arm taking as long as it did with other seeds of the same recipe."""
+    try:
+        records = [record for record in load_records(folder) if record.status in ("completed", "diverged")]
+    except RecordError:
+        records = []
+    left = [
+        (label, cell)
+        for label, cell in zip(plan.labels, plan.cells, strict=True)
+        if not (os.path.isdir(folder) and reusable(folder, cell).record)
+    ]
+    alike = {
+        label: [
+            record for record in records if record.config.arm == cell.arm and not changed_settings(record.config, cell)
+        ]
+        for label, cell in left
+    }
+    unknown = tuple(label for label in plan.arms if label in alike and not alike[label])
+    if unknown:
+        return Estimate(len(left), None, None, unknown)
+    peaks = [record.summary.peak_bytes or 0 for found in alike.values() for record in found]
+    return Estimate(len(left), sum(_seconds(alike[label]) for label, _ in left), max(peaks, default=0), ())
+
+
+def _seconds(records: Sequence[RunRecord]) -> float:
+    return statistics.fmean(record.summary.wall_seconds or 0.0 for record in records)

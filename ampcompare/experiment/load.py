@@ -1,0 +1,117 @@
+"""Load a comparison from files that an earlier call wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ampcompare.analysis.comparability import changed_settings
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.summary import summarize
+from ampcompare.errors import ConfigError, RecordError
+from ampcompare.experiment.run import labeled, load_records
+from ampcompare.records.comparison import Comparison, read_comparison
+from ampcompare.records.published import Published
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.settings.validation import validated
+from ampcompare.user_files import FileFault, read_json
+
+__all__ = ["reload_comparison"]
+
+
+class _StoredPlan(BaseModel):
+    """What a `plan.json` says about the rows of a comparison."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    arms: list[str] = Field(min_length=1)
+    reference: str
+    command: str
+    order: list[str]
+    cells: dict[str, str]
+    terms: Criteria = Criteria()
+    published: Published | None = None
+
+    @model_validator(mode="after")
+    def _rows_are_arms(self) -> _StoredPlan:
+        rows = {"reference": self.reference, **{f"cell {label}": _row(label) for label in self.cells}}
+        for what, row in rows.items():
+            if row not in self.arms:
+                raise ValueError(f"the row {row!r} of {what} is none of its arms")
+        return self
+
+
+def _row(label: str) -> str:
+    """Return the row of a cell that is written LABEL@SEED."""
+    return label.rpartition("@")[0]
+
+
+def reload_comparison(path: Path) -> Comparison:
+    """Read a run directory, a `record.json` or a `report.json`.
+
+    A run directory is summed up again from its records, in the order of its plan, where it has one.
+
+    Raises:
+        RecordError: there is nothing to read, or something that cannot be read.
+    """
+    if os.path.isdir(path):
+        return _from_folder(path)
+    if not os.path.exists(path):
+        raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
+    try:
+        kind = read_json(path)
+    except FileFault:
+        kind = {}
+    if isinstance(kind, dict) and "records" in kind:
+        return read_comparison(path)
+    record = read_record(path)
+    return summarize([record], arms=[record.arm], reference=record.arm)
+
+
+def _from_folder(folder: Path) -> Comparison:
+    records = load_records(folder)
+    if not os.path.lexists(folder / "plan.json"):
+        _refuse_a_mixture(folder, records)
+        arms = sorted({record.arm for record in records})
+        return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
+    plan = _read_plan(folder / "plan.json")
+    by_cell = {record.cell: record for record in records}
+    mine = [labeled(by_cell[cell], _row(label)) for label, cell in plan.cells.items() if cell in by_cell]
+    return summarize(
+        mine, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order, terms=plan.terms,
+        published=plan.published,
+    )  # fmt: skip
+
+
+def _read_plan(path: Path) -> _StoredPlan:
+    """Read what `run_plan` has written.
+
+    Raises:
+        RecordError: it is not a plan.
+    """
+    try:
+        return validated(_StoredPlan, read_json(path))
+    except (FileFault, ConfigError) as error:
+        raise RecordError(
+            f"{path} is not a plan: {error}; the command that wrote it, called again, writes it again, and without it "
+            "records of equal settings are one table"
+        ) from None
+
+
+def _refuse_a_mixture(folder: Path, records: Sequence[RunRecord]) -> None:
+    """Check that records without a plan can be one table: equal settings, except arm and seed.
+
+    Raises:
+        RecordError: two records differ in another setting.
+    """
+    first = records[0].config
+    for record in records[1:]:
+        apart = changed_settings(first, record.config)
+        if apart:
+            raise RecordError(
+                f"{folder} holds runs with different settings ({', '.join(apart)}), which one table cannot compare; "
+                "name one of their record.json files"
+            )

@@ -1,0 +1,128 @@
+"""The rows of a comparison: arms, each with the settings in which it departs from the others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.analysis.comparability import settings
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import ConfigError
+from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.file import Matrix
+from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
+from ampcompare.suggest import close_matches
+
+__all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_setting", "first_matching"]
+
+DEFAULT_ARMS = (
+    "fp32",
+    "apex:O0",
+    "apex:O1",
+    "apex:O2",
+    "apex:O3",
+    "native:fp16",
+    "native:bf16",
+    "half:bn_fp32",
+    "half",
+)
+OTHER_NAMES = {"omp_threads": "threads"}
+Vary = Sequence[tuple[str, Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+        arm: its canonical text.
+        varied: values of settings by their places.
+    """
+
+    arm: str
+    varied: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the row is called: the arm, and what is varied."""
+        named = [f"{place.rpartition('.')[2]}={value}" for place, value in self.varied.items()]
+        return " ".join([self.arm, *named])
+
+
+def crossed(arms: Sequence[str], vary: Vary) -> list[Row]:
+    """Return every arm with every combination of the values of settings.
+
+    Raises:
+        ConfigError: an arm that cannot be used.
+    """
+    texts = [str(Arm.parse(arm)) for arm in arms]
+    places = [place for place, _ in vary]
+    combinations = list(itertools.product(*(values for _, values in vary)))
+    return [Row(text, dict(zip(places, values, strict=True))) for text in texts for values in combinations]
+
+
+def find_setting(name: str, said: str) -> str:
+    """Return the place of a setting that is named by its place or its last part.
+
+    Args:
+        said: what the user wrote, for the message.
+
+    Raises:
+        ConfigError: no such setting, or several, or one that is not varied this way.
+    """
+    known = [place for place, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
+    name = name.strip().replace("-", "_")
+    name = OTHER_NAMES.get(name, name)
+    fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
+    if len(fit) != 1:
+        words = dict.fromkeys(place.rpartition(".")[2] for place in known)
+        like = close_matches(name, words, count=3)
+        near = fit or close_matches(name, known, count=3)
+        near = near or [place for word in like for place in known if place.rpartition(".")[2] == word]
+        hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
+        raise ConfigError(f"{said}: {name!r} is not one setting; {hint}")
+    if fit[0] in ("arm", "recipe.seed"):
+        raise ConfigError(f"{said}: arms and seeds have options of their own, --arm and --seeds")
+    return fit[0]
+
+
+def expand_matrix(
+    matrix: Matrix, *, arms: Sequence[str] = (), vary: Vary = (), by_hand: Collection[str] = ()
+) -> list[Row]:
+    """Return the rows that a file describes, or those asked for in its place.
+
+    Args:
+        arms: in place of those of the file; its rows give way too.
+        vary: in place of what the file varies of the same settings, else crossed with it; rows give way too.
+        by_hand: places of settings that were given one value, which are then not varied by the file.
+
+    Raises:
+        ConfigError: an arm or setting that cannot be used.
+    """
+
+    def kept(place: str) -> bool:
+        return place not in by_hand and not any(rival in by_hand for rival in MUTUALLY_EXCLUSIVE.get(place, ()))
+
+    if matrix.rows is not None and not arms and not vary:
+        rows = []
+        for given in matrix.rows:
+            places = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
+            row = Row(str(Arm.parse(given["arm"])), {place: value for place, value in places.items() if kept(place)})
+            if row not in rows:
+                rows.append(row)
+        return rows
+    axes: dict[str, Sequence[Any]] = {
+        find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
+    }
+    axes = {place: values for place, values in axes.items() if kept(place)} | dict(vary)
+    return crossed(list(arms) or matrix.arms or list(DEFAULT_ARMS), list(axes.items()))
+
+
+def first_matching(matrix: Matrix, arm: str | None) -> Row | None:
+    """Return the first row of a file, of an arm where one is asked for; None where the file has no such row."""
+    if matrix.rows is None and matrix.arms is None and matrix.vary is None:
+        return None
+    wanted = None if arm is None else str(Arm.parse(arm))
+    return next((row for row in expand_matrix(matrix) if wanted in (None, row.arm)), None)

@@ -1,0 +1,157 @@
+"""What `run` and `compare` can be asked to do: the same frozen options for Python and for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampcompare.analysis.criteria import Preference
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.sources import SettingsRequest
+from ampcompare.formatting import parse_duration
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.dispatch import make_launcher
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["CompareOptions", "LaunchOptions", "RunOptions", "to_seconds"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How the processes of a cell are started.
+
+    Attributes:
+        nnodes: machines.
+        node_rank: which of them this is.
+        rdzv_endpoint: HOST:PORT on node 0, where several machines meet.
+        max_restarts: restarts of all processes of a cell after one has failed.
+        dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
+        slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
+    """
+
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv_endpoint: str | None = None
+    max_restarts: int = 0
+    dist_url: str | None = None
+    slurm_options: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, launchers: Collection[str], jobs: int = 1) -> None:
+        """Check that Slurm options and the launchers of all cells go together.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        if self.slurm_options and "slurm" not in launchers:
+            raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
+        if jobs > 1 and "slurm" in launchers:
+            raise ConfigError(
+                "--jobs is for cells on this machine; under Slurm all are submitted, and the queue decides"
+            )
+
+    def launcher(self, config: RunConfig, *, several_cells: bool) -> Launcher:
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
+        return make_launcher(
+            config,
+            several_cells=several_cells,
+            dist_url=self.dist_url,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            rdzv_endpoint=self.rdzv_endpoint,
+            max_restarts=self.max_restarts,
+            slurm_options=dict(self.slurm_options),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """All that `run` can be asked for.
+
+    Attributes:
+        config: what to train.
+        output_dir: run directory, by default `runs/run-<digest of config>`.
+        force: ignore records of earlier calls and run again.
+        wait_seconds: how long to wait for another command that uses the run directory.
+        command: shown to other commands that want the run directory.
+    """
+
+    config: RunConfig
+    output_dir: Path | None = None
+    force: bool = False
+    wait_seconds: float = 0.0
+    launch: LaunchOptions = LaunchOptions()
+    command: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+        return self.output_dir or Path("runs") / f"run-{self.config.digest()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """All that `compare` can be asked for.
+
+    Attributes:
+        settings: of all cells, and the rows that a recipe or file describes.
+        arms: such as "fp32" or "apex:O2"; by default those of recipe and file, or else nine.
+        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file.
+        budget_seconds: wall time limit of seeds "auto".
+        sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
+        margin: equivalence margin in percentage points of top-1.
+        time_margin: equivalence margin in percent of the step time.
+        objective: what the recommended arm improves while it keeps the accuracy.
+        tag: label of the report and its folder.
+        jobs: cells that run in parallel; step times are then not compared.
+        fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
+        baseline: report.json or run directory that the limits compare with; by default the reference arm.
+        strict: a failed arm is a failure of the comparison.
+        output_dir: run directory, by default `runs/compare-<digest of the plan>`.
+        force: ignore records of earlier calls and run again.
+        wait_seconds: how long to wait for another command that uses the run directory.
+        tensorboard: folder for an event file per arm and seed.
+        junit: file for the results of arms and limits as JUnit XML.
+        command: stored in the plan and the report.
+    """
+
+    settings: SettingsRequest = field(default_factory=SettingsRequest)
+    arms: tuple[str, ...] = ()
+    seeds: str | None = None
+    budget_seconds: float = 1800.0
+    sweep: tuple[tuple[str, Sequence[Any]], ...] = ()
+    margin: float = 0.5
+    time_margin: float = 2.0
+    objective: Preference = "time"
+    tag: str = ""
+    jobs: int = 1
+    fail_on: tuple[str, ...] = ()
+    baseline: Path | None = None
+    strict: bool = False
+    output_dir: Path | None = None
+    force: bool = False
+    wait_seconds: float = 0.0
+    launch: LaunchOptions = LaunchOptions()
+    tensorboard: Path | None = None
+    junit: Path | None = None
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}; it is the number of cells that run in parallel, at least 1")
+
+
+def to_seconds(name: str, value: float | str) -> float:
+    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
+
+    Args:
+        name: of the option, for the message.
+
+    Raises:
+        ConfigError: it is not a time above 0.
+    """
+    seconds = parse_duration(value) if isinstance(value, str) else float(value)
+    if not seconds or not seconds > 0:
+        raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")
+    return seconds

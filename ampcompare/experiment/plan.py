@@ -1,0 +1,151 @@
+"""Which cells a comparison is made of, and in which order they run."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_setting
+from ampcompare.records.published import Published
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+from ampcompare.user_files import FileFault, parse_yaml
+
+__all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
+
+MAX_SEEDS = 10_000
+SEED = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The matrix of a comparison.
+
+    Attributes:
+        arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
+        reference: the row that the others are compared with.
+        seeds: in order.
+        cells: in the order in which they run: blocks by seed, arms at random inside a block, so that a drift of the
+            machine meets all arms alike.
+        labels: the row of each cell.
+        published: published results matched to the rows.
+    """
+
+    arms: tuple[str, ...]
+    reference: str
+    seeds: tuple[int, ...]
+    cells: tuple[RunConfig, ...]
+    labels: tuple[str, ...]
+    published: Published | None = None
+
+    @property
+    def order(self) -> list[str]:
+        """Every cell as LABEL@SEED, as they run."""
+        return [f"{label}@{cell.recipe.seed}" for label, cell in zip(self.labels, self.cells, strict=True)]
+
+    def blocks(self) -> list[range]:
+        """Return the places of the cells of each seed."""
+        size = len(self.arms)
+        return [range(start, start + size) for start in range(0, len(self.cells), size)]
+
+    def digest(self) -> str:
+        """Return 12 hexadecimal digits that change with any cell."""
+        text = "\n".join(sorted(cell.digest() for cell in self.cells))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Read seeds such as `0-4`, `7` or `0,2,5-6`.
+
+    Raises:
+        ConfigError: not seeds, or one given twice.
+    """
+    seeds: list[int] = []
+    for word in text.split(","):
+        first, dash, last = word.strip().partition("-")
+        if not SEED.fullmatch(first) or (dash and not SEED.fullmatch(last)):
+            raise ConfigError(f"seeds {text!r} cannot be read; write them as 0-4 or 0,2,7")
+        low, high = int(first), int(last or first)
+        if high < low or high - low >= MAX_SEEDS:
+            raise ConfigError(f"seeds {word.strip()!r} is not a range from low to high of at most {MAX_SEEDS}")
+        seeds.extend(range(low, high + 1))
+    if len(set(seeds)) != len(seeds):
+        raise ConfigError(f"seeds {text!r} name a seed twice; a run counts once")
+    return tuple(seeds)
+
+
+def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Sequence[tuple[str, Any]] = ()) -> Plan:
+    """Cross arms, varied settings and seeds over one recipe.
+
+    Args:
+        base: everything but arm and seed.
+        arms: texts of arms; fp32, or else the first, is the reference.
+        vary: places of settings, each with a list of values, which are crossed as well; the first values make the
+            reference.
+
+    Raises:
+        ConfigError: an arm or setting that cannot be used, or a row that is there twice.
+    """
+    return plan_rows(base, crossed(arms, vary), seeds)
+
+
+def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+    """Train each row with each seed; the first row of fp32, or else the first of all, is the reference.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or a row that is there twice.
+    """
+    if not rows or not seeds:
+        raise ConfigError("a comparison needs at least one arm and one seed")
+    named: dict[str, Row] = {}
+    for row in rows:
+        if row.label in named:
+            raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
+        named[row.label] = row
+    labels, cells = [], []
+    for seed in seeds:
+        block = list(named)
+        random.Random(f"order of seed {seed}").shuffle(block)
+        labels += block
+        cells += [_cell(base, named[label].arm, named[label].varied, seed) for label in block]
+    reference = next((label for label, row in named.items() if row.arm == "fp32"), next(iter(named)))
+    return Plan(tuple(named), reference, tuple(seeds), tuple(cells), tuple(labels))
+
+
+def parse_vary(text: str) -> tuple[str, list[Any]]:
+    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
+
+    Raises:
+        ConfigError: no such setting, or one that is not varied this way.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")
+    place = find_setting(name, f"--sweep {text!r}")
+    try:
+        return place, [parse_yaml(value) for value in values.split(",")]
+    except FileFault as fault:
+        raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
+
+
+def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> RunConfig:
+    values = base.model_dump()
+    for place, value in varied.items():
+        *parents, name = place.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        node[name] = value
+    values["arm"] = arm
+    values["recipe"]["seed"] = seed
+    recipe, optimizer = values["recipe"], values["recipe"]["optimizer"]
+    if recipe["global_batch_size"] is not None and "recipe.batch_size" not in varied:
+        del recipe["batch_size"]  # derived again from what was varied
+    if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
+        del optimizer["lr"]
+    return validated(RunConfig, values)

@@ -1,0 +1,77 @@
+"""What certainly cannot run is refused before torch is imported, a process started or a folder made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.checkpoint.store.frame import require_checkpoint
+from ampcompare.cuda_presence import why_no_cuda
+from ampcompare.environment import probe_apex
+from ampcompare.errors import BackendUnavailable, EnvironmentUnfit
+from ampcompare.launch.distributed_env import is_rank
+from ampcompare.launch.slurm import require_slurm
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.names import check_data, check_model, find_module
+
+__all__ = ["check_cells"]
+
+
+def check_cells(cells: Iterable[RunConfig]) -> None:
+    """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
+
+    Raises:
+        ConfigError: a name or a file that is not there.
+        EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for cell in cells:
+        recipe, data = cell.recipe, cell.recipe.data
+        here = cell.launcher != "slurm"  # a job may see other devices and disks than the machine that submits it
+        key = (cell.arm, cell.device, here, recipe.model.arch, data, cell.saving.resume, cell.parallel.backend)
+        if key in seen:
+            continue
+        seen.add(key)
+        if not here:
+            require_slurm()
+        no_cuda = why_no_cuda(here=here)
+        if cell.device.startswith("cuda") and no_cuda:
+            raise EnvironmentUnfit(
+                f"device {cell.device} was asked for and {no_cuda}; use --device cpu, or install torch for CUDA"
+            )
+        on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
+        _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
+        check_model(recipe.model.arch)
+        check_data(data.name, data_dir=data.dir, download=data.download, look=here)
+        resume = cell.saving.resume
+        if here and resume not in (None, "auto") and not os.path.isdir(str(resume)):
+            require_checkpoint(Path(str(resume)))
+        if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
+            why = no_cuda or f"the device is {cell.device}"
+            raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
+
+
+def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
+    library = arm.spec.library
+    if library is not None and (missing := library.missing()):
+        raise BackendUnavailable(f"{arm.backend} is {missing}")
+    runs = arm.effective("cpu") if on_cpu and library is not None else None
+    if runs is not None and runs.arm is None:
+        raise BackendUnavailable(runs.reason)
+    if arm.inner is not None:
+        _check_arm(arm.inner, on_cpu=on_cpu)
+    if arm.backend == "apex" and arm.options.get("engine") == "nvidia":
+        installed = probe_apex()
+        if not installed.has_amp:
+            raise BackendUnavailable(installed.reason)
+        if on_cpu:
+            raise BackendUnavailable("the real Apex runs on CUDA only, and the device is cpu: use --engine compat")
+    if arm.backend not in BUILT_IN:
+        registered = arm.spec.implementation
+        if not find_module(registered.partition(":")[0])[0]:
+            raise BackendUnavailable(
+                f"{arm.backend!r} is registered as {registered} and there is no such module; install its package again"
+            )

@@ -1,0 +1,252 @@
+"""Run the cells of a plan into a run directory, and resume where an earlier call stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.summary import summarize
+from ampcompare.environment import fingerprint, installed_version
+from ampcompare.errors import Ended, RecordError
+from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.run_folder import check_output_dir
+from ampcompare.files import write_atomically
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.cell_files import write_record
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import RunRecord, dump_json, read_record
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["Observer", "Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
+
+LOOK_SECONDS = 0.2
+
+
+class Observer:
+    """Receives progress events; the default ignores them."""
+
+    def begin(self, config: RunConfig, number: int, total: int) -> None:
+        """A cell starts."""
+
+    def progress(self, progress: Progress) -> None:
+        """The running cell has reported its progress."""
+
+    def end(self, record: RunRecord, *, reused: bool) -> None:
+        """A cell has ended, or its record was there already."""
+
+    def note(self, text: str) -> None:
+        """There is a message for the user."""
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """The record of a cell that need not run again, or None and why it must; "" where it has none yet."""
+
+    record: RunRecord | None
+    reason: str
+
+
+def cell_folder(folder: Path, config: RunConfig) -> Path:
+    """Return where a cell of a run directory lies; it is named by its digest, never by the text of its arm."""
+    return folder / "cells" / config.digest()
+
+
+def reusable(folder: Path, config: RunConfig) -> Reuse:
+    """Return the record of a cell that need not run again, or why it must."""
+    path = cell_folder(folder, config) / "record.json"
+    if not os.path.lexists(path):
+        return Reuse(None, "")
+    try:
+        record = read_record(path)
+    except RecordError as error:
+        path.replace(path.with_name("record.unreadable.json"))
+        return Reuse(None, f"{error}; the file is kept as record.unreadable.json")
+    if record.status not in ("completed", "diverged"):
+        was = "was " if record.status == "interrupted" else ""
+        return Reuse(None, f"it {was}{record.status} before")
+    now = fingerprint()
+    changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    ran = record.effective
+    if ran is not None and installed_version(ran.library) not in (ran.version, None):
+        changed.append(ran.library)
+    if changed:
+        return Reuse(None, f"{', '.join(changed)} changed since")
+    return Reuse(record, "")
+
+
+def load_records(folder: Path) -> list[RunRecord]:
+    """Read every record of a run directory.
+
+    Raises:
+        RecordError: there is none, or one cannot be read.
+    """
+    records = []
+    for path in sorted(folder.glob("cells/*/record.json")):
+        try:
+            records.append(read_record(path))
+        except RecordError as error:
+            if not os.path.lexists(path):  # a command that runs this cell again has just set it aside
+                continue
+            raise RecordError(f"{error}; the command that wrote {folder}, called again, runs that cell again") from None
+    if not records:
+        raise RecordError(
+            f"{folder} holds no records (cells/*/record.json); name a folder that run or compare has written"
+        )
+    return records
+
+
+def run_plan(
+    plan: Plan,
+    folder: Path,
+    launcher: Launcher,
+    *,
+    command: str = "",
+    terms: Criteria | None = None,
+    force: bool = False,
+    jobs: int = 1,
+    observer: Observer | None = None,
+    save: Callable[[Comparison, Path], None] | None = None,
+    may_start: Callable[[Sequence[RunRecord]], bool] | None = None,
+) -> Comparison:
+    """Run every cell that has no usable record yet, and sum up.
+
+    Args:
+        folder: the run directory, whose lock the caller holds; nothing in it is deleted.
+        terms: margins and preference of the verdicts.
+        force: run every cell again.
+        jobs: cells of one seed that run at the same time; `launcher` must be able to. Their times are not comparable.
+        save: called with the comparison after every cell, so that an interruption leaves a usable report.
+        may_start: asked before a seed that has cells to run, with the records so far; what it refuses is left out.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+        KeyboardInterrupt: passed on; finished cells are saved.
+        Ended: a cell was stopped by SIGTERM; finished cells are saved.
+    """
+    check_output_dir(folder)
+    terms = terms or Criteria()
+    observer = observer or Observer()
+    launcher.on_note = observer.note
+    order = plan.order
+    plan_text: dict[str, Any] = {
+        "arms": plan.arms,
+        "reference": plan.reference,
+        "seeds": plan.seeds,
+        "order": order,
+        "command": command,
+        "terms": asdict(terms),
+        "cells": {label: cell.digest() for label, cell in zip(order, plan.cells, strict=True)},
+        "published": plan.published and plan.published.model_dump(),
+    }
+    write_atomically(folder / "plan.json", dump_json(plan_text))
+    write_atomically(folder / "env.json", dump_json(fingerprint()))
+    # Existing records are read first, so that an intermediate report has every row that an earlier one had.
+    known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
+    records = [found.record for found in known]
+
+    def done() -> list[RunRecord]:
+        return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
+
+    def saved() -> Comparison:
+        comparison = summarize(
+            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms,
+            published=plan.published,
+        )  # fmt: skip
+        if save is not None and comparison.records:
+            save(comparison, folder)
+        return comparison
+
+    def run_cell(place: int, run: Callable[[], RunRecord]) -> None:
+        config, found = plan.cells[place], known[place]
+        if found.reason:
+            observer.note(f"{plan.labels[place]}, seed {config.recipe.seed}, runs again: {found.reason}")
+        observer.begin(config, place + 1, len(plan.cells))
+        record = found.record
+        if record is None:
+            record = records[place] = run()
+            saved()
+        observer.end(record, reused=found.record is not None)
+        if record.status == "interrupted":
+            raise Ended(f"{plan.labels[place]} was {record.error}; the same command with --resume auto resumes there")
+
+    def expect(places: Iterable[int]) -> None:
+        launcher.submit_ahead([(plan.cells[place], cell_folder(folder, plan.cells[place])) for place in places])
+
+    try:
+        if may_start is None:
+            expect(place for place, record in enumerate(records) if record is None)
+        for block in plan.blocks():
+            missing = [place for place in block if records[place] is None]
+            if missing and may_start is not None and not may_start(done()):
+                break
+            expect(missing)
+            with _started(plan, missing, folder, launcher, jobs, observer) as runs:
+                for place in block:
+                    run_cell(place, runs.get(place, _nothing))
+    except (KeyboardInterrupt, Ended):
+        saved()
+        raise
+    return saved()
+
+
+def labeled(record: RunRecord, label: str) -> RunRecord:
+    """Return a record under the label of its row, which names the arm and what is varied."""
+    return record if record.arm == label else record.model_copy(update={"arm": label})
+
+
+def _nothing() -> RunRecord:
+    raise AssertionError("a cell with a record is not run")
+
+
+@contextlib.contextmanager
+def _started(
+    plan: Plan, places: Sequence[int], folder: Path, launcher: Launcher, jobs: int, observer: Observer
+) -> Iterator[dict[int, Callable[[], RunRecord]]]:
+    """Yield what gives the record of each cell: by running it, or by waiting for it where several run at once."""
+    if jobs == 1:
+        yield {
+            place: functools.partial(
+                launcher.launch, plan.cells[place], cell_folder(folder, plan.cells[place]), observer.progress
+            )
+            for place in places
+        }
+        return
+
+    latest: dict[int, Progress] = {}
+
+    def run(place: int) -> RunRecord:
+        config = plan.cells[place]
+        where = cell_folder(folder, config)
+        record = launcher.launch(config, where, functools.partial(latest.__setitem__, place))
+        record = record.model_copy(update={"jobs": jobs})
+        write_record(record, where)
+        return record
+
+    def followed(place: int, cell: Future[RunRecord]) -> RunRecord:
+        """Wait for a cell and report its progress; the observer gets one cell at a time, and in one thread."""
+        told = None
+        while not wait([cell], LOOK_SECONDS).done:
+            if latest.get(place) != told:
+                told = latest[place]
+                observer.progress(told)
+        return cell.result()
+
+    executor = ThreadPoolExecutor(jobs)
+    try:
+        cells = {place: executor.submit(run, place) for place in places}
+        yield {place: functools.partial(followed, place, cell) for place, cell in cells.items()}
+    except Ended:
+        executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
+        raise
+    except BaseException:
+        launcher.close()  # ends the cells that threads wait for
+        executor.shutdown(cancel_futures=True)
+        raise
+    executor.shutdown()

@@ -1,0 +1,168 @@
+"""Where the settings of a run or a comparison come from: a recipe, a file, and what is given on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ampcompare.analysis.comparability import settings
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.matrix import Row, Vary, expand_matrix, first_matching
+from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
+from ampcompare.experiment.published import RecipeAtSize, published_beside
+from ampcompare.nested import flatten
+from ampcompare.recipes.catalog import load_recipe
+from ampcompare.records.published import Published
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import Matrix, SettingsFile, joined, read_settings_file
+from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+
+__all__ = [
+    "SettingsRequest",
+    "SettingsSources",
+    "collect_settings",
+    "matrix_rows",
+    "matrix_seeds",
+    "plan_with_published",
+    "published_for_run",
+]
+
+YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
+
+
+@dataclass(frozen=True)
+class SettingsRequest:
+    """Which settings are asked for.
+
+    Attributes:
+        recipe: a name of the catalog, or a YAML file.
+        size: one of the recipe's smaller sizes.
+        file: a YAML file of settings, which wins over the recipe.
+        layers: settings that win over the file, the strongest last.
+    """
+
+    recipe: str | None = None
+    size: str | None = None
+    file: str | None = None
+    layers: tuple[Layer, ...] = ()
+
+
+@dataclass(frozen=True)
+class SettingsSources:
+    """The settings of all sources, resolved.
+
+    Attributes:
+        matrix: what recipe and file say about rows, at the requested size.
+        fixed: paths with one value from a source above those that describe the rows; the matrix does not vary them.
+        recipe: its name.
+        published: the recipe as published.
+        recipe_matrix: the rows of the recipe at the requested size, before any file.
+    """
+
+    resolved: ResolvedSettings
+    matrix: Matrix
+    fixed: frozenset[str]
+    recipe: str | None = None
+    size: str | None = None
+    published: SettingsFile | None = None
+    recipe_matrix: Matrix | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of a run."""
+        return self.resolved.config
+
+
+def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> SettingsSources:
+    """Join all sources of settings.
+
+    Args:
+        one_run: of the rows that a recipe names, take the first, and its first seed.
+
+    Raises:
+        ConfigError: naming what cannot be used.
+    """
+    name, size = request.recipe, request.size
+    if size is not None and name is None:
+        raise ConfigError(f"--size {size} is for a recipe; name it with --recipe")
+    full = None if name is None else read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)
+    matrix = full.matrix if full is not None else Matrix()
+    layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
+    if full is not None and size is not None:
+        smaller = full.smaller(size, f"recipe {name}")
+        matrix = joined(matrix, smaller.matrix)
+        layers.append(Layer(f"recipe {name}, size {size}", smaller.settings))
+    recipe_matrix = matrix if full is not None else None
+    file = read_settings_file(request.file) if request.file is not None else SettingsFile(Matrix())
+    if file.matrix.reference is not None or file.matrix.scales:
+        raise ConfigError(f"{request.file} has published results or sizes, so it is a recipe; give it with --recipe")
+    above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
+    matrix = joined(matrix, file.matrix)
+    if one_run:
+        layers += _first_row(matrix, above_recipe)
+    resolved = resolve_settings([*layers, *above_recipe])
+    # A file that describes rows may vary a setting that it also gives a value; what is given on top of it fixes it.
+    above_rows = request.layers if file.matrix.rows or file.matrix.vary else above_recipe
+    fixed = frozenset(path for layer in above_rows for path, _ in flatten(layer.values))
+    return SettingsSources(resolved, matrix, fixed, name, size, full, recipe_matrix)
+
+
+def _first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
+    """Return the settings of the first row with the arm that layers ask for, and the first seed."""
+    arms = [layer.values["arm"] for layer in layers if isinstance(layer.values.get("arm"), str)]
+    row = first_matching(matrix, arms[-1] if arms else None)
+    values: dict[str, Any] = {}
+    if row is not None:
+        values["arm"] = row.arm
+        for path, value in row.varied.items():
+            set_path(values, path, value)
+    if (seeds := matrix_seeds(matrix)) not in (None, "auto"):
+        set_path(values, "recipe.seed", parse_seeds(str(seeds))[0])
+    return [Layer("first row of the recipe", values)] if values else []
+
+
+def matrix_seeds(matrix: Matrix) -> str | None:
+    """Return the seeds of a file as one text such as `0,2,7`, if it has any."""
+    seeds = matrix.seeds
+    return ",".join(map(str, seeds)) if isinstance(seeds, list) else None if seeds is None else str(seeds)
+
+
+def matrix_rows(sources: SettingsSources, *, arms: Sequence[str] = (), sweep: Vary = ()) -> list[Row]:
+    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
+    return expand_matrix(sources.matrix, arms=arms, vary=sweep, by_hand=sources.fixed)
+
+
+def plan_with_published(sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+    """Return the plan of a comparison, with what was published for its recipe."""
+    return replace(plan_rows(sources.config, rows, seeds), published=_published(sources, rows))
+
+
+def published_for_run(sources: SettingsSources) -> Published | None:
+    """Return the published results for the one row that is run, under the name of its arm, if any."""
+    config = sources.config
+    values = dict(settings(config.model_dump()))
+    matching = [
+        row
+        for row in (expand_matrix(sources.recipe_matrix) if sources.recipe_matrix is not None else [])
+        if row.arm == config.arm and all(values.get(path) == value for path, value in row.varied.items())
+    ]
+    row = max(matching, key=lambda row: len(row.varied), default=Row(config.arm))
+    published = _published(sources, [row])
+    rows = [line.model_copy(update={"row": config.arm}) for line in published.rows if line.row] if published else []
+    return published.model_copy(update={"rows": rows}) if published and rows else None
+
+
+def _published(sources: SettingsSources, rows: Sequence[Row]) -> Published | None:
+    """Return the published results of the recipe matched to rows, if it has any."""
+    full = sources.published
+    if sources.recipe is None or full is None or full.matrix.reference is None:
+        return None
+    recipe = RecipeAtSize(
+        sources.recipe,
+        sources.size,
+        resolve_settings([Layer("recipe", full.settings)]).config,
+        expand_matrix(full.matrix),
+        expand_matrix(sources.recipe_matrix or full.matrix),
+    )
+    return published_beside(full.matrix.reference, recipe, rows, sources.config)

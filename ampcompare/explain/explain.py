@@ -1,0 +1,65 @@
+"""The explanation of an arm: what it does, the arm to compare it with, and what differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
+
+__all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm", "parse_arm_or_level"]
+
+# Tensors of the size of the parameter that an optimizer keeps.
+OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known of an arm without running it.
+
+    Attributes:
+        parts: what its backend states.
+        memory: bytes per parameter; None if the backend does not state them.
+    """
+
+    arm: str
+    parts: ArmExplanation
+    memory: BytesPerParameter | None
+
+    def data(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        held: Mapping[str, Any] | None = None
+        if self.memory is not None:
+            totals = {name: self.memory.total(tensors) for name, tensors in OPTIMIZER_TENSORS.items()}
+            held = {**asdict(self.memory), "total": totals}
+        return {"arm": self.arm, **asdict(self.parts), "bytes_per_parameter": held}
+
+
+def explain_arm(arm: Arm) -> Explanation:
+    """Explain `arm` from its backend's description; torch is not needed."""
+    parts = arm.spec.explain(arm.options)
+    if parts.twin is not None:
+        parts = replace(parts, twin=str(Arm.parse(parts.twin)))
+    return Explanation(str(arm), parts, bytes_per_parameter(arm))
+
+
+def parse_arm_or_level(text: str) -> Arm:
+    """Read an arm, or an opt level with its options such as `O2,loss_scale=128`.
+
+    A mistyped level such as `02` is read as a level too, so that the message says what is wrong with it.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    return Arm.parse(f"apex:{text}" if re.match(r"[Oo0]\d", text) else text)
+
+
+def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:
+    """Return what `arm` holds per parameter on a GPU; None if its backend does not state it."""
+    if arm.spec.memory is not None:
+        return arm.spec.memory(arm.options)
+    runs = arm.effective("cuda")
+    return bytes_per_parameter(Arm.parse(runs.arm)) if runs is not None and runs.arm is not None else None

@@ -1,0 +1,84 @@
+"""Numbers, durations and lines of text as people read and write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "MIB",
+    "format_bytes",
+    "format_duration",
+    "format_mebibytes",
+    "format_percent",
+    "format_seconds",
+    "parse_duration",
+    "printable",
+]
+
+MIB = 2**20
+
+UNITS = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?")
+CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `8h26m45s`, `30m`, `8:26:45` or `7:48`; None for anything else, plain numbers included."""
+    for pattern in (UNITS, CLOCK):
+        match = pattern.fullmatch(text.strip())
+        if match and any(match.groups()):
+            hours, minutes, seconds = (float(part or 0) for part in match.groups())
+            return 3600 * hours + 60 * minutes + seconds
+    return None
+
+
+def format_duration(seconds: float) -> str:
+    """Return `7.48s` below a minute, else `7m48s` or `8h26m45s`; whole seconds give `45s`."""
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m{whole_seconds:02d}s" if hours else f"{minutes}m{whole_seconds:02d}s"
+
+
+def format_seconds(seconds: float | None, sd: float | None = None, *, missing: str = "-") -> str:
+    """Return seconds with three digits, and their standard deviation with one, if known."""
+    if seconds is None:
+        return missing
+    return f"{seconds:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
+
+
+def format_percent(share: float | None, sd: float | None = None, *, missing: str = "-") -> str:
+    """Return a share of 1 in percent, and its standard deviation, if known."""
+    if share is None:
+        return missing
+    return f"{100 * share:.2f}" + (f" ± {100 * sd:.2f}" if sd is not None else "")
+
+
+def format_bytes(size: int) -> str:
+    """Return a size in the unit that fits it: `512 B`, `1.5 KiB`, `3.0 MiB` or `2.0 GiB`."""
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def format_mebibytes(size: int | None, *, decimals: int = 1, missing: str = "-") -> str:
+    """Return bytes in MiB, without the unit."""
+    return missing if size is None else f"{size / MIB:.{decimals}f}"
+
+
+def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: bool = False) -> str:
+    """Return text from a user's names, files or errors as one harmless line, which cannot steer a terminal.
+
+    Args:
+        longest: length in characters; a longer line is cut and has an ellipsis.
+        keep_end: characters after the ellipsis: the end of a long name is often what tells it from others.
+        keep_spaces: leave runs of spaces as they are, as in a line of a table.
+    """
+    line = text if keep_spaces else " ".join(text.split())
+    line = "".join(char if char.isprintable() else " " for char in line)
+    if len(line) <= longest:
+        return line
+    return line[: longest - 1 - keep_end] + "…" + (line[-keep_end:] if keep_end else "")

@@ -1,0 +1,76 @@
+"""Guard of checkpoints: they must contain the state of amp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.location import Location, user_location
+
+__all__ = ["AmpStateUnsaved"]
+
+DEPTH = 3
+
+
+class AmpStateUnsaved(Detector):
+    """A `torch.save` with the state of an optimizer and without that of amp, while a loss scale moves.
+
+    Reported at the next step, unless the state of amp was taken between the steps around it: it may be saved in a
+    file of its own.
+    """
+
+    guard = Guard(
+        name="amp-state-unsaved",
+        mistake="a checkpoint holds the state of an optimizer, but not that of amp or of the GradScaler",
+        matters=(
+            "the loss scale starts from its initial value after a resume: a burst of skipped steps, or "
+            "gradients that underflow"
+        ),
+        remedy="save `amp.state_dict()` or `scaler.state_dict()` too, and load it when resuming",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._read_at = -1
+        self._waiting: Location | None = None
+
+    def state_read(self) -> None:
+        self._read_at = self.facts.attempts
+        self._waiting = None
+
+    def save(self, value: Any) -> None:
+        if self._read_at == self.facts.attempts or not self.facts.scales_dynamically():
+            return
+        if _any(value, _is_optimizer, DEPTH) and not _any(value, _is_amp, DEPTH):
+            self._waiting = user_location()
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        location, self._waiting = self._waiting, None
+        if location is not None:
+            self.report("a checkpoint with the optimizer's state, and without that of the loss scale", location)
+
+
+def _any(value: Any, wanted: Any, depth: int) -> bool:
+    if wanted(value):
+        return True
+    if depth == 0:
+        return False
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return any(_any(entry, wanted, depth - 1) for entry in inner)
+
+
+def _is_optimizer(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "param_groups" in value and "state" in value
+    import torch
+
+    return isinstance(value, torch.optim.Optimizer)
+
+
+def _is_amp(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "loss_scaler0" in value or {"scale", "growth_factor"} <= value.keys()
+    import torch
+
+    return isinstance(value, torch.amp.GradScaler)

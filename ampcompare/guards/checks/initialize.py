@@ -1,0 +1,134 @@
+"""Guards of `amp.initialize`: what must not be done to the models before it, or after it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.location import Location, user_location
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["HalfAfterInitialize", "InitializeAfterWrapping", "InitializeBeforeCuda", "InitializeTwice"]
+
+WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
+
+
+class InitializeAfterWrapping(Detector):
+    """A wrapper in what `amp.initialize` gets, or a module that it casts and that a wrapper contains already."""
+
+    guard = Guard(
+        name="initialize-after-wrapping",
+        mistake="`amp.initialize` gets a model that DistributedDataParallel or DataParallel has wrapped",
+        matters="the wrapper has recorded the parameters and dtypes that the model had before",
+        remedy="call `amp.initialize` first, then wrap the model that it returns",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def wrap(self, module: nn.Module) -> None:
+        self._wrapped.add(module)
+
+    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+        import torch
+
+        casts = properties.cast_model_type not in (None, False, torch.float32)
+        for model in models:
+            names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__} & WRAPPERS
+            if names:
+                self.report(f"amp.initialize gets a model inside {names.pop()}")
+            elif casts and model in self._wrapped:
+                self.report("amp.initialize casts a model that a parallel wrapper contains already")
+
+
+class InitializeBeforeCuda(Detector):
+    """A module that is moved to the GPU after `amp.initialize` and was not there before."""
+
+    guard = Guard(
+        name="initialize-before-cuda",
+        mistake="a model is moved to the GPU after `amp.initialize`",
+        matters="Apex refuses such models; master weights may stay on the CPU",
+        remedy="call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._moved: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._early: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+        for model in models:
+            # Under `--device cpu` no parameter is ever on a GPU; what counts is that it was sent there.
+            if any(not parameter.is_cuda for parameter in model.parameters()) and model not in self._moved:
+                self._early.add(model)
+
+    def cuda(self, module: nn.Module) -> None:
+        parts = set(module.modules())
+        self._moved.update(parts)
+        if not self._early.isdisjoint(parts):
+            self._early.difference_update(parts)
+            self.report("a model is moved to the GPU after amp.initialize")
+
+
+class InitializeTwice(Detector):
+    """An optimizer of an earlier `amp.initialize` that is trained after a later one."""
+
+    guard = Guard(
+        name="initialize-twice",
+        mistake="`amp.initialize` runs again while what it prepared before is still trained",
+        matters="the second call discards the loss scales of the first, and sets one opt level for both",
+        remedy="pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._calls: list[Location] = []
+
+    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+        self._calls.append(user_location())
+        for optimizer in optimizers:
+            self.facts.prepared[optimizer] = len(self._calls)
+
+    def block(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            call = self.facts.prepared.get(optimizer)
+            if call is not None and call < len(self._calls):
+                first, second = self._calls[call - 1], self._calls[call]
+                self.report(f"amp.initialize again, while what {first} prepared is still trained", second)
+
+
+class HalfAfterInitialize(Detector):
+    """A cast of initialized weights, reported when training goes on: the last act of a script may be an export."""
+
+    guard = Guard(
+        name="half-after-initialize",
+        mistake="`.half()` on a model that went through `amp.initialize`, and training continues",
+        matters="weights that the opt level keeps in fp32 are rounded, and small updates are lost from then on",
+        remedy="delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._cast: list[tuple[Location, str]] = []
+
+    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+        for model in models:
+            self.facts.initialized.update(model.modules())
+
+    def half(self, module: nn.Module) -> None:
+        import torch
+
+        parts = [part for part in module.modules() if part in self.facts.initialized]
+        entries = (entry for part in parts for entry in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+        if any(entry.dtype is torch.float32 for entry in entries):
+            self._cast.append((user_location(), type(module).__name__))
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        cast, self._cast = self._cast, []
+        for location, name in cast:
+            self.report(f"{name} is cast to half after amp.initialize", location)

@@ -1,0 +1,186 @@
+"""Guards of the order of steps: the double step, the scheduler before the optimizer, gradients that are kept."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.location import Location, user_location
+from ampcompare.guards.script_state import parameters_of, will_skip
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["GradientsKept", "SchedulerFirst", "StepTwice"]
+
+
+class StepTwice(Detector):
+    """Both ways of stepping one optimizer, with no backward pass between them."""
+
+    guard = Guard(
+        name="step-twice",
+        mistake="`optimizer.step()` and `scaler.step(optimizer)` for one backward pass",
+        matters="the second step applies the gradients again, infinite ones included: the weights become NaN",
+        remedy="delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Optimizer: how many backward passes there had been at its last step by a scaler, and by itself.
+        self._by_scaler: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._by_itself: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        now = self.facts.backwards
+        this_way, other_way = self._by_itself, self._by_scaler
+        if scaler is not None:
+            this_way, other_way = other_way, this_way
+        if now and other_way.get(optimizer) == now:
+            again, first = ("optimizer.step()", "scaler.step(optimizer)")
+            if scaler is not None:
+                again, first = first, again
+            self.report(f"{again} again after {first}, on the same gradients")
+        this_way[optimizer] = now
+
+
+@dataclass
+class _Schedule:
+    """Calls of one scheduler's `step`.
+
+    Attributes:
+        early: lines that called it before the first step of the optimizer.
+        waiting: the line of the last call and the backward passes so far, where gradients were waiting for a step.
+        wrong: lines known to come before the optimizer's step.
+    """
+
+    early: set[Location] = field(default_factory=set)
+    waiting: tuple[Location, int] | None = None
+    wrong: set[Location] = field(default_factory=set)
+
+
+class SchedulerFirst(Detector):
+    """A line that calls the scheduler between backward pass and step, or in a loop whose steps come after it.
+
+    Reported at the second call from that line, so that catching up on a resumed schedule is not a mistake. Only
+    torch's schedulers and their subclasses are watched: they set the first learning rate when they are built. A class
+    that merely has an `optimizer` and a `step` may set it in its first `step()`, which then must come first.
+    """
+
+    guard = Guard(
+        name="scheduler-first",
+        mistake="`scheduler.step()` runs before `optimizer.step()`",
+        matters="the first learning rate is never used, and every update uses that of the next one",
+        remedy="call `optimizer.step()` (or `scaler.step(optimizer)`) first, then `scheduler.step()`",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._schedules: weakref.WeakKeyDictionary[Any, _Schedule] = weakref.WeakKeyDictionary()
+        # Optimizer: how many backward passes there had been at the end of its last step.
+        self._stepped_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def after_block(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            if will_skip(optimizer):  # amp replaces this call of `step`: it is not seen
+                self._stepped_at.setdefault(optimizer, self.facts.backwards)
+
+    def schedule(self, scheduler: Any) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        if optimizer is None:
+            return
+        calls = self._schedules.setdefault(scheduler, _Schedule())
+        location = user_location()
+        stepped_at = self._stepped_at.get(optimizer)
+        if location in calls.wrong or (stepped_at is not None and location in calls.early):
+            self.report("scheduler.step() runs before optimizer.step()", location)
+            return
+        waits = self.facts.backwards > (stepped_at or 0)
+        if stepped_at is None and not waits:
+            calls.early.add(location)
+        calls.waiting = (location, self.facts.backwards) if waits else None
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        for scheduler, calls in self._schedules.items():
+            if calls.waiting is not None and getattr(scheduler, "optimizer", None) is optimizer:
+                location, backwards = calls.waiting
+                calls.waiting = None
+                if backwards == self.facts.backwards:
+                    calls.wrong.add(location)
+        self._stepped_at[optimizer] = self.facts.backwards
+
+    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
+        self._stepped_at[optimizer] = self.facts.backwards  # a closure makes its backward passes inside the step
+
+
+class GradientsKept(Detector):
+    """A step that follows a skipped one, with gradients that were not cleared in between.
+
+    After a skipped step, and only then, the gradients are read when the next backward passes begin.
+    """
+
+    guard = Guard(
+        name="gradients-kept",
+        mistake="the gradients of a skipped step are not cleared before the next one",
+        matters="they are infinite or NaN and stay so: every later step is skipped, or applies them",
+        remedy="call `optimizer.zero_grad()` after every step, skipped or not",
+    )
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Optimizers that skipped a step, and those of them whose gradients a later pass has added to.
+        self._skipped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._added: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        if self._skipped and not self.facts.blocks:
+            self._check_gradients()
+
+    def block(self, optimizers: Sequence[Any]) -> None:
+        if self._skipped:
+            self._check_gradients()
+
+    def after_block(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            self._report_kept(optimizer)
+            if will_skip(optimizer):
+                self._skipped.add(optimizer)
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        if scaler is not None:
+            self._report_kept(optimizer)
+
+    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
+        if scaler is not None and not applied:
+            self._skipped.add(optimizer)
+
+    def _check_gradients(self) -> None:
+        for optimizer in list(self._skipped):
+            if will_skip(optimizer):  # several passes may add up before the step that is to be skipped
+                continue
+            if all(is_finite(parameter.grad) for parameter in _cleared_by_user(optimizer)):
+                self._skipped.discard(optimizer)
+            else:
+                self._added.add(optimizer)
+
+    def _report_kept(self, optimizer: Any) -> None:
+        if optimizer in self._skipped and optimizer in self._added:
+            self.report("the gradients of a skipped step were not cleared before this one")
+            self._skipped.discard(optimizer)
+        self._added.discard(optimizer)
+
+
+def is_finite(gradient: Tensor | None) -> bool:
+    """Return whether a gradient has no infinities and no NaN; it waits for the device."""
+    return gradient is None or gradient.is_sparse or bool(gradient.isfinite().all())
+
+
+def _cleared_by_user(optimizer: Any) -> Iterable[Tensor]:
+    """Return the parameters whose gradients Apex does not clear itself, as it clears those of master weights."""
+    stash: Any = getattr(optimizer, "_amp_stash", None)
+    if getattr(stash, "all_fp32_from_fp16_params", None):
+        fp32_params: Iterable[Tensor] = stash.all_fp32_from_fp32_params
+        return fp32_params
+    return parameters_of(optimizer)

@@ -1,0 +1,358 @@
+"""Report what a script does to the guards, by replaced functions of torch and Apex."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ampcompare.errors import GuardError
+from ampcompare.guards.catalog import DETECTORS
+from ampcompare.guards.detector import EVENTS, Detector
+from ampcompare.guards.location import is_users
+from ampcompare.guards.patches import Patches
+from ampcompare.guards.reporting import GuardWarning, ViolationSink
+from ampcompare.guards.script_state import Block, ScriptState
+
+__all__ = ["GuardHooks"]
+
+OUTSIDE_BACKWARD = -1
+
+
+class GuardHooks:
+    """All guards, and the functions that report events to them.
+
+    Steps are watched at the class, not by torch's hooks: with hooks ampcompare's engine would read each overflow on
+    the host.
+    """
+
+    def __init__(self, sink: ViolationSink, passes: int | None = None) -> None:
+        self.facts = ScriptState()
+        self._passes = passes
+        self._scheduling = 0
+        self._patches = Patches()
+        self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
+        self._find_listeners()
+        self._watch_backward()
+        self._watch_optimizers()
+        self._watch_schedulers()
+        self._watch_scaler()
+        self._watch_modules()
+        self._patches.wrap(torch, "save", self._save)
+
+    def end(self) -> None:
+        """Restore everything."""
+        self._patches.undo()
+
+    def _has_seen_enough(self) -> bool:
+        if self._passes is None or self.facts.backwards < self._passes:
+            return False
+        self.end()
+        return True
+
+    def _find_listeners(self) -> None:
+        self._listeners = {
+            event: [one for one in self._detectors if getattr(type(one), event) is not getattr(Detector, event)]
+            for event in EVENTS
+        }
+
+    def _notify(self, event: str, *values: Any) -> None:
+        for detector in self._listeners[event]:
+            try:
+                getattr(detector, event)(*values)
+            except GuardError:
+                raise
+            except Exception as error:  # a fault in a guard must not end a correct training
+                self._detectors.remove(detector)
+                self._find_listeners()
+                warnings.warn(
+                    f"the guard {detector.guard.name} failed and is off: {error!r}", GuardWarning, stacklevel=1
+                )
+
+    def _watch_backward(self) -> None:
+        facts, task = self.facts, torch._C._current_graph_task_id
+
+        def backward(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # Checkpointing makes passes inside a pass. A step that Apex skips is not seen, so the guards may end here.
+            if task() != OUTSIDE_BACKWARD or self._has_seen_enough():
+                return original(tensors, grad_tensors, *args, **kwargs)
+            self._notify("backward", tensors, grad_tensors)
+            facts.backwards += 1
+            facts.window_backwards += 1
+            for block in facts.blocks:
+                block.backwards += 1
+            result = original(tensors, grad_tensors, *args, **kwargs)
+            self._notify("after_backward", tensors)
+            return result
+
+        self._patches.wrap(torch.autograd, "backward", backward)
+
+    def _watch_optimizers(self) -> None:
+        watched: set[type] = set()
+
+        def watch_step(kind: type) -> None:
+            cls = next(cls for cls in kind.__mro__ if "step" in vars(cls))
+            # Torch wraps `step` when the first object is built; the guards' wrapper goes outside.
+            if cls not in watched and hasattr(cls.__dict__["step"], "hooked"):
+                watched.add(cls)
+                self._patches.wrap(cls, "step", self._step)
+
+        def patch_step_function(original: Any, optimizer: Any) -> None:
+            original(optimizer)
+            watch_step(type(optimizer))
+
+        for kind in list(_descendants(Optimizer)):
+            watch_step(kind)
+        self._patches.wrap(Optimizer, "_patch_step_function", patch_step_function)
+        for owner in (Optimizer, nn.Module):
+            self._patches.wrap(owner, "zero_grad", self._zero_grad)
+
+    def _watch_schedulers(self) -> None:
+        watched: set[type] = set()
+
+        def watch_step(kind: type) -> None:
+            for cls in kind.__mro__:
+                if "step" in vars(cls) and cls not in watched:
+                    watched.add(cls)
+                    self._patches.wrap(cls, "step", self._schedule)
+
+        def init(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            watch_step(type(scheduler))  # one that the script defines
+            original(scheduler, *args, **kwargs)
+
+        for kind in (LRScheduler, *_descendants(LRScheduler)):
+            watch_step(kind)  # type: ignore[arg-type]  # mypy joins the two to `object`
+        self._patches.wrap(LRScheduler, "__init__", init)
+
+    def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        facts = self.facts
+        if facts.scaler_stepping:
+            facts.scaler_stepping[-1].append(optimizer)
+            return original(optimizer, *args, **kwargs)
+        if facts.stepping:  # an optimizer around another
+            return original(optimizer, *args, **kwargs)
+        return self._attempt(optimizer, None, lambda: original(optimizer, *args, **kwargs))
+
+    def _attempt(self, optimizer: Any, scaler: Any, step: Any) -> Any:
+        facts = self.facts
+        self._notify("attempt", optimizer, scaler)
+        facts.attempts += 1
+        called: list[Any] = []
+        facts.stepping.append(optimizer)
+        if scaler is not None:
+            facts.scaler_stepping.append(called)
+        try:
+            result = step()
+        finally:
+            facts.stepping.pop()
+            if scaler is not None:
+                facts.scaler_stepping.pop()
+        self._notify("after_attempt", optimizer, scaler, scaler is None or bool(called))
+        self._has_seen_enough()
+        return result
+
+    def _zero_grad(self, original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        self._notify("zero_grad")
+        return original(owner, *args, **kwargs)
+
+    def _schedule(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        # Frames above: here, and the replacement. Schedulers call themselves when they are built, and each other.
+        if not self._scheduling and is_users(sys._getframe(2).f_code.co_filename):
+            self._notify("schedule", scheduler)
+        self._scheduling += 1
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            self._scheduling -= 1
+
+    def _watch_scaler(self) -> None:
+        scaler_class, facts = torch.amp.GradScaler, self.facts
+
+        def scale(original: Any, scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if scaler.is_enabled():
+                facts.scalers.add(scaler)
+                if not facts.scale_calls:
+                    facts.scale_read = False
+                losses = [result] if isinstance(result, Tensor) else list(result)
+                facts.scale_calls += len(losses)
+                facts.scaled.update({id(loss): loss for loss in losses if isinstance(loss, Tensor)})
+            return result
+
+        def unscale(original: Any, scaler: Any, optimizer: Any) -> Any:
+            result = original(scaler, optimizer)
+            facts.unscaled.add(optimizer)
+            return result
+
+        def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
+            return self._attempt(optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs))
+
+        def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            facts.end_window()
+            return original(scaler, *args, **kwargs)
+
+        def get_scale(original: Any, scaler: Any) -> Any:
+            facts.scale_read = True
+            return original(scaler)
+
+        for name, function in (("scale", scale), ("unscale_", unscale), ("step", step), ("update", update)):
+            self._patches.wrap(scaler_class, name, function)
+        self._patches.wrap(scaler_class, "get_scale", get_scale)
+        self._patches.wrap(scaler_class, "state_dict", self._read_state)
+
+        def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            self._notify("clip", parameters)
+            return original(parameters, *args, **kwargs)
+
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._patches.wrap(clip_grad, name, clip)
+            self._patches.put(nn.utils, name, getattr(clip_grad, name))
+
+    def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._notify("state_read")
+        return original(*args, **kwargs)
+
+    def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        self._notify("save", obj)
+        return original(obj, *args, **kwargs)
+
+    def _watch_modules(self) -> None:
+        # Frames above: the function here, and the replacement. Apex itself casts what it initializes.
+        def half(original: Any, module: Any) -> Any:
+            if is_users(sys._getframe(2).f_code.co_filename):
+                self._notify("half", module)
+            return original(module)
+
+        def cuda(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._notify("cuda", module)
+            return original(module, *args, **kwargs)
+
+        def to(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if value is torch.float16 and is_users(sys._getframe(2).f_code.co_filename):
+                    self._notify("half", module)
+                elif _is_cuda(value):
+                    self._notify("cuda", module)
+            return original(module, *args, **kwargs)
+
+        for name, function in {"half": half, "cuda": cuda, "to": to}.items():
+            self._patches.wrap(nn.Module, name, function)
+
+        def init(original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            self._notify("wrap", module)
+            original(wrapper, module, *args, **kwargs)
+
+        for kind in (DataParallel, DistributedDataParallel):
+            self._patches.wrap(kind, "__init__", init)
+
+    def watch_amp(self, amp: Any) -> None:
+        """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""
+        facts, name = self.facts, amp.__name__
+        if facts.amp is amp:  # ampcompare's own has two names
+            return
+        facts.amp = amp
+        frontend, handle = sys.modules[f"{name}.frontend"], sys.modules[f"{name}.handle"]
+
+        def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
+            self._notify("initialize", _listed(models), _listed(optimizers), properties)
+            result = original(models, optimizers, properties, *args, **kwargs)
+            for optimizer in _listed(optimizers):
+                if "zero_grad" in vars(optimizer):  # O2 puts one of its own there
+                    optimizer.zero_grad = self._watched_zero_grad(optimizer.zero_grad)
+            return result
+
+        def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+            return _WatchedBlock(self, original(loss, optimizers, *args, **kwargs), loss, _listed(optimizers))
+
+        self._patches.wrap(frontend, "_initialize", initialize)
+        self._patches.wrap(handle, "scale_loss", scale_loss)
+        self._patches.put(amp, "scale_loss", handle.__dict__["scale_loss"])
+        if "state_dict" in vars(frontend):
+            self._patches.wrap(frontend, "state_dict", self._read_state)
+            self._patches.put(amp, "state_dict", frontend.__dict__["state_dict"])
+
+    def _watched_zero_grad(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def zero_grad(*args: Any, **kwargs: Any) -> Any:
+            if self._patches.active:
+                self._notify("zero_grad")
+            return original(*args, **kwargs)
+
+        return zero_grad
+
+    def enter(self, block: Block) -> None:
+        """Record that a `scale_loss` block begins."""
+        self._notify("block", block.optimizers)
+        self.facts.blocks.append(block)
+
+    def leave(self, block: Block, *, failed: bool) -> None:
+        """Record that it ends."""
+        self.facts.blocks.remove(block)
+        if not failed:
+            self._notify("after_block", block.optimizers)
+
+    def mark_scaled(self, loss: Any) -> None:
+        """Record a loss that a block has scaled."""
+        if isinstance(loss, Tensor):
+            self.facts.scaled[id(loss)] = loss
+
+
+class _WatchedBlock(AbstractContextManager[Any]):
+    """One `scale_loss` block."""
+
+    def __init__(self, hooks: GuardHooks, inner: Any, loss: Any, optimizers: list[Any]) -> None:
+        self._hooks, self._inner, self._loss = hooks, inner, loss
+        self._block = Block(optimizers, scaled=False)
+
+    def __enter__(self) -> Any:
+        self._hooks.enter(self._block)
+        try:
+            scaled = self._inner.__enter__()
+        except BaseException:
+            self._hooks.leave(self._block, failed=True)
+            raise
+        if scaled is not self._loss:
+            self._block.scaled = True
+            self._hooks.mark_scaled(scaled)
+        self._loss = None  # else the graph would live as long as the block
+        return scaled
+
+    def __exit__(self, *exception: Any) -> Any:
+        suppressed = self._inner.__exit__(*exception)
+        self._hooks.leave(self._block, failed=exception[0] is not None)
+        return suppressed
+
+
+def _descendants(kind: type[Any]) -> Iterable[type[Any]]:
+    child: type[Any]
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_cuda(value: Any) -> bool:
+    """Return whether an argument of `Module.to` means a GPU."""
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
+    if isinstance(value, (torch.device, Tensor)):
+        return (value if isinstance(value, torch.device) else value.device).type == "cuda"
+    return isinstance(value, int) and not isinstance(value, bool)

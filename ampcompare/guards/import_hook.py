@@ -1,0 +1,65 @@
+"""Call a function as soon as a module is imported, or at once if it is already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ImportHook"]
+
+
+class ImportHook(MetaPathFinder):
+    """Watches imports; the other finders load the modules.
+
+    Args:
+        awaited: what to call, by the name of the module.
+    """
+
+    def __init__(self, awaited: dict[str, Callable[[], None]]) -> None:
+        self._awaited = dict(awaited)
+
+    def begin(self) -> None:
+        """Call for modules that are imported already, and wait for the others."""
+        for name in list(self._awaited):
+            if name in sys.modules:
+                self._awaited.pop(name)()
+        if self._awaited:
+            sys.meta_path.insert(0, self)
+
+    def end(self) -> None:
+        """Stop watching imports."""
+        self._awaited.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the other finders return, whose loader then calls back."""
+        if fullname not in self._awaited:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        loader: Any = spec.loader
+        # An alias of ampcompare's own module, which is awaited under its own name.
+        if loader is None or type(loader).__module__.startswith("ampcompare."):
+            return spec
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            callback = self._awaited.pop(fullname, None)
+            if callback is not None:
+                callback()
+
+        loader.exec_module = exec_module
+        return spec

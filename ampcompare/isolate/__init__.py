@@ -1,0 +1,1 @@
+"""Run one function in a child process, so that a crash or a hang there is an answer too."""

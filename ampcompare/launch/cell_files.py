@@ -1,0 +1,179 @@
+"""The files in the folder of a cell: settings, record, steps, logs, progress, and those of an earlier run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.files import write_atomically
+from ampcompare.launch.base import Progress
+from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+
+__all__ = [
+    "CHECKPOINTS",
+    "PROGRESS_FILE",
+    "archive_checkpoints",
+    "archive_previous",
+    "continue_steps",
+    "last_lines",
+    "log_name",
+    "log_tail",
+    "make_cell_folder",
+    "progress_reader",
+    "progress_writer",
+    "read_config",
+    "send_output_to",
+    "write_config",
+    "write_record",
+]
+
+CHECKPOINTS = "checkpoints"
+PROGRESS_FILE = "progress.json"
+
+
+def make_cell_folder(folder: Path) -> None:
+    """Make the folder of a cell, and archive the files of an earlier run.
+
+    Raises:
+        EnvironmentUnfit: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+    archive_previous(folder)
+
+
+def write_config(config: RunConfig, folder: Path) -> None:
+    """Write `config.json`, from which the processes of a cell read what to train.
+
+    Raises:
+        EnvironmentUnfit: the disk is full or the folder cannot be written.
+    """
+    write_atomically(folder / "config.json", dump_json(config))
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Read what `write_config` wrote.
+
+    Raises:
+        ConfigError: a setting is unknown to this version, or invalid in it.
+    """
+    return validated(RunConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Write `record.json` atomically."""
+    write_atomically(folder / "record.json", dump_json(record))
+
+
+def archive_previous(folder: Path) -> None:
+    """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
+    for name in ("record.json", "steps.jsonl"):
+        path = folder / name
+        if path.exists():
+            path.replace(path.with_suffix(f".previous{path.suffix}"))
+
+
+def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
+    """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
+
+    Args:
+        others: files to read after the folder's own.
+
+    Returns:
+        Whether such a file exists; otherwise `steps.jsonl` is empty.
+    """
+    steps = folder / "steps.jsonl"
+    for path in (steps, folder / "steps.previous.jsonl", *others):
+        lines = _first_steps(path, step)
+        if len(lines) == step:
+            write_atomically(steps, "".join(lines))
+            return True
+    write_atomically(steps, "")
+    return False
+
+
+def _first_steps(path: Path, count: int) -> list[str]:
+    """Return the lines of the first `count` steps, up to the first that is missing, out of order or incomplete."""
+    lines: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if len(lines) == count or not line.endswith("\n") or json.loads(line)["step"] != len(lines):
+                    break
+                lines.append(line)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return lines
+
+
+def archive_checkpoints(folder: Path) -> None:
+    """Rename the checkpoints of an earlier run to `checkpoints.previous`, so that none is mistaken for a new one."""
+    path = folder / CHECKPOINTS
+    if path.exists():
+        previous = folder / f"{CHECKPOINTS}.previous"
+        shutil.rmtree(previous, ignore_errors=True)
+        path.replace(previous)
+
+
+def progress_writer(folder: Path) -> Callable[[Progress], None]:
+    """Return a function that writes the progress of a cell to a file in its folder."""
+
+    def write(progress: Progress) -> None:
+        values = [progress.steps, progress.total_steps, progress.epoch]
+        write_atomically(folder / PROGRESS_FILE, json.dumps(values))
+
+    return write
+
+
+def progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+    """Return a function that reads the file and calls `on_progress` if the progress is new."""
+    last: list[int] = []
+
+    def read() -> None:
+        nonlocal last
+        if on_progress is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            values = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+            if values != last:
+                last = values
+                on_progress(Progress(*values))
+
+    return read
+
+
+def send_output_to(path: Path) -> None:
+    """Redirect standard output and error of this process to a new file; a killed process leaves its last lines."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def log_name(rank: int) -> str:
+    """Return the name of the file that holds the output of a rank."""
+    return "log.txt" if rank == 0 else f"rank{rank}.log"
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last non-empty lines of a file; none if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
+    """Return the last non-empty lines of a cell's log."""
+    return "\n".join(last_lines(folder / log_name(rank), lines))

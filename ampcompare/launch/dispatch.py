@@ -1,0 +1,104 @@
+"""Choose the launcher of a cell by its number of processes and its setting `launcher`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.distributed_env import world_of
+from ampcompare.launch.multi_process import MultiProcessLauncher
+from ampcompare.launch.slurm import SlurmLauncher
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["make_launcher"]
+
+
+class DispatchingLauncher(Launcher):
+    """Forks cells of one process, and starts other cells by the launcher that each names; a matrix can mix them.
+
+    Args:
+        slurm_options: sbatch options, for cells whose launcher is slurm.
+        options: arguments of `MultiProcessLauncher`.
+    """
+
+    def __init__(self, slurm_options: Mapping[str, str] | None = None, **options: Any) -> None:
+        self._slurm_options = slurm_options
+        self._options = options
+        self._launchers: dict[str, Launcher] = {}
+        self.is_main = options.get("node_rank", 0) == 0
+
+    def launcher_of(self, config: RunConfig) -> Launcher:
+        """Return the launcher for a cell, created at its first use.
+
+        Raises:
+            UnsupportedCombination: several machines without an address at which to rendezvous.
+        """
+        kind = config.launcher
+        if kind == "auto" and config.processes > 1:
+            kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
+        if kind not in self._launchers:
+            if kind == "auto":
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
+            elif kind == "slurm":
+                self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
+            else:
+                self._launchers[kind] = MultiProcessLauncher(kind, **self._options)
+            self._launchers[kind].on_note = self.note
+        return self._launchers[kind]
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        return self.launcher_of(config).launch(config, folder, on_progress)
+
+    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+        by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}
+        for config, folder in cells:
+            by_launcher.setdefault(self.launcher_of(config), []).append((config, folder))
+        for launcher, share in by_launcher.items():
+            launcher.submit_ahead(share)
+
+    def pending_message(self) -> str:
+        return "; ".join(filter(None, (launcher.pending_message() for launcher in self._launchers.values())))
+
+    def terminate(self) -> bool:
+        return sum(launcher.terminate() for launcher in self._launchers.values()) > 0
+
+    def close(self) -> None:
+        for launcher in self._launchers.values():
+            launcher.close()
+
+
+def make_launcher(
+    config: RunConfig, *, several_cells: bool = False, dist_url: str | None = None, **options: Any
+) -> Launcher:
+    """Return the launcher for a configuration, and for others that differ in the number of processes or launcher.
+
+    Args:
+        several_cells: whether more than one cell will be launched.
+        dist_url: address of the rendezvous.
+        options: further arguments of `DispatchingLauncher`.
+
+    Raises:
+        ConfigError: the environment describes one of several processes incompletely.
+        EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
+        UnsupportedCombination: several cells, in one of several processes that were started together.
+    """
+    world = world_of(url=dist_url)
+    if world is not None and several_cells:
+        raise UnsupportedCombination(
+            f"this is rank {world.rank} of {world.size} that {world.launcher} started, and a comparison starts the "
+            f"processes of each cell itself; call it once, with --nproc-per-node {world.size}"
+        )
+    if world is not None:
+        from ampcompare.launch.external import ExternalLauncher
+
+        return ExternalLauncher(world)
+    launcher = DispatchingLauncher(dist_url=dist_url, **options)
+    launcher.launcher_of(config)  # refuse what cannot work before anything runs
+    return launcher

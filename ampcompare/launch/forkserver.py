@@ -1,0 +1,155 @@
+"""A process with torch imported that forks once per cell, so that a cell starts in milliseconds instead of seconds.
+
+It is a separate program, so that a user's unguarded script or notebook is never imported again.
+Requests come on standard input, one JSON object per line: `{"config": ..., "folder": ...}`. Answers on standard output:
+`{"event": "ready"}`, `{"event": "begin", "pid": ...}`, `{"event": "progress", ...}` and
+`{"event": "exit", "code": ..., "signal": ...}`.
+The end of standard input ends the server and its cell; a cell outlives a server that is killed.
+CUDA is not initialized before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from ampcompare.launch.base import Progress
+from ampcompare.launch.cell_files import log_name, send_output_to
+from ampcompare.launch.worker.cell import run_cell
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.catalog import BUILTIN_MODELS, TORCHVISION_FILES
+from ampcompare.tasks.torchvision_loader import load_torchvision
+from ampcompare.training.stop_signal import end_signals
+
+__all__ = ["main"]
+
+POLL_SECONDS = 0.02
+
+
+def _send(channel: int, **message: Any) -> None:
+    os.write(channel, (json.dumps(message) + "\n").encode())  # one write under 4 KiB: lines of two processes never mix
+
+
+def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoReturn:
+    """Run the cell in the forked child, then `os._exit`: the parent's objects must not be cleaned up here.
+
+    Args:
+        signals: ignored by the server, and restored for the cell.
+    """
+    code = 1
+    try:
+        _send(channel, event="begin", pid=os.getpid())  # not sent by the server, which may be killed first
+        folder = Path(request["folder"])
+        send_output_to(folder / log_name(0))
+        _exit_with_parent(os.dup(0))
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)
+
+        def report(progress: Progress) -> None:
+            _send(channel, event="progress", steps=progress.steps, total=progress.total_steps, epoch=progress.epoch)
+
+        run_cell(RunConfig.model_validate(request["config"]), folder, report)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _preload(data: str, arch: str) -> None:
+    """Import libraries that the cell needs and later cells share; the cell reports what cannot be imported."""
+    with contextlib.suppress(Exception):
+        if data == "digits":
+            importlib.import_module("sklearn.datasets")
+        if (
+            data.startswith("imagefolder:")
+            or data in TORCHVISION_FILES
+            or (":" not in arch and arch not in BUILTIN_MODELS)
+        ):
+            load_torchvision()
+
+
+def _exit_with_parent(pipe: int) -> None:
+    """Exit when the other end of a pipe is closed: the cell may outlive its server, but not their parent."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+
+    def watch() -> None:
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _serve(line: bytes, channel: int, signals: Sequence[int]) -> bool:
+    """Run one cell to its end; return whether the parent still runs."""
+    request = json.loads(line)
+    recipe = request["config"]["recipe"]
+    _preload(recipe["data"]["name"], recipe["model"]["arch"])
+    child = os.fork()
+    if child == 0:
+        _run(request, channel, signals)
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            _send(channel, event="exit", code=max(code, 0), signal=max(-code, 0))
+            return True
+        readable, _, _ = select.select([0], [], [], POLL_SECONDS)
+        if readable and not os.read(0, 1):  # while a cell runs only the end of the parent can be read
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+
+
+def _import_optimizers() -> None:
+    """Create an optimizer once: torch then imports modules for more than a second, 80 MiB of them.
+
+    Otherwise each cell would import them again, and its peak memory would include them.
+    """
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
+def main() -> int:
+    """Serve requests until standard input ends."""
+    _import_optimizers()
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork.*", category=DeprecationWarning)
+    # Slurm sends SIGTERM to all processes of a step: the cell saves and exits, and this one exits with its input.
+    signals = end_signals()
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+    channel = os.dup(1)
+    os.dup2(2, 1)
+    _send(channel, event="ready", seconds=time.process_time())
+    buffer = b""
+    while True:
+        chunk = os.read(0, 65536)
+        if not chunk:
+            return 0
+        buffer += chunk
+        while b"\n" in buffer:
+            line, _, buffer = buffer.partition(b"\n")
+            if not _serve(line, channel, signals):
+                return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The parent's side of the process server: requests, answers, and clean-up when it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import psutil
+
+from ampcompare.errors import LaunchError
+from ampcompare.start import start_command
+
+__all__ = ["ServerGone", "ServerProcess"]
+
+POLL_SECONDS = 0.1
+END_SECONDS = 5.0
+
+
+class ServerGone(Exception):
+    """The server has ended, and so has the cell that it forked, if any."""
+
+
+class ServerProcess:
+    """A server that is ready for requests, one at a time.
+
+    Raises:
+        LaunchError: it ended before it was ready.
+
+    Attributes:
+        cell: the process of the current cell, from its start to its end.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the cell.
+        self._process = subprocess.Popen(
+            start_command("ampcompare.launch.forkserver"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.cell: psutil.Process | None = None
+        self._unread = b""
+        try:
+            next(self._messages())
+        except ServerGone:
+            errors = _pipe(self._process.stderr).read().decode(errors="replace").strip().splitlines() or ["no message"]
+            code = self._process.wait()
+            self._close_pipes()
+            raise LaunchError(f"the process server ended with exit code {code}: {errors[-1]}") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has ended; a cell that it forked may continue."""
+        return self._process.poll() is not None
+
+    def how_it_ended(self) -> str:
+        """Return the end of a sentence about a server that has ended."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        cause = " (probably the out-of-memory killer)" if code == -signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{cause}"
+
+    def answers(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send a request and yield the answers, up to the exit of the cell; an empty one after each idle poll.
+
+        Raises:
+            ServerGone: no more answers can come.
+        """
+        try:
+            _pipe(self._process.stdin).write(json.dumps(request).encode() + b"\n")
+            _pipe(self._process.stdin).flush()
+        except OSError:
+            raise ServerGone from None
+        for message in self._messages():
+            if message.get("event") == "begin":
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.cell = psutil.Process(message["pid"])
+            if message.get("event") == "exit":
+                self.cell = None  # before the yield: the caller may never resume this generator
+            yield message
+            if message.get("event") == "exit":
+                return
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        """Yield messages, including those of a cell that outlives its server.
+
+        Raises:
+            ServerGone: no process is left that could send one.
+        """
+        channel = _pipe(self._process.stdout).fileno()
+        while True:
+            line, newline, unread = self._unread.partition(b"\n")
+            if newline:
+                self._unread = unread
+                yield json.loads(line)
+            elif not select.select([channel], [], [], POLL_SECONDS)[0]:
+                # Any process that the cell started keeps the pipe open.
+                if self.ended and (self.cell is None or not _is_alive(self.cell)):
+                    raise ServerGone
+                if self.cell is not None:
+                    yield {}
+            elif chunk := os.read(channel, 65536):
+                self._unread += chunk
+            else:
+                raise ServerGone
+
+    def close(self) -> None:
+        """End the server and its cell."""
+        with contextlib.suppress(BrokenPipeError):  # a write to a dead server is still buffered
+            _pipe(self._process.stdin).close()  # the server ends its cell and itself
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        if self.cell is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.cell.kill()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(pipe).close()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs; a zombie does not, even if its new parent never waits for it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,61 @@
+"""A cell as a task of a Slurm job: alone, or as one of several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ampcompare.launch.cell_files import log_name, progress_writer, read_config
+from ampcompare.launch.distributed_env import world_of
+
+__all__ = ["train"]
+
+
+def train(folder: str) -> None:
+    """Train the configuration in a folder, as the rank that the environment names.
+
+    The signal that Slurm sends before a time limit or a preemption stops the cell as SIGTERM does: it saves. A job that
+    was queued again resumes from its newest checkpoint.
+
+    Rank 0 logs to `log.txt` in the folder, rank N to `rank<N>.log`; the record is `record.json`.
+    """
+    # Imported here: the submitting process needs this function's name, but not torch.
+    from ampcompare.launch.worker.cell import run_cell
+    from ampcompare.launch.worker.rank import run_rank
+
+    cell = Path(folder)
+    world = world_of()
+    rank = 0 if world is None else world.rank
+    on_progress = progress_writer(cell) if rank == 0 else None
+    name = f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"
+    signal.signal(signal.Signals[name], lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    with _output_to(cell / log_name(rank)):
+        config = read_config(cell)
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
+        if world is None:
+            run_cell(config, cell, on_progress)
+        else:
+            run_rank(config, cell, world, on_progress)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Redirect standard output and error to a file, and restore them afterwards."""
+    before = [os.dup(1), os.dup(2)]
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for number in (1, 2):
+            os.dup2(log, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), before, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(log)

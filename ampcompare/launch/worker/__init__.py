@@ -1,0 +1,1 @@
+"""The processes of a cell: training, ranks, measurements."""

@@ -1,0 +1,293 @@
+"""Train a cell in this process, and write its steps and record.
+
+`python -m ampcompare.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
+`train_cell`: configure_process, build, run, record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from ampcompare.environment import fingerprint
+from ampcompare.launch.base import Progress
+from ampcompare.launch.cell_files import CHECKPOINTS, read_config, write_config, write_record
+from ampcompare.launch.distributed_env import DistributedEnv
+from ampcompare.launch.worker.device import resolve_device
+from ampcompare.launch.worker.device_facts import device_facts
+from ampcompare.launch.worker.failure import failed_with
+from ampcompare.launch.worker.monitor import SystemMonitor
+from ampcompare.launch.worker.process_facts import gather_process_facts
+from ampcompare.launch.worker.process_group import choose_backend, group_of_one
+from ampcompare.launch.worker.resume import find_resume_point, prepare_files
+from ampcompare.launch.worker.step_file import StepFile
+from ampcompare.launch.worker.warmup_guards import guards_during_warmup
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Communicator, SingleProcess
+from ampcompare.precision.base import Precision
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.precision.tf32 import require_tf32, set_tf32
+from ampcompare.records.run import EpochResult, RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.compile import cpu_half_of
+from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
+from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.session import Session
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.stop_signal import StopRequest, stopped_by_signal
+
+__all__ = ["Cell", "build", "configure_process", "record", "run", "run_cell", "train_cell"]
+
+
+def run_cell(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> RunRecord:
+    """Train one cell in this process; write `config.json`, `steps.jsonl` and `record.json` to `folder`.
+
+    Errors of the user's code, of torch and of this package end in a record with status "failed".
+    """
+    write_config(config, folder)
+    needs_group = config.parallel.kind in ("ddp", "apex-ddp")
+    try:
+        with _group_of_one(config) if needs_group else contextlib.nullcontext():
+            result = train_cell(config, folder, on_progress)
+    except Exception as error:  # a failed arm is a row of the table, and the other arms run
+        with contextlib.suppress(OSError):  # the disk may be full
+            traceback.print_exc()
+        result = failed_with(config, error)
+    write_record(result, folder)
+    return result
+
+
+def _group_of_one(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+    """Return the process group of a cell in one process, with the backend that several processes would use."""
+    device = resolve_device(config.device)
+    return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
+
+
+def train_cell(
+    config: RunConfig,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    *,
+    ranks: Communicator | None = None,
+    device: str | None = None,
+    world: DistributedEnv | None = None,
+    rendezvous_seconds: float | None = None,
+) -> RunRecord:
+    """Train one cell in this process, alone or as one of `ranks`; rank 0 writes `steps.jsonl`, the caller the record.
+
+    Args:
+        device: of this process, if it is not the configuration's.
+        world: how the processes were started, if there are several.
+        rendezvous_seconds: from the start of the launcher to the end of the rendezvous; None without one, where the
+            start of this process counts.
+    """
+    with guards_during_warmup(config) as violations:
+        begin = time.perf_counter()
+        process_seconds = time.time() - psutil.Process().create_time()
+        start_seconds = process_seconds if rendezvous_seconds is None else rendezvous_seconds
+        own_device = resolve_device(device or config.device)
+        configure_process(config, own_device)
+        attempt = 0 if world is None else world.attempt
+        cell = build(config, folder, own_device, ranks or SingleProcess(), attempt)
+        run(cell, on_progress)
+        seconds = time.perf_counter() - begin
+        result = record(cell, world, start_seconds=start_seconds, seconds=seconds)
+    return result.model_copy(update={"guards": violations})
+
+
+def configure_process(config: RunConfig, device: torch.device) -> None:
+    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32.
+
+    Raises:
+        EnvironmentUnfit: TF32 was requested and the device lacks it.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(config.threads)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    if config.recipe.cudnn_benchmark:
+        torch.backends.cudnn.benchmark = True
+    if config.tf32 == "on":
+        require_tf32(device, "--tf32 on")
+    if config.tf32 != "torch":
+        set_tf32(config.tf32 == "on")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is ready to train.
+
+    Attributes:
+        fp16_mode: how 16-bit arithmetic is computed on this device; None for fp32.
+        compute: the context of every step, which emulates fp16 if `fp16_mode` says so.
+        steps_path: `steps.jsonl` on rank 0, the null device on the others.
+        device_facts: name, versions and switches of the device.
+    """
+
+    config: RunConfig
+    device: torch.device
+    precision: Precision
+    session: Session
+    saver: Saver
+    stop: StopRequest
+    metrics: RunMetrics
+    memory: MemoryMeter
+    fp16_mode: str | None
+    compute: contextlib.AbstractContextManager[Any]
+    steps_path: Path
+    device_facts: dict[str, Any]
+    monitor: SystemMonitor
+
+
+def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
+    """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
+
+    Args:
+        attempt: restarts before this one.
+
+    Raises:
+        AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
+    """
+    precision = make_precision(config.arm, device=str(device))
+    task = make_task(config.recipe)
+    memory = make_memory_meter(device)  # before the models: its peak counts from here
+    engine = precision.engine.name if precision.engine else None
+    parallel = make_parallel(config.parallel, device, engine)
+    point = find_resume_point(config, folder, ranks, attempt)
+    state = None if point is None else point.state
+    assembly = assemble(
+        config.recipe, task, precision, parallel, device, workers=config.workers, ranks=ranks, state=state
+    )
+    # Only now: a checkpoint that does not fit changes no file.
+    ranks.broadcast_from_rank0(lambda: prepare_files(folder, point, attempt))
+    steps_path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
+    saver = Saver(folder / CHECKPOINTS, config.saving, _log, steps_path)
+    stop = StopRequest(config.saving.stop_at_step)
+    session = Session(config, assembly, saver=saver, stop=stop)
+    metrics = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    session.stateful["tally"] = metrics  # saved and restored with the session
+    if point is not None:
+        session.load_state_dict(point.state, point.resumption)
+    mode = cpu_half_of(config.cpu_half, config.recipe.compile)
+    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
+    return Cell(
+        config=config,
+        device=device,
+        precision=precision,
+        session=session,
+        saver=saver,
+        stop=stop,
+        metrics=metrics,
+        memory=memory,
+        fp16_mode=fp16_mode,
+        compute=compute,
+        steps_path=steps_path,
+        device_facts=device_facts(device, config),
+        monitor=SystemMonitor(device),
+    )
+
+
+def _log(text: str) -> None:
+    """Write a line to the log of the cell, unless the disk is full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+
+
+def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
+    """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
+    metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
+    total_steps = cell.session.assembly.total_steps
+    with cell.compute, cell.saver, StepFile(cell.steps_path) as steps, stopped_by_signal(cell.stop):
+        for event in cell.session.events():
+            if isinstance(event, EpochResult):
+                metrics.epochs.append(event)
+                continue
+            metrics.add_steps(event)
+            cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
+            steps.write(event)
+            if on_progress is not None:
+                on_progress(Progress(metrics.num_steps, total_steps, event[-1].epoch))
+
+
+def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:
+    """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
+
+    Args:
+        world: how the processes were started, if there are several.
+        start_seconds: from the start of the process or launcher until training could begin.
+        seconds: of building and training.
+    """
+    config, session, metrics = cell.config, cell.session, cell.metrics
+    summary = metrics.summary(
+        session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
+    )
+    summary = summary.model_copy(update={"start_seconds": max(0.0, start_seconds)})
+    with cell.compute:  # it times further steps, which must compute as the others did
+        processes = None if world is None else gather_process_facts(config, session, world, summary)
+    steps_done = session.position.step
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status=_status(session),
+        config=config,
+        engine=cell.precision.engine,
+        effective=cell.precision.effective,
+        half=cell.fp16_mode,
+        environment={**fingerprint(), **cell.device_facts},
+        summary=summary,
+        trace=metrics.tracer.trace(metrics.seconds),
+        readings=cell.monitor.readings(metrics.seconds),
+        processes=processes,
+        resumed=session.resumed,
+        notes=_settings_without_effect(config, cell.device),
+        error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
+    )
+
+
+def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
+    if session.interrupted:
+        return "interrupted"
+    return "completed" if session.divergence.diverged_step is None else "diverged"
+
+
+def _settings_without_effect(config: RunConfig, device: torch.device) -> list[str]:
+    """Return a line with the reason for each requested setting that changes nothing on this device."""
+    if device.type == "cuda":
+        return []
+    purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
+    values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
+    return [
+        f"{name} does nothing here: it is for {purpose}, and the device is {device}"
+        for (name, purpose), value in zip(purposes.items(), values, strict=True)
+        if value
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Train the cell whose `config.json` lies in the given folder; the exit code is 0 once a record is written."""
+    folder = Path(arguments[0])
+    run_cell(read_config(folder), folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

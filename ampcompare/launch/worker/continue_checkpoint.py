@@ -1,0 +1,75 @@
+"""Train a few steps from a checkpoint of any program. Runs in a child process: O1 patches torch permanently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcompare.checkpoint.convert.load import load_ours
+from ampcompare.errors import AmpCompareError
+from ampcompare.launch.worker.device import resolve_device
+from ampcompare.parallel.single import Single
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.loop import Loop
+from ampcompare.training.metrics.clock import make_clock
+
+__all__ = ["continue_checkpoint"]
+
+
+def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, trust: bool) -> dict[str, Any]:
+    """Train from a checkpoint on the first batches of the recipe, at the learning rates that it contains.
+
+    Returns:
+        Losses, loss scales after each step (empty if nothing is scaled) and skipped steps, or, for errors meant for
+        users, `{"error": ..., "exit_code": ...}`.
+    """
+    try:
+        return _continue(validated(RunConfig, config), Path(checkpoint), steps, trust)
+    except AmpCompareError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+
+
+def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> dict[str, Any]:
+    torch.set_num_threads(config.threads)
+    recipe, device = config.recipe, resolve_device(config.device)
+    state = load_ours(checkpoint, trust=trust)
+    precision = make_precision(config.arm, device=str(device))
+    task = make_task(recipe)
+    assembly = assemble(recipe, task, precision, Single(), device, state=state)
+    fp16_mode, context = cpu_half(config.cpu_half, precision.half_dtype, device)
+
+    def batches() -> Iterator[Any]:
+        for epoch in count():
+            yield from task.data.train_batches(epoch, recipe.batch_size, device=device)
+
+    loop = Loop(
+        models=assembly.models,
+        optimizers=assembly.optimizers,
+        precision=precision,
+        parallel=assembly.parallel,
+        loss_of=task.loss,
+        clock=make_clock(device),
+        accumulation=recipe.grad_accum_steps,
+        clip_norm=recipe.clip_grad,
+        drain_every=1,
+        channels_last=recipe.channels_last,
+    )
+    with context:
+        scales_before = list(precision.loss_scales())
+        records = [record for block in loop.run(batches(), epoch=0, steps=steps) for record in block]
+    return {
+        "arm": config.arm,
+        "half": fp16_mode,
+        "scales_before": scales_before,
+        "losses": [repr(record.loss) for record in records],
+        "scales": [list(record.loss_scales) for record in records],
+        "skipped": sum(not all(record.applied) for record in records),
+    }

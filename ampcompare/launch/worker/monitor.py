@@ -1,0 +1,99 @@
+"""System load, clocks and throttling during a timed run.
+
+Sampled in the process of the cell between two blocks of steps, so that no timed step contains a sample.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from ampcompare.launch.worker.gpu_monitor import GpuMonitor
+from ampcompare.records.run import SystemReadings
+
+__all__ = ["SystemMonitor", "outlier_share"]
+
+INTERVAL_SECONDS = 0.5
+OUTLIER_MADS = 3
+MAD_TO_SD = 1.4826  # of a normal distribution
+
+
+def outlier_share(seconds: Sequence[float]) -> float | None:
+    """Return the share of step times further than 3 scaled median absolute deviations from the median.
+
+    None if the MAD is zero (timer resolution).
+    """
+    if not seconds:
+        return None
+    median = statistics.median(seconds)
+    deviations = [abs(value - median) for value in seconds]
+    limit = OUTLIER_MADS * MAD_TO_SD * statistics.median(deviations)
+    return sum(deviation > limit for deviation in deviations) / len(seconds) if limit > 0 else None
+
+
+class SystemMonitor:
+    """Samples the machine at most twice a second, from its creation on.
+
+    A GPU is sampled only right after timed steps: an idle GPU lowers its clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = GpuMonitor(device) if device.type == "cuda" else None
+        self._wall = time.perf_counter()
+        self._cpu = time.process_time()
+        self._load: list[float] = []
+        self._clocks: list[float] = []
+        self._next = 0.0
+        self.sample(timed=False)
+
+    def sample(self, *, timed: bool) -> None:
+        """Take a sample, unless the last one is too recent.
+
+        Args:
+            timed: whether the device has just finished steps that are timed.
+        """
+        if time.perf_counter() < self._next:
+            return
+        self._load.append(psutil.getloadavg()[0])
+        if self._gpu is None:
+            self._clocks += _fastest_core()
+        elif timed:
+            self._gpu.sample()
+        else:
+            return  # without delaying the first sample of the GPU
+        self._next = time.perf_counter() + INTERVAL_SECONDS
+
+    def readings(self, step_seconds: Sequence[float]) -> SystemReadings:
+        """Return the readings since the creation.
+
+        Args:
+            step_seconds: of every timed step.
+        """
+        self._next = 0.0
+        self.sample(timed=False)
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        clocks = self._clocks if self._gpu is None else self._gpu.clocks
+        return SystemReadings(
+            timed_steps=len(step_seconds),
+            outlier_share=outlier_share(step_seconds),
+            cpu_share=cpu / wall if self._gpu is None else None,
+            load_average=max(self._load),
+            cores=psutil.cpu_count(),
+            clock_low_mhz=min(clocks, default=None),
+            clock_high_mhz=max(clocks, default=None),
+            throttled=sorted(self._gpu.throttled) if self._gpu else [],
+            other_processes=self._gpu.other_processes if self._gpu else None,
+        )
+
+
+def _fastest_core() -> list[float]:
+    """Return the highest clock of the cores in MHz, which is that of the busy one; empty if it cannot be read."""
+    try:
+        cores = psutil.cpu_freq(percpu=True)
+    except (OSError, NotImplementedError, RuntimeError):  # virtual machines and some systems have no such file
+        return []
+    return [max(core.current for core in cores)] if cores else []

@@ -1,0 +1,1 @@
+"""`--device cpu`: run on the CPU what a script does on CUDA."""

@@ -1,0 +1,99 @@
+"""Record the names of `apex` that a script asks for and does not get: modules, and attributes of modules.
+
+Scripts often catch the error and silently take a slower or less exact path.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
+from ampcompare.guards.location import is_users
+
+__all__ = ["missing_names", "watch_names"]
+
+
+def watch_names(finder: ApexFinder) -> None:
+    """Add to `finder.missing` each attribute of `apex` modules that the script asks for and does not get."""
+    for name, module in list(sys.modules.items()):
+        if _is_compat(name):
+            _watch(module, finder.missing)
+    find_spec = finder.find_spec
+
+    @functools.wraps(find_spec)
+    def find_watched_spec(fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        spec = find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None and _is_compat(fullname):
+            _watch_when_loaded(spec.loader, finder.missing)
+        return spec
+
+    finder.find_spec = find_watched_spec  # type: ignore[method-assign]
+
+
+def missing_names(finder: ApexFinder, error: BaseException | None) -> list[str]:
+    """Return what the script asked for and did not get, under the names that it used.
+
+    Args:
+        error: the exception that has ended the script, if any; its causes count too.
+    """
+    names = list(finder.missing)
+    while error is not None:
+        name = _name_in(error)
+        if name is not None and name not in names:
+            names.append(name)
+        error = error.__cause__ or error.__context__
+    return names
+
+
+def _name_in(error: BaseException) -> str | None:
+    """Return what an ImportError did not find in `apex`, under the name that the script used."""
+    if not isinstance(error, ImportError) or error.name is None:
+        return None
+    if _is_compat(error.name):
+        module = "apex" + error.name[len(HOME) :]
+        name = getattr(error, "name_from", None) or str(error).partition("cannot import name '")[2].partition("'")[0]
+        return f"{module}.{name}" if name else module
+    return error.name if real_name(error.name) or error.name in KERNELS else None
+
+
+def _is_compat(name: str) -> bool:
+    return name == HOME or name.startswith(f"{HOME}.")
+
+
+def _watch_when_loaded(loader: Any, missing: list[str]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        _watch(module, missing)
+
+    loader.exec_module = exec_module
+
+
+def _watch(module: ModuleType, missing: list[str]) -> None:
+    """Add a `__getattr__` that records names that the script asks for, and otherwise answers as before."""
+    before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
+    alias = _alias(module.__name__)
+
+    def lookup(name: str) -> Any:
+        try:
+            if before is not None:
+                return before(name)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        except AttributeError:
+            full = f"{alias}.{name}"
+            # `from x import name` looks up from the frame of the script; the import system has looked up before that.
+            if not name.startswith("__") and full not in missing and is_users(sys._getframe(1).f_code.co_filename):
+                missing.append(full)
+            raise
+
+    module.__dict__["__getattr__"] = lookup
+
+
+def _alias(name: str) -> str:
+    return "amp_C" if name == f"{HOME}.amp_C" else "apex" + name[len(HOME) :]

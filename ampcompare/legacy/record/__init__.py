@@ -1,0 +1,1 @@
+"""`--record`: write what every backward pass and step of a script did, and summarize it."""

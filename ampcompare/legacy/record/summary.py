@@ -1,0 +1,247 @@
+"""Read the record of `ampcompare exec --record` and summarize it; needs no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from ampcompare.errors import RecordError
+from ampcompare.formatting import printable
+from ampcompare.records.run import dump_json, to_float
+from ampcompare.report.tables import grid
+from ampcompare.user_files import FileFault, open_regular, parse_json, read_text
+
+__all__ = [
+    "FORMAT",
+    "REPORT_FORMATS",
+    "SCHEMA",
+    "ExecSummary",
+    "add_row",
+    "in_words",
+    "is_exec_record",
+    "read_exec_record",
+    "render",
+]
+
+FORMAT = "ampcompare-exec"
+REPORT_FORMATS = ("table", "md", "csv", "json")
+SCHEMA = 1
+MAX_BYTES = 2**31
+
+
+@dataclass
+class LossSummary:
+    """Backward passes of one `loss_id`."""
+
+    backwards: int = 0
+    overflows: int = 0
+    scale_min: float | None = None
+    scale_max: float | None = None
+    scale_final: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+
+@dataclass
+class OptimizerSummary:
+    """Steps of one optimizer; the median is over the time from the end of one step to the end of the next."""
+
+    name: str
+    steps: int = 0
+    skipped: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median step time, without the first step."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+@dataclass
+class ExecSummary:
+    """The content of a record. `ended` is None if the process was killed, or is still running."""
+
+    header: dict[str, Any]
+    losses: dict[int, LossSummary] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerSummary] = field(default_factory=dict)
+    opt_levels: list[str] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+
+
+def is_exec_record(path: Path) -> bool:
+    """Return whether a file begins like a record of `ampcompare exec`."""
+    try:
+        with os.fdopen(open_regular(path), encoding="utf-8") as file:
+            first = parse_json(file.readline(1_000_000))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and first.get("format") == FORMAT
+
+
+def read_exec_record(path: Path) -> ExecSummary:
+    """Read and summarize a record; a truncated last line is ignored.
+
+    Raises:
+        RecordError: another schema, or a line before the last that is not a row.
+    """
+    try:
+        lines = read_text(path, most=MAX_BYTES).splitlines()
+    except FileFault as fault:
+        raise RecordError(f"cannot read the record {path}: {fault}") from None
+    summary = ExecSummary(parse_json(lines[0]))
+    if summary.header.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{path} has schema {summary.header.get('schema')}, and this version reads {SCHEMA}; upgrade ampcompare"
+        )
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            add_row(summary, parse_json(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
+    return summary
+
+
+def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
+    """Add a row to the sums.
+
+    Raises:
+        KeyError: it is not a row, or lacks a field.
+    """
+    ROWS[row["kind"]](summary, row)
+
+
+def in_words(summary: ExecSummary) -> str:
+    """Return the steps, the skipped ones and the last loss scales, as in "12 steps, 1 skipped, loss scale 32768"."""
+    steps = sum(one.steps for one in summary.optimizers.values())
+    skipped = sum(one.skipped for one in summary.optimizers.values())
+    scales = [f"{one.scale_final:.6g}" for _, one in sorted(summary.losses.items()) if one.scale_final is not None]
+    if not scales:
+        scaling = "no loss scale"
+    else:
+        scaling = f"loss scale{'s' if len(scales) > 1 else ''} {', '.join(scales)}"
+    return f"{steps} step{'' if steps == 1 else 's'}, {skipped} skipped, {scaling}"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else to_float(value)
+
+
+def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.opt_levels.append(str(row["opt_level"]))
+    for number, name in row["optimizers"].items():
+        summary.optimizers.setdefault(int(number), OptimizerSummary(name))
+
+
+def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
+    loss = summary.losses.setdefault(int(row["loss_id"]), LossSummary())
+    value = _number(row["loss"])
+    if loss.backwards == 0:
+        loss.loss_first = value
+    loss.loss_last = value
+    loss.backwards += 1
+    loss.overflows += bool(row["overflow"])
+    scales = [scale for scale in (_number(row["scale_before"]), _number(row["scale_after"])) if scale is not None]
+    if scales:
+        loss.scale_min = min([*scales, *([] if loss.scale_min is None else [loss.scale_min])])
+        loss.scale_max = max([*scales, *([] if loss.scale_max is None else [loss.scale_max])])
+        loss.scale_final = scales[-1]
+
+
+def _add_step(summary: ExecSummary, row: dict[str, Any]) -> None:
+    optimizer = summary.optimizers.setdefault(int(row["optimizer"]), OptimizerSummary("?"))
+    optimizer.steps += 1
+    optimizer.skipped += not row["applied"]
+    if row["seconds"] is not None:
+        optimizer.seconds.append(float(row["seconds"]))
+
+
+def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.ended = row
+
+
+ROWS = {"initialize": _add_initialize, "backward": _add_backward, "step": _add_step, "end": _add_end}
+
+HEADERS = [
+    "item",
+    "count",
+    "skipped",
+    "overflows",
+    "scale min",
+    "scale max",
+    "final scale",
+    "first loss",
+    "last loss",
+    "median step s",
+]
+
+
+def render(summary: ExecSummary, form: str, width: int | None = None) -> str:
+    """Return the summary in one of `REPORT_FORMATS`, a table folded to `width`; it ends with a newline."""
+    if form == "json":
+        return dump_json(_document(summary)) + "\n"
+    rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
+    rows += [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([[name.replace(" ", "_") for name in HEADERS], *rows])
+        return text.getvalue()
+    shown = [[cell or "-" for cell in row] for row in rows]
+    if form == "table":
+        table = grid(shown, HEADERS, width)
+    else:
+        table = tabulate(shown, headers=HEADERS, tablefmt="github", disable_numparse=True)
+    return f"{table}\n\n{printable(_sentence(summary), 500)}\n"
+
+
+def _optimizer_row(number: int, one: OptimizerSummary) -> list[str]:
+    median = one.median_seconds
+    name = f"optimizer {number} ({printable(one.name, 40)})"
+    return [name, str(one.steps), str(one.skipped), *[""] * 6, "" if median is None else f"{median:.4g}"]
+
+
+def _loss_row(number: int, one: LossSummary) -> list[str]:
+    figures = [one.scale_min, one.scale_max, one.scale_final, one.loss_first, one.loss_last]
+    shown = ["" if value is None else f"{value:.6g}" for value in figures]
+    return [f"loss {number}", str(one.backwards), "", str(one.overflows), *shown, ""]
+
+
+def _sentence(summary: ExecSummary) -> str:
+    header, ended = summary.header, summary.ended
+    if ended is None:
+        end = "the record has no end: the process was killed, or is still running"
+    elif ended.get("exit_code") is None:
+        end = "this is the record of a process that the script started"
+    else:
+        error = f" by {ended.get('error')}" if ended.get("error") else ""
+        end = f"it ended with exit code {ended.get('exit_code')}{error}"
+    levels = ", ".join(dict.fromkeys(summary.opt_levels)) or "never initialized"
+    version = str(header.get("engine_version", "")).removesuffix("+compat")
+    return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
+
+
+def _document(summary: ExecSummary) -> dict[str, Any]:
+    return {
+        "header": summary.header,
+        "opt_levels": summary.opt_levels,
+        "optimizers": [
+            {
+                "optimizer": number,
+                "name": one.name,
+                "steps": one.steps,
+                "skipped": one.skipped,
+                "median_step_seconds": one.median_seconds,
+            }
+            for number, one in sorted(summary.optimizers.items())
+        ],
+        "losses": [{"loss_id": number, **vars(one)} for number, one in sorted(summary.losses.items())],
+        "end": summary.ended,
+    }

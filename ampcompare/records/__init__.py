@@ -1,0 +1,1 @@
+"""What runs and comparisons leave behind, as data: to and from strict JSON."""

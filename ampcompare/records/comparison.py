@@ -1,0 +1,121 @@
+"""A comparison of cells: its records, one row for each arm, and what they say, to and from strict JSON.
+
+Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ampcompare.records.published import Published
+from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
+
+__all__ = ["ArmSummary", "Comparison", "Twin", "read_comparison"]
+
+
+class ArmSummary(FrozenRecord):
+    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs."""
+
+    arm: str
+    engine: str | None
+    half: str | None
+    lr: float
+    seeds: list[int]
+    completed: int
+    diverged: int
+    failed: int
+    top1_mean: float | None = None
+    top1_sd: float | None = None
+    top1_best: float | None = None
+    epoch_seconds: float | None = None
+    epoch_seconds_sd: float | None = None
+    step_seconds_median: float | None = None
+    samples_per_second: float | None = None
+    start_seconds: float | None = None
+    loader_start_seconds: float | None = None
+    allreduce_share: float | None = None
+    peak_bytes: int | None = None
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
+    time_ratio_low: float | None = None
+    time_ratio_high: float | None = None
+    top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
+    top1_difference_low: float | None = None
+    top1_difference_high: float | None = None
+    top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
+    pairs: int = Field(0, description="seeds that both this arm and the reference completed")
+    accuracy_verdict: str = ""
+    time_verdict: str = ""
+    memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
+    diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
+    diverged_high: float | None = None
+    final_loss_scale: Number | None = None
+    skipped_steps: int | None = None
+    num_steps: int | None = None
+    status: str = ""
+    ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
+
+
+class Twin(FrozenRecord):
+    """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
+
+    arm: str
+    twin: str
+    library: str = Field(description="name and version")
+    pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
+    top1_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
+    accuracy_verdict: str = ""
+    time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
+    same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
+
+
+class Comparison(FrozenRecord):
+    """The matrix that was run: its records, one summary per arm, and its conclusions."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    command: str
+    reference: str
+    seeds: list[int]
+    order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
+    environment: dict[str, Any] = Field({}, description="what the machine offers")
+    tag: str = ""
+    margin: float = Field(0.5, description="points of top-1 that do not matter")
+    time_margin: float = Field(0.02, description="share of the step time that does not matter")
+    prefer: str = "time"
+    arms: list[ArmSummary]
+    reading: list[str]
+    twins: list[Twin] = Field([], description="one for each arm that another library ran")
+    records: list[RunRecord]
+    published: Published | None = Field(None, description="what others published for these rows")
+
+    def __str__(self) -> str:
+        """Return a line for each arm, and the reading; `ampcompare report` has the tables."""
+        return "\n".join([*(_line(row, self.reference) for row in self.arms), *self.reading])
+
+    def __repr__(self) -> str:
+        arms = ", ".join(row.arm for row in self.arms)
+        return f"<Comparison of {arms}: {len(self.records)} records, seeds {', '.join(map(str, self.seeds))}>"
+
+
+def _line(row: ArmSummary, reference: str) -> str:
+    facts = [row.status]
+    if row.top1_mean is not None:
+        facts.append(f"top-1 {100 * row.top1_mean:.2f} %")
+    if row.arm == reference:
+        facts.append("the reference")
+    else:
+        facts += [f"accuracy {row.accuracy_verdict}"] if row.accuracy_verdict else []
+        facts += [f"{row.time_ratio:.2f}x its step time"] if row.time_ratio is not None else []
+        facts += [f"time {row.time_verdict}"] if row.time_verdict else []
+    return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a `report.json`.
+
+    Raises:
+        RecordError: as for `read_model`.
+    """
+    return read_model(path, Comparison, "comparison")

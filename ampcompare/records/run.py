@@ -1,0 +1,358 @@
+"""What a run leaves behind: step records and the record of a cell, to and from strict JSON.
+
+Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSON has none. Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ampcompare.errors import RecordError
+from ampcompare.settings.config import RunConfig
+from ampcompare.user_files import FileFault, parse_json, read_text
+
+__all__ = [
+    "SCHEMA",
+    "Effective",
+    "EngineInfo",
+    "EpochResult",
+    "FrozenRecord",
+    "Number",
+    "ProcessFacts",
+    "Resumption",
+    "RunRecord",
+    "RunSummary",
+    "StepRecord",
+    "SystemReadings",
+    "Trace",
+    "dump_json",
+    "iter_steps",
+    "read_model",
+    "read_record",
+    "to_float",
+]
+
+SCHEMA = 1
+MAX_STEPS_BYTES = 2**31
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _number(value: Any) -> Any:
+    return NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+# A float that strict JSON may hold as a string.
+Number = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(ge=0, lt=1e12)]
+
+
+def to_float(value: Any) -> float:
+    """Return a number that was read from what `dump_json` wrote."""
+    return float(_number(value))
+
+
+class FrozenRecord(BaseModel):
+    """Data of a record; fields that a newer version has added are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+
+Stored = TypeVar("Stored", bound=FrozenRecord)
+
+
+class StepRecord(NamedTuple):
+    """One update.
+
+    Attributes:
+        step: updates before this one.
+        epoch: epochs before this one.
+        loss: mean over the micro-batches, at the precision of the loss; not scaled.
+        loss_scales_before: per loss scaler, the scale that multiplied this loss; empty where nothing is scaled.
+        loss_scales: per loss scaler, after its update.
+        applied: per optimizer; False means overflow, step skipped.
+        grad_norm: norm of the unscaled gradients before clipping; None without clipping.
+        seconds: from the start of the forward pass to the end of the optimizer step.
+        data_seconds: wait for the batch before it; on a GPU, between two steps, the time without a step to compute.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    loss_scales_before: tuple[float, ...]
+    loss_scales: tuple[float, ...]
+    applied: tuple[bool, ...]
+    grad_norm: float | None
+    seconds: float
+    data_seconds: float
+
+
+class EpochResult(FrozenRecord):
+    """Evaluation after one epoch: exact counts over the whole validation set, and what the epoch took."""
+
+    epoch: Count
+    samples: Annotated[int, Field(ge=1)]
+    top1_correct: Count
+    top5_correct: Count
+    loss: Number
+    ema_top1_correct: Count | None = Field(None, description="of the averaged weights; None where none are kept")
+    ema_top5_correct: Count | None = None
+    ema_loss: Number | None = None
+    train_seconds: Finite
+    eval_seconds: Finite
+
+    @property
+    def top1(self) -> float:
+        """Share of samples whose best guess is right, 0 to 1."""
+        return self.top1_correct / self.samples
+
+    @property
+    def top5(self) -> float:
+        """Share of samples with the right class among the five best guesses, 0 to 1."""
+        return self.top5_correct / self.samples
+
+    @property
+    def ema_top1(self) -> float | None:
+        """Share of samples whose best guess by the averaged weights is right, 0 to 1; None where none are kept."""
+        return None if self.ema_top1_correct is None else self.ema_top1_correct / self.samples
+
+
+class EngineInfo(FrozenRecord):
+    """Which implementation of `apex.amp` ran, and why that one."""
+
+    name: Literal["nvidia", "compat"]
+    version: str
+    reason: str
+
+
+class Effective(FrozenRecord):
+    """What really ran where another library decides it, in the words of this package's own arms."""
+
+    arm: str = Field(description="our arm of the precision that ran, such as native:bf16")
+    library: str
+    version: str
+    as_asked: bool = Field(True, description="whether that is the precision that was asked for")
+    reason: str = Field("", description="why it is another one")
+
+
+class RunSummary(FrozenRecord):
+    """A run in numbers. Shares are 0 to 1, times in seconds, sizes in bytes."""
+
+    top1_final: Share | None = None
+    top1_best: Share | None = None
+    top1_last_mean: Share | None = Field(None, description="mean over the last `last_epochs` epochs")
+    last_epochs: Count = 0
+    ema_top1_final: Share | None = Field(None, description="of the averaged weights (EMA), evaluated apart")
+    ema_top1_best: Share | None = None
+    top5_final: Share | None = None
+    loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
+    epochs: list[EpochResult] = []
+    num_steps: Count = 0
+    losses_sha256: str | None = Field(None, description="over the losses of all steps, as little-endian float64")
+    skipped_steps: Count = 0
+    warmup_steps: Count = Field(0, description="first steps left out of the times below")
+    step_seconds_median: Finite | None = None
+    step_seconds_iqr: Finite | None = None
+    data_seconds_median: Finite | None = None
+    start_seconds: Finite | None = Field(
+        None, description="from the start of the process, or of what starts several, until it trains its cell"
+    )
+    loader_start_seconds: Finite | None = Field(None, description="wait for the first batch of the run")
+    samples_per_second: Finite | None = None
+    epoch_seconds: Finite | None = Field(
+        None, description="median wall time of an epoch of training, without evaluation"
+    )
+    wall_seconds: Finite | None = Field(None, description="since the run was started, or last resumed")
+    peak_bytes: Count | None = Field(
+        None, description="CUDA: most allocated; CPU: peak of resident memory over its value before the run"
+    )
+    peak_reserved_bytes: Count | None = Field(None, description="CUDA: most reserved by the allocator")
+    final_loss_scale: Number | None = None
+    first_nonfinite_loss_step: Count | None = None
+    diverged_step: Count | None = Field(None, description="first bad step of a run that diverged")
+    divergence: str | None = Field(
+        None, description="what was seen: non-finite weights, k non-finite losses in a row, or a limit that was passed"
+    )
+    ended: str | None = Field(None, description="why training ended before its last epoch, in a good state")
+    rollbacks: list[int] = Field([], description="updates made at each return to the last good state")
+
+
+class Trace(FrozenRecord):
+    """How a run went, in at most about a hundred of its steps, so that a record alone can be drawn."""
+
+    steps: list[int] = Field([], description="updates before each point; the last step is always there")
+    losses: list[Number] = Field([], description="loss of that one step, to six digits")
+    loss_scales: list[Number] = Field([], description="after the update; empty where nothing is scaled")
+    skipped: list[int] = Field([], description="skipped steps up to and with this one")
+    step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
+
+
+class ProcessFacts(FrozenRecord):
+    """How several processes trained one cell together."""
+
+    world_size: int
+    nodes: int
+    global_batch_size: int
+    backend: str
+    wrapper: str = Field(description="module and class around the model")
+    launcher: str = Field(description="what started the processes: torchrun, spawn, slurm or the environment")
+    start_seconds: float | None = Field(
+        None, description="from the start of what starts the processes to their meeting, slowest"
+    )
+    allreduce_share: float | None = Field(
+        None, description="share of a step for reducing gradients that nothing hides, by steps without it; 0 to 1"
+    )
+    step_seconds_by_rank: list[float] = Field([], description="median step time of each rank")
+    step_seconds_slowest: float | None = None
+    step_seconds_median: float | None = None
+    peak_bytes_by_rank: list[int] = []
+    weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
+
+
+class SystemReadings(FrozenRecord):
+    """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
+
+    timed_steps: int
+    outlier_share: float | None = Field(None, description="timed steps more than 3 scaled MADs from the median")
+    cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
+    load_average: float | None = Field(None, description="highest one-minute load average")
+    cores: int | None = None
+    clock_low_mhz: float | None = None
+    clock_high_mhz: float | None = None
+    throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
+    other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+
+
+class Resumption(FrozenRecord):
+    """One time that a run went on from a checkpoint."""
+
+    step: int = Field(description="updates that the checkpoint held")
+    processes: int = Field(1, description="that wrote the checkpoint")
+    arm: str = Field("", description="that wrote the checkpoint")
+    notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
+
+
+class RunRecord(FrozenRecord):
+    """Everything known about one cell."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    cell: str
+    arm: str
+    status: Literal["completed", "diverged", "failed", "interrupted"]
+    config: RunConfig
+    engine: EngineInfo | None = None
+    effective: Effective | None = Field(None, description="only of backends that hand training to another library")
+    half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
+    environment: dict[str, Any] = {}
+    summary: RunSummary = RunSummary()
+    trace: Trace | None = None
+    processes: ProcessFacts | None = Field(None, description="only where processes trained together")
+    readings: SystemReadings | None = None
+    jobs: int = Field(1, description="cells that ran at the same time")
+    guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
+    resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
+    notes: list[str] = Field([], description="settings that change nothing on this device, and why")
+    error: str | None = None
+
+    def __str__(self) -> str:
+        """Return the outcome in a line; the fields have the rest."""
+        reached = "" if self.summary.top1_final is None else f", top-1 {100 * self.summary.top1_final:.2f} %"
+        failure = f" ({self.error})" if self.error else ""
+        return f"{self.arm}, seed {self.config.recipe.seed}: {self.status}{reached}{failure}"
+
+    def __repr__(self) -> str:
+        return f"<RunRecord {self.cell} of {self}>"
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return value
+
+
+def dump_json(value: Any, *, indent: int | None = 1) -> str:
+    """Return strict JSON of a record, a step or plain data."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(by_alias=True)
+    elif isinstance(value, StepRecord):
+        value = value._asdict()
+    # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
+    return json.dumps(_strict(value), indent=indent, allow_nan=False)
+
+
+def read_model(path: Path, model: type[Stored], what: str) -> Stored:
+    """Read a file that holds one `model`, called `what` in messages.
+
+    Raises:
+        RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.
+    """
+    try:
+        text = read_text(path)
+    except FileFault as fault:
+        raise RecordError(f"cannot read {what} {path}: {fault}") from None
+    try:
+        data = parse_json(text)
+    except FileFault as fault:
+        raise RecordError(f"{path} is not a {what}: {fault}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        raise RecordError(f"{path} is not a {what}: it has no schema number")
+    if data["schema"] > SCHEMA:
+        raise RecordError(
+            f"{path} has schema {data['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RecordError(f"{path} is not a {what}: {where}: {first['msg']}") from None
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read the record of a cell.
+
+    Raises:
+        RecordError: as for `read_model`.
+    """
+    return read_model(path, RunRecord, "run record")
+
+
+def iter_steps(path: Path) -> Iterator[StepRecord]:
+    """Yield the steps of a `steps.jsonl`; a last line that was cut off ends the iteration.
+
+    Raises:
+        RecordError: the file cannot be read, or a line before the last is not a step.
+    """
+    try:
+        lines = read_text(path, most=MAX_STEPS_BYTES).splitlines()
+    except FileFault as fault:
+        raise RecordError(f"cannot read steps {path}: {fault}") from None
+    for number, line in enumerate(lines):
+        try:
+            raw = parse_json(line)
+            yield StepRecord(
+                step=raw["step"],
+                epoch=raw["epoch"],
+                loss=to_float(raw["loss"]),
+                loss_scales_before=tuple(to_float(scale) for scale in raw["loss_scales_before"]),
+                loss_scales=tuple(to_float(scale) for scale in raw["loss_scales"]),
+                applied=tuple(raw["applied"]),
+                grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
+                seconds=raw["seconds"],
+                data_seconds=raw["data_seconds"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) - 1:
+                return
+            raise RecordError(f"{path}, line {number + 1}, is not a step record: {error!r}") from None

@@ -1,0 +1,63 @@
+"""Plain tables for a terminal, folded to its width, and for a file, in whole lines."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from tabulate import tabulate
+
+__all__ = ["grid", "listing", "room"]
+
+GAP = 2
+MIN_WIDTH = 20
+
+
+def room() -> int | None:
+    """Return the width of the terminal that stdout is, in characters; None if lines may have any length.
+
+    A file or a pipe gets whole lines, which programs can search.
+    """
+    return max(shutil.get_terminal_size().columns, MIN_WIDTH) if sys.stdout.isatty() else None
+
+
+def grid(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+    """Return a table; if it is wider than `width`, its columns continue below, each part with the first column.
+
+    A column that is wider than `width` by itself stays whole.
+    """
+    names = list(headers)
+    if width is None or not rows:
+        return _simple(rows, names)
+    widths = [max(len(name) + GAP, *(len(row[place]) for row in rows)) for place, name in enumerate(names)]
+    parts: list[list[int]] = [[0]]
+    used = widths[0]
+    for place in range(1, len(names)):
+        if used + GAP + widths[place] > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(place)
+        used += GAP + widths[place]
+    return "\n\n".join(
+        _simple([[row[place] for place in part] for row in rows], [names[place] for place in part]) for part in parts
+    )
+
+
+def listing(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+    """Return a table whose last column is text, which is wrapped if lines would be longer than `width`."""
+    names = list(headers)
+    if width is None or not rows:
+        return _simple(rows, names)
+    before = sum(
+        GAP + max(len(name) + GAP, *(len(row[place]) for row in rows)) for place, name in enumerate(names[:-1])
+    )
+    left = max(width - before, MIN_WIDTH)
+    wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]
+    return _simple(wrapped, names)
+
+
+def _simple(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
+    text: str = tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
+    return text

@@ -1,0 +1,1 @@
+"""Settings: what a run or a comparison is asked to do, where each value comes from, and its checks."""

@@ -1,0 +1,429 @@
+"""The configuration of a run: frozen data, checked when it is built, with JSON Schema for editors.
+
+A `Recipe` is all that must be equal for two arms to be compared. A `RunConfig` is a recipe, an arm, and how and where
+to run them. Neither imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import ConfigError
+from ampcompare.user_files import check_plain
+
+__all__ = [
+    "NON_NUMERIC_SETTINGS",
+    "DataConfig",
+    "GroupConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Recipe",
+    "RunConfig",
+    "SavingConfig",
+    "ScheduleConfig",
+]
+
+# Settings of a run that change none of its numbers.
+NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataConfig(_Frozen):
+    """Which samples are trained on, and how they are shown."""
+
+    name: str = Field(
+        "digits",
+        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH] or module:factory",
+    )
+    dir: str | None = Field(None, description="folder of the downloaded sets, or of imagefolder without a path")
+    download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
+    image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
+    train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
+    val_size: PositiveInt | None = Field(None, description="limit the number of validation samples")
+    augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
+
+
+class ModelConfig(_Frozen):
+    """Which network is trained."""
+
+    arch: str = Field("convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the network")
+
+    @field_validator("args")
+    @classmethod
+    def _plain(cls, args: dict[str, Any]) -> dict[str, Any]:
+        check_plain(args)
+        return args
+
+
+class GroupConfig(_Frozen):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str = Field(description="pattern of parameter names, such as head.* or *.weight; the first that fits counts")
+    lr_factor: Positive = Field(1.0, description="factor on the learning rate")
+    weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's")
+
+
+class OptimizerConfig(_Frozen):
+    """Which optimizer updates the weights."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch's optimizer of this name")
+    lr: Positive = Field(0.05, description="base learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    nesterov: bool = Field(False, description="sgd only: Nesterov momentum")
+    weight_decay: NonNegative = Field(1e-4, description="weight decay of all parameters without their own")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: NonNegative = Field(1e-8, description="adam and adamw only")
+    norm_weight_decay: NonNegative | None = Field(None, description="weight decay of the parameters of norms")
+    bias_weight_decay: NonNegative | None = Field(None, description="weight decay of biases, those of norms apart")
+    groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
+    layer_lr: Literal["none", "larc", "lars"] = Field(
+        "none", description="layer-wise rates by the norms of weight and gradient; larc never goes beyond lr"
+    )
+    trust_coefficient: Positive = Field(0.02, description="layer_lr only: LARC/LARS trust coefficient")
+    implementation: Literal["default", "foreach", "fused"] = Field(
+        "default",
+        description="of the step: foreach updates lists of tensors, fused does all of it in one kernel; default: torch "
+        "chooses, one tensor after another on a CPU and foreach on a GPU",
+    )
+    lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
+    lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
+    lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov needs sgd with a momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _layer_rates_see_gradients(self) -> OptimizerConfig:
+        if self.implementation == "fused" and self.layer_lr != "none":
+            raise ValueError(
+                f"layer_lr {self.layer_lr} adapts unscaled gradients, and a fused step unscales them itself; use "
+                "implementation foreach"
+            )
+        return self
+
+
+class ScheduleConfig(_Frozen):
+    """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
+
+    name: Literal["constant", "step", "cosine"] = Field("cosine", description="shape after the warm-up")
+    warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up from 0 to the learning rate")
+    step_epochs: PositiveInt = Field(30, description="epochs between two drops of the step schedule")
+    gamma: Positive = Field(0.1, description="factor of one drop of the step schedule")
+
+
+class Recipe(_Frozen):
+    """All that must be equal for two runs to be compared fairly."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    epochs: PositiveInt = Field(5, description="passes over the training set")
+    max_steps: PositiveInt | None = Field(None, description="stop after this many updates, regardless of epochs")
+    batch_size: PositiveInt = Field(64, description="samples in one update of one process")
+    global_batch_size: PositiveInt | None = Field(
+        None, description="samples in one update of all processes; gives batch_size"
+    )
+    grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
+    clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the target that all classes divide"
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="decay of an exponential moving average of the weights, which is evaluated as well"
+    )
+    channels_last: bool = Field(False, description="memory format of models and images")
+    cudnn_benchmark: bool = Field(
+        False, description="let cuDNN time its convolution kernels at each new shape and keep the fastest; on a GPU"
+    )
+    compile: Literal["none", "eager", "aot_eager", "inductor"] = Field(
+        "none", description="backend of torch.compile that the model is trained by; evaluation is never compiled"
+    )
+    cuda_graph: bool = Field(
+        False, description="record the whole step as one CUDA graph and repeat it; needs a GPU and a fused optimizer"
+    )
+    tta: Literal["none", "flips", "shifts"] = Field(
+        "none", description="test-time augmentation: further views of an image whose logits are averaged with its own"
+    )
+    early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better top-1")
+    target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="stop when top-1 reaches this percentage"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Recipe:
+        if self.batch_size % self.grad_accum_steps:
+            raise ValueError(
+                f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches"
+            )
+        return self
+
+
+class ParallelConfig(_Frozen):
+    """How replicas of the model work together."""
+
+    kind: Literal["none", "ddp", "apex-ddp", "dp"] = Field(
+        "none",
+        description="ddp (torch), apex-ddp, dp (one process, many GPUs) or none; default with several processes: ddp",
+    )
+    sync_bn: Literal["none", "torch", "apex"] = Field(
+        "none", description="SyncBatchNorm implementation that replaces batch norm"
+    )
+    bucket_cap_mb: Positive | None = Field(None, description="ddp and apex-ddp only: MiB of gradients reduced together")
+    delay_allreduce: bool = Field(False, description="apex-ddp only: reduce once, at the end of the backward pass")
+    find_unused_parameters: bool = Field(False, description="ddp only: some parameters may get no gradient")
+    backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
+        "auto", description="torch.distributed backend; auto: nccl on GPUs and gloo on CPUs"
+    )
+
+    @model_validator(mode="after")
+    def _options_have_a_kind(self) -> ParallelConfig:
+        kinds = {
+            "sync_bn": (self.sync_bn != "none", ("ddp", "apex-ddp")),
+            "bucket_cap_mb": (self.bucket_cap_mb is not None, ("ddp", "apex-ddp")),
+            "delay_allreduce": (self.delay_allreduce, ("apex-ddp",)),
+            "find_unused_parameters": (self.find_unused_parameters, ("ddp",)),
+        }
+        for name, (given, fitting) in kinds.items():
+            if given and self.kind not in fitting:
+                raise ValueError(f"{name} is for kind {' and '.join(fitting)}, and the kind is {self.kind}")
+        if self.delay_allreduce and self.bucket_cap_mb is not None:
+            raise ValueError("delay_allreduce reduces everything at once, and bucket_cap_mb has no meaning with it")
+        return self
+
+
+class SavingConfig(_Frozen):
+    """When a run is saved, and what it resumes from. No result depends on it, nor does the name of a cell."""
+
+    every_steps: PositiveInt | None = Field(None, description="save every this many updates, at the next log interval")
+    every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
+    keep_last: PositiveInt = Field(2, description="checkpoints kept besides the best one")
+    in_background: bool = Field(False, description="write from a snapshot while training continues")
+    apex_layout: bool = Field(False, description="also write what a legacy Apex script would save")
+    weights_format: Literal["checkpoint", "safetensors"] = Field(
+        "checkpoint", description="safetensors: also write the weights alone to a file next to it"
+    )
+    resume: str | None = Field(None, description="a checkpoint or its folder; auto: the newest one of this run, if any")
+    resume_into_other_arm: bool = Field(False, description="convert a checkpoint that another arm has written")
+    stop_at_step: PositiveInt | None = Field(
+        None, description="stop at the first log interval at or after this update, as SIGTERM would"
+    )
+
+
+class RunConfig(_Frozen):
+    """One arm of a recipe, and how to run it."""
+
+    recipe: Recipe = Recipe()
+    arm: str = "fp32"
+    processes: PositiveInt = Field(1, description="processes that train together, over all nodes")
+    parallel: ParallelConfig = ParallelConfig()
+    launcher: Literal["auto", "torchrun", "spawn", "slurm"] = Field(
+        "auto",
+        description="what starts the processes; auto forks one, spawns several, and has torchrun join machines",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
+    cpu_half: Literal["auto", "emulated", "native"] = Field(
+        "auto",
+        description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels",
+    )
+    on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
+        "stop",
+        description="when training has diverged: stop, continue, or rollback to the last good state; "
+        "skip drops each update with a non-finite loss before that",
+    )
+    rollback_every: PositiveInt = Field(100, description="on_nan rollback only: snapshot interval in steps")
+    max_rollbacks: PositiveInt = Field(3, description="on_nan rollback only: how often a run may go back")
+    stop_loss_scale: Positive | None = Field(
+        None, description="fail as diverged when a loss scale falls below this value"
+    )
+    max_skipped: PositiveInt | None = Field(
+        None, description="fail as diverged when more consecutive steps than this are skipped"
+    )
+    nan_patience: PositiveInt = Field(
+        10, description="applied steps in a row with a non-finite loss that count as divergence"
+    )
+    drain_every: PositiveInt = Field(
+        20, description="log interval: steps between two reads of losses and loss scales from the device"
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
+    workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
+    pin_memory: bool | None = Field(
+        None, description="bring batches to a GPU through pinned memory, without waiting for the copy; on by default"
+    )
+    prefetch: Annotated[int, Field(ge=0)] = Field(
+        0, description="batches copied to a GPU ahead of the step that uses them, during its computation"
+    )
+    threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
+    tf32: Literal["torch", "on", "off"] = Field(
+        "torch",
+        description="fp32 products and convolutions in TF32 on a GPU; torch: as torch has it, convolutions only",
+    )
+    deterministic: bool = Field(False, description="refuse operations without a deterministic version")
+    guards: Literal["warn", "strict", "off"] = Field(
+        "warn",
+        description="AMP misuse in your code or in another package, checked until the timed steps: a note, an error, "
+        "or not checked",
+    )
+    stall_timeout: Positive = Field(
+        300.0, description="seconds that ranks wait for a stalled one before the run fails and names it"
+    )
+    saving: SavingConfig = SavingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derive(cls, values: Any) -> Any:
+        """Fill in what follows from other settings: the kind of replicas, the batch of a process, the learning rate."""
+        return _derived(values) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _kind_fits_processes(self) -> RunConfig:
+        if self.processes > 1 and self.parallel.kind in ("none", "dp"):
+            raise ValueError(
+                f"{self.processes} processes with parallel kind {self.parallel.kind} would not share their gradients; "
+                "use ddp or apex-ddp, or one process"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_are_chosen_once(self) -> RunConfig:
+        if self.deterministic and self.recipe.cudnn_benchmark:
+            raise ValueError(
+                "cudnn_benchmark may choose another kernel in each run, and deterministic rules that out; give one of "
+                "the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compile_fits(self) -> RunConfig:
+        if self.recipe.compile == "none":
+            return self
+        if self.parallel.kind == "dp":
+            raise ValueError("dp copies the model at each step, and each copy would be compiled; use ddp")
+        if self.cpu_half == "emulated":
+            raise ValueError(
+                "torch.compile does not see into emulated fp16 and would silently compile nothing; "
+                "use cpu_half native, or compile none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _graph_fits(self) -> RunConfig:
+        if not self.recipe.cuda_graph:
+            return self
+        obstacles = {
+            f"parallel kind {self.parallel.kind} talks to other processes inside the step": self.parallel.kind
+            != "none",
+            f"on_nan {self.on_nan} reads or replaces what the graph holds": self.on_nan in ("skip", "rollback"),
+            f"layer_lr {self.recipe.optimizer.layer_lr} runs Python inside the step": (
+                self.recipe.optimizer.layer_lr != "none"
+            ),
+            f"compile {self.recipe.compile} may compile the step again": self.recipe.compile != "none",
+        }
+        for obstacle, is_there in obstacles.items():
+            if is_there:
+                raise ValueError(f"cuda_graph repeats one recorded step, and {obstacle}; leave one of them out")
+        return self
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in one update of all processes."""
+        return self.recipe.batch_size * self.processes
+
+    @field_validator("arm")
+    @classmethod
+    def _canonical(cls, text: str) -> str:
+        try:
+            return str(Arm.parse(text))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, text: str) -> str:
+        kind, _, index = text.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (index and not re.fullmatch("[0-9]{1,4}", index)):
+            raise ValueError(f"device {text!r} is not auto, cpu, cuda or cuda:INDEX")
+        return text
+
+    def digest(self) -> str:
+        """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
+        text = json.dumps(self.model_dump(mode="json", exclude=set(NON_NUMERIC_SETTINGS)), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a `RunConfig` with those that follow from others filled in; others are left to it.
+
+    Raises:
+        ValueError: two settings of which one gives the other, with different values.
+    """
+    values = dict(values)
+    processes = values.get("processes", 1)
+    recipe = _given(values.get("recipe"))
+    if not isinstance(processes, int) or processes < 1 or recipe is None:
+        return values
+    if processes > 1:
+        parallel = _given(values.get("parallel"))
+        if parallel is not None:
+            values["parallel"] = {"kind": "ddp", **parallel}
+    total = recipe.get("global_batch_size")
+    if isinstance(total, int) and total > 0:
+        if total % processes:
+            raise ValueError(f"a total batch of {total} cannot be split over {processes} processes")
+        if recipe.setdefault("batch_size", total // processes) != total // processes:
+            raise ValueError(
+                f"a total batch of {total} on {processes} processes is {total // processes} for each, and batch_size "
+                f"is {recipe['batch_size']}; give one of the two"
+            )
+    batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
+    found = _given(recipe.get("optimizer"))
+    optimizer: dict[str, Any] = {} if found is None else found
+    base: Any = optimizer.get("lr_base")
+    base_batch: Any = optimizer.get("lr_base_batch", 256)
+    if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):
+        ratio = batch_size * processes / base_batch
+        lr = base * (math.sqrt(ratio) if optimizer.get("lr_rule") == "sqrt" else ratio)
+        given = optimizer.setdefault("lr", lr)
+        if isinstance(given, (int, float)) and not math.isclose(given, lr, rel_tol=1e-9):
+            raise ValueError(
+                f"lr_base {base} gives lr {lr:g} for a total batch of {batch_size * processes}, and lr is "
+                f"{given}; give one of the two"
+            )
+        recipe["optimizer"] = optimizer
+    if "recipe" in values or recipe:
+        values["recipe"] = recipe
+    return values
+
+
+def _is_positive(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _given(group: Any) -> dict[str, Any] | None:
+    """Return what was given of a group of settings, as a copy; None where it is no group."""
+    if group is None:
+        return {}
+    if isinstance(group, BaseModel):
+        return {name: getattr(group, name) for name in group.model_fields_set}
+    return dict(group) if isinstance(group, Mapping) else None

@@ -1,0 +1,155 @@
+"""How settings come together out of flags, environment, files and recipes, and where each value came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ampcompare.errors import ConfigError
+from ampcompare.nested import flatten
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+from ampcompare.user_files import FileFault, parse_yaml
+
+__all__ = [
+    "MUTUALLY_EXCLUSIVE",
+    "Layer",
+    "ResolvedSettings",
+    "parse_assignment",
+    "resolve_settings",
+    "set_path",
+]
+
+# A value above makes those below meaningless that give, or are given by, the same thing in another way.
+MUTUALLY_EXCLUSIVE = {
+    "recipe.optimizer.lr": ("recipe.optimizer.lr_base",),
+    "recipe.optimizer.lr_base": ("recipe.optimizer.lr",),
+    "recipe.batch_size": ("recipe.global_batch_size",),
+    "recipe.global_batch_size": ("recipe.batch_size",),
+}
+FOLLOWS = {  # what a value that nobody gave was worked out from
+    "recipe.optimizer.lr": "recipe.optimizer.lr_base",
+    "recipe.batch_size": "recipe.global_batch_size",
+    "parallel.kind": "processes",
+}
+NETWORK = "recipe.model.arch"
+OF_A_NETWORK = "recipe.model.args"  # arguments of one network mean nothing to another
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one source.
+
+    Attributes:
+        origin: what the source is called, such as `file mine.yaml`.
+        values: nested by groups.
+        origins: names of single values by their places, where the source has them.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """Settings that have come together.
+
+    Attributes:
+        origins: for every place of `config`, where its value came from.
+        given: places that a source gave, with its origin.
+    """
+
+    config: RunConfig
+    origins: dict[str, str]
+    given: dict[str, str]
+
+
+def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
+    """Join layers, each winning over those before it.
+
+    Raises:
+        ConfigError: naming each setting that cannot be used.
+    """
+    values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for layer in layers:
+        new = dict(flatten(layer.values))
+        if new.get(NETWORK, _at(values, NETWORK)) != _at(values, NETWORK):
+            _drop(values, given, [place for place in given if place.startswith(OF_A_NETWORK)])
+        _drop(
+            values, given, [rival for place in new for rival in MUTUALLY_EXCLUSIVE.get(place, ()) if rival not in new]
+        )
+        for place, value in new.items():
+            if value == {} and isinstance(_at(values, place), Mapping):
+                continue  # a group that a file leaves empty takes nothing away
+            set_path(values, place, value)
+            given[place] = layer.origins.get(place, layer.origin)
+    config = validated(RunConfig, values)
+    return ResolvedSettings(config, _origins(config, given), given)
+
+
+def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, where the value is YAML.
+
+    Args:
+        flag: that it was given with, for the message.
+
+    Raises:
+        ConfigError: there is no name or no `=`, or the value is not YAML.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
+    try:
+        return name, parse_yaml(value)
+    except FileFault as fault:
+        raise ConfigError(f"{flag} {text!r}: {fault}") from None
+
+
+def set_path(values: dict[str, Any], place: str, value: Any) -> None:
+    """Set a value at a place such as `recipe.optimizer.lr` in nested mappings.
+
+    Raises:
+        ConfigError: a part of the place is a value, not a group.
+    """
+    *parents, name = place.split(".")
+    node = values
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"{place} cannot be set: {parent} is {node!r}, not a group of settings")
+    node[name] = value
+
+
+def _at(values: Mapping[str, Any], place: str) -> Any:
+    node: Any = values
+    for part in place.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
+
+
+def _drop(values: dict[str, Any], given: dict[str, str], places: Sequence[str]) -> None:
+    for place in places:
+        if given.pop(place, None) is None:
+            continue
+        *parents, name = place.split(".")
+        node = values
+        for parent in parents:
+            node = node[parent]
+        del node[name]
+
+
+def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
+    """Return where the value at each place came from; what nobody gave is a default, or follows from another value."""
+    found = {}
+    for place, _ in flatten(config.model_dump(mode="json")):
+        source = FOLLOWS.get(place, "")
+        if place in given:
+            found[place] = given[place]
+        elif source in given:
+            found[place] = f"follows from {source}"
+        else:
+            found[place] = "default"
+    return found

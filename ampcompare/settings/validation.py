@@ -1,0 +1,74 @@
+"""What a user wrote, as a checked group of settings, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from ampcompare.errors import ConfigError
+from ampcompare.suggest import close_matches
+
+__all__ = ["setting_paths", "suggest", "validated"]
+
+Model = TypeVar("Model", bound=BaseModel)
+MAX_FAULTS = 10
+
+
+def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Build `model` from `values`.
+
+    Raises:
+        ConfigError: one line naming each bad field, the value seen and what it takes.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = error.errors()
+        said = [_explain(model, fault) for fault in faults[:MAX_FAULTS]]
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise ConfigError("; ".join([*said, *more])) from None
+
+
+def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"there is no setting {where!r} ({suggest(_generic(fault['loc']), list(setting_paths(model)))})"
+    inside = [place[len(where) + 1 :] for place in setting_paths(model) if place.startswith(f"{where}.")]
+    if fault["type"] == "model_type" and inside:
+        text = f"it is a group of settings, {', '.join(inside)}"
+    else:
+        text = fault["msg"].removeprefix("Value error, ")
+    seen = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
+    return f"{where}: {text}{seen}" if where else text
+
+
+def _generic(loc: Iterable[int | str]) -> str:
+    return ".".join("N" if isinstance(part, int) else part for part in loc)
+
+
+def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the place of every setting, such as `recipe.optimizer.lr`."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from setting_paths(field.annotation, f"{above}{name}.")
+            continue
+        yield above + name
+        for item in get_args(field.annotation):
+            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the place in it
+                yield from setting_paths(item, f"{above}{name}.N.")
+
+
+def suggest(where: str, known: list[str]) -> str:
+    """Return what `where` was probably meant to be: a similar name in its group, or the same name elsewhere."""
+    group, dot, name = where.rpartition(".")
+    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in known if place.startswith(group)))
+    close = [group + dot + match for match in close_matches(name, beside)]
+    close = close or [place for place in known if f".{place}".endswith(f".{where}")]
+    close = close or [f"{place.partition(f'.{where}.')[0]}.{where}" for place in known if f".{where}." in place][:1]
+    close = close or [place for place in known if place.rpartition(".")[2] == name]
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"

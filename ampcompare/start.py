@@ -1,0 +1,53 @@
+"""Start a module in a process of its own whose import path lacks the working directory.
+
+`python PACKAGE/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a file
+of the working directory with the name of a library, such as `json.py`, is never imported. The package is also
+found in a checkout, whose folder comes last.
+"""
+
+import sys
+
+# Before any other import: Python puts the folder of a script first, and this one holds `record.py` and `apex`.
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
+import os
+import runpy
+from collections.abc import Mapping
+
+__all__ = ["isolated_environment", "start_command"]
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def start_command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs `module` with `arguments`."""
+    return [sys.executable, os.path.abspath(__file__), "-m", module, *arguments]
+
+
+def isolated_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a child, whose own children do not get the working directory on their path either.
+
+    An empty entry of PYTHONPATH, as `PYTHONPATH=$PYTHONPATH:/folder` leaves one, would stand for that directory.
+
+    Args:
+        environment: of this process by default.
+    """
+    isolated = dict(os.environ if environment is None else environment)
+    isolated["PYTHONSAFEPATH"] = "1"  # read by Python 3.11 and later
+    folders = [folder for folder in isolated.pop("PYTHONPATH", "").split(os.pathsep) if folder]
+    if folders:
+        isolated["PYTHONPATH"] = os.pathsep.join(folders)
+    return isolated
+
+
+def _main() -> None:
+    index = sys.argv.index("-m") + 1  # options of Python itself may come before it
+    module, sys.argv = sys.argv[index], sys.argv[index:]
+    if ROOT not in sys.path:
+        sys.path.append(ROOT)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()

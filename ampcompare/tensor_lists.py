@@ -1,0 +1,48 @@
+"""Lists of tensors, grouped so that each call of a `torch._foreach_` operation gets one dtype.
+
+With targets of several dtypes and sources of one, `torch._foreach_copy_` of torch 2.5 to 2.10 on CUDA runs the
+kernel of the first target's dtype on all of them and writes garbage (pytorch#173383). Other operations fall back to one
+launch for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+__all__ = ["by_type", "copies_on_host", "copy_by_dtype"]
+
+
+def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by dtype and device, in the order of first appearance."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def copy_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, rounding to the target's dtype, with one call for each pair of dtypes.
+
+    Args:
+        targets, sources: of equal length, which may be 0, and pairwise of equal shapes.
+    """
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        group = groups.setdefault((target.dtype, source.dtype), ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    for some_targets, some_sources in groups.values():
+        torch._foreach_copy_(some_targets, some_sources)
+
+
+def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies on the CPU, in the order given: one transfer, which waits for the device, for each dtype."""
+    copies: dict[int, Tensor] = {}
+    for group in by_type(tensors):
+        flat = _flatten_dense_tensors([tensor.detach() for tensor in group]).cpu()
+        copies.update(zip(map(id, group), _unflatten_dense_tensors(flat, group), strict=True))
+    return [copies[id(tensor)] for tensor in tensors]

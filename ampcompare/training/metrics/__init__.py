@@ -1,0 +1,1 @@
+"""What a run measures: time, memory, communication, summary figures."""

@@ -1,0 +1,134 @@
+"""Time of a step and peak memory, read without adding a synchronization to the timed window."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+__all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
+
+
+class Clock(abc.ABC):
+    """Marks on the timeline of a device. A mark does not wait; the time between two marks is read at a drain."""
+
+    @abc.abstractmethod
+    def mark(self) -> Any:
+        """Mark this moment."""
+
+    @abc.abstractmethod
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two marks; may wait until the device has reached the second."""
+
+    def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
+        """Return how long a device had no step to compute; called at a drain.
+
+        Args:
+            waited: how long the host waited for the batch.
+            end: mark of the end of the step before; None for the first step after a drain.
+            start: mark of the start of the step.
+        """
+        return waited
+
+
+class HostClock(Clock):
+    """Wall time of the host, for devices that compute while the host waits."""
+
+    mark = staticmethod(time.perf_counter)
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+
+class CudaClock(Clock):
+    """CUDA events on the current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def idle_seconds(self, waited: float, end: torch.cuda.Event | None, start: torch.cuda.Event) -> float:
+        # While the GPU still computes, a waiting host costs nothing; a copy that the GPU waits for does.
+        return waited if end is None else self.seconds(end, start)
+
+
+class PeakMemory:
+    """Peak memory of a run, in bytes.
+
+    Attributes:
+        used: CUDA: peak bytes in tensors; CPU: peak resident memory minus its value when the meter was created.
+        reserved: CUDA: peak bytes held by the caching allocator; None on a CPU.
+    """
+
+    def __init__(self, used: int, reserved: int | None) -> None:
+        self.used = used
+        self.reserved = reserved
+
+
+class MemoryMeter(abc.ABC):
+    """Measures from its creation to each `peak` call."""
+
+    @abc.abstractmethod
+    def peak(self) -> PeakMemory:
+        """Return the peak so far."""
+
+
+class CudaMemoryMeter(MemoryMeter):
+    """Counts of torch's caching allocator on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def peak(self) -> PeakMemory:
+        return PeakMemory(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
+
+
+class ResidentMemoryMeter(MemoryMeter):
+    """Resident memory of this process, as the kernel sees it.
+
+    On Linux the kernel's high-water mark is reset first. Other systems have only the mark of the whole process, so the
+    peak is 0 if the process was larger before the run.
+    """
+
+    def __init__(self) -> None:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak to the current value
+        self.before = psutil.Process().memory_info().rss
+
+    def peak(self) -> PeakMemory:
+        return PeakMemory(max(0, self._high_water() - self.before), None)
+
+    @staticmethod
+    def _high_water() -> int:
+        try:
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            pass
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if os.uname().sysname == "Darwin" else peak * 1024
+
+
+def make_clock(device: torch.device) -> Clock:
+    """Return the clock of a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def make_memory_meter(device: torch.device) -> MemoryMeter:
+    """Return the memory meter of a device, started."""
+    return CudaMemoryMeter(device) if device.type == "cuda" else ResidentMemoryMeter()

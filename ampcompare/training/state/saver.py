@@ -1,0 +1,150 @@
+"""When a run is saved, and to which files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.settings.config import SavingConfig
+from ampcompare.training.state.position import Position
+
+if TYPE_CHECKING:
+    from ampcompare.checkpoint.store.async_folder import BackgroundFolder
+    from ampcompare.checkpoint.store.folder import CheckpointFolder
+
+__all__ = ["Saver"]
+
+APEX_FILE = "apex-layout.pt"
+WEIGHTS_FILE = "weights.safetensors"
+BEST_WEIGHTS_FILE = "best-weights.safetensors"
+
+
+class Saver:
+    """Writes checkpoints when they are due. Use it as a context manager, which waits for pending writes.
+
+    A save that fails is reported and tried again when the next one is due; the last one of a run must succeed.
+
+    Args:
+        folder: of the checkpoints.
+        note: receives one line about what went wrong.
+        steps: file with a row for each step that a checkpoint counts, flushed before each save; it is synced to disk
+            before the checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: SavingConfig,
+        note: Callable[[str], None] = lambda text: None,
+        steps: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.note = note
+        self.steps = steps
+        self._saved_at: tuple[int, int, int] | None = None
+        self._failure: EnvironmentUnfit | None = None
+        self._background: BackgroundFolder | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether saving was asked for; a run that is asked to stop is saved in any case."""
+        return self.config.every_steps is not None or self.config.every_epochs is not None
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Return whether to save after the updates from `before` up to `after`."""
+        every = self.config.every_steps
+        return every is not None and after // every > before // every
+
+    def is_due_after(self, epochs: int) -> bool:
+        """Return whether to save after this many epochs."""
+        every = self.config.every_epochs
+        return every is not None and epochs % every == 0
+
+    def save(
+        self, position: Position, state: Callable[[], dict[str, Any] | None], *, best: bool = False, last: bool = False
+    ) -> None:
+        """Save a run at a drain point, unless this position is saved already; every rank calls it.
+
+        Args:
+            state: returns what to save; None on ranks that write nothing.
+            best: this is the best evaluation so far.
+            last: the run ends here.
+
+        Raises:
+            CheckpointError: a part of the run has state that a checkpoint cannot hold.
+            EnvironmentUnfit: the last checkpoint could not be written.
+        """
+        saved_at = position.step, position.epoch, position.batch
+        if saved_at != self._saved_at or best:
+            # Asked for only if it is written: it gathers from all ranks and reads buffers from the device.
+            content = state()
+            if content is not None:
+                self._write(content, position.step, best=best)
+            self._saved_at = saved_at
+        if last:
+            if self._failure is not None:
+                raise self._failure
+            self.close()
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is written in the background, if any.
+
+        Raises:
+            EnvironmentUnfit: it could not be written.
+        """
+        if self._background is not None:
+            self._background.wait()
+
+    def _write(self, state: dict[str, Any], step: int, *, best: bool) -> None:
+        try:
+            self.close()
+        except EnvironmentUnfit as error:
+            self._note_failure(error)
+        self._failure = None
+        try:
+            (self._background or self._opened()).save(state, step=step, best=best)
+        except EnvironmentUnfit as error:
+            self._failure = error
+            self._note_failure(error)
+
+    def _note_failure(self, error: EnvironmentUnfit) -> None:
+        self.note(f"not saved: {error}; the next save is another try")
+
+    def _opened(self) -> CheckpointFolder | BackgroundFolder:
+        """Return what writes checkpoints; kept only if it writes in the background."""
+        from ampcompare.checkpoint.store.async_folder import BackgroundFolder
+        from ampcompare.checkpoint.store.folder import CheckpointFolder
+
+        files = CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_exports, self.steps)
+        if not self.config.in_background:
+            return files
+        self._background = BackgroundFolder(files)
+        return self._background
+
+    def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
+        """Write the same content in the formats of other programs, if asked for."""
+        import torch
+
+        from ampcompare.checkpoint.store.file import write_weights
+        from ampcompare.checkpoint.store.layout import apex_layout, weights_only
+        from ampcompare.files import write_atomically
+
+        if self.config.apex_layout and "amp" in state:
+            content = io.BytesIO()  # torch cannot be stopped inside a write that fails
+            torch.save(apex_layout(state), content)
+            write_atomically(self.folder / APEX_FILE, content.getvalue())
+        if self.config.weights_format == "safetensors":
+            notes = {"arm": str(state["arm"]), "step": str(state["progress"]["step"])}
+            for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
+                write_weights(self.folder / name, weights_only(state), notes)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()

@@ -1,0 +1,90 @@
+"""`scripts/gpu-check`: run the parts, show a line for each, write their figures, and end with 1 where one failed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import click
+
+from benchmarks.gpu.context import PART_SECONDS, Context
+from benchmarks.gpu.report import Report, environment
+
+PARTS = ("smoke", "tests", "golden", "syncs", "speed", "memory", "resume", "claims", "docker")
+# What `setup.py` asks for, by the names of import, and the runner of tests.
+NEEDED = (
+    *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "tqdm", "psutil"),
+    *("safetensors", "xxhash", "pytest"),
+)
+
+
+@click.command()
+@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]")
+@click.option("--out", default="runs/gpu-check", show_default=True, help="Folder for PART.json.")
+@click.option("--rehearse", is_flag=True, help="The same on the CPU, small: shows that the programs work.")
+@click.option("--apex-src", envvar="APEX_SRC", help="Folder that holds apex/ of Apex 25.05; Python alone is enough.")
+def main(parts: tuple[str, ...], out: str, rehearse: bool, apex_src: str | None) -> None:
+    """Check ampcompare on one NVIDIA GPU, in parts of less than nine minutes; each ends with one line.
+
+    Exit codes: 0 all checks held; 1 one did not; 2 usage; 4 there is no GPU, or a package is missing.
+    """
+    source = None if apex_src is None else Path(apex_src).resolve()
+    if source is not None and not (source / "apex" / "amp").is_dir():
+        raise click.UsageError(f"--apex-src {apex_src}: there is no apex/amp in it; give the folder that holds apex/")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        click.echo(
+            f"gpu-check: {sys.executable} has no {', '.join(missing)}: carry their wheels in a folder and name it with "
+            "--wheels, or name another interpreter with PYTHON=/path/to/python",
+            err=True,
+        )
+        sys.exit(4)
+    if rehearse:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    where = _device(rehearse)
+    held = True
+    for part in parts or PARTS:
+        report = _run(part, rehearse, source)
+        report.write(Path(out), environment(where, rehearse))
+        click.echo(report.line(f"{where}, a rehearsal" if rehearse else where))
+        held = held and report.held
+    sys.exit(0 if held else 1)
+
+
+def _device(rehearse: bool) -> str:
+    """Return the name of the device; end with 4 where it cannot be used."""
+    import torch
+
+    if rehearse:
+        return "CPU"
+    if not torch.cuda.is_available():
+        # Only children use CUDA; this process may ask.
+        click.echo(
+            f"gpu-check: torch {torch.__version__} finds no CUDA device here; --rehearse runs the parts on the CPU",
+            err=True,
+        )
+        sys.exit(4)
+    return torch.cuda.get_device_name()
+
+
+def _run(part: str, rehearse: bool, apex_src: Path | None) -> Report:
+    report = Report(part)
+    with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as scratch:
+        context = Context(rehearse, Path(scratch), apex_src, time.monotonic() + PART_SECONDS)
+        try:
+            importlib.import_module(f"benchmarks.gpu.{part}").run(context, report)
+        except Exception as error:
+            traceback.print_exc()
+            report.check("the part ran to its end", False, f"{type(error).__name__}: {error}")
+    return report
+
+
+if __name__ == "__main__":
+    main()

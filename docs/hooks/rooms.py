@@ -1,0 +1,70 @@
+"""The rooms of the package and its files, drawn from their docstrings and from `FLOORS` of the architecture test.
+
+mkdocs calls `on_page_markdown`. Nothing of the package is imported: everything is read with `ast`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "ampcompare"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page by what is drawn from the source."""
+    for marker, make in (("<!-- rooms -->", rooms_table), ("<!-- files -->", file_map)):
+        if marker in markdown:
+            markdown = markdown.replace(marker, make())
+    return markdown
+
+
+def floors() -> dict[str, int]:
+    """Return the floor of each room: the literal `FLOORS` of `tests/test_architecture.py`."""
+    source = (ROOT / "tests" / "test_architecture.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS":
+            numbers: dict[str, int] = ast.literal_eval(node.value)
+            return numbers
+    raise ValueError("tests/test_architecture.py has no FLOORS")
+
+
+def summary_of(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def rooms_table() -> str:
+    """Return a table of all rooms, the top floor first, with the first line of each docstring."""
+    rows = ["| floor | room | what it is |", "|---|---|---|"]
+    for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
+        for name, path in ((f"{room}/", PACKAGE / room / "__init__.py"), (f"{room}.py", PACKAGE / f"{room}.py")):
+            if path.is_file():
+                rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} |")
+    return "\n".join(rows)
+
+
+def file_map() -> str:
+    """Return a section for each folder of the package, with the first line of each file's docstring."""
+    return "\n".join(_sections())
+
+
+def _sections() -> Iterator[str]:
+    folders = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+    for folder in folders:
+        yield from (f"### {folder.relative_to(ROOT).as_posix()}/", "")
+        start = folder / "__init__.py"
+        if start.exists():
+            yield from (_cell(summary_of(start)), "")
+        files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+        if files:
+            yield from ("| file | what it is |", "|---|---|")
+            yield from (f"| `{path.name}` | {_cell(summary_of(path))} |" for path in files)
+            yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,96 @@
+"""The recommendation: what qualifies an arm, and when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.criteria import Criteria, Preference
+from ampcompare.analysis.recommendation import recommend
+from ampcompare.analysis.summary import summarize
+from ampcompare.records.comparison import ArmSummary
+from ampcompare.records.run import RunRecord
+
+MakeRecord = Callable[..., RunRecord]
+
+
+def _row(arm: str, accuracy: str = "", time: str = "", **values: Any) -> ArmSummary:
+    base = {"engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 5, "diverged": 0, "failed": 0}
+    return ArmSummary(**{**base, "arm": arm, "accuracy_verdict": accuracy, "time_verdict": time, **values})
+
+
+REFERENCE = _row("fp32", peak_bytes=1000)
+EQUAL = "equivalent (±0.5)"
+
+
+def _say(*rows: ArmSummary, prefer: Preference = "time") -> str:
+    return recommend([REFERENCE, *rows], "fp32", Criteria(prefer=prefer))
+
+
+def test_the_fastest_that_keeps_the_accuracy() -> None:
+    """Of two faster arms the faster is recommended with its reason, and the other named."""
+    said = _say(_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6))
+    assert said == (
+        "Recommended for time: b (accuracy equivalent (±0.5), 0.60x the step time); "
+        "a (0.70x the step time) would do too."
+    )
+
+
+@pytest.mark.parametrize(
+    "accuracy", ["inferior", "diverged 1/5", "cannot tell (about 3 more pairs)", "not comparable (x)"]
+)
+def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
+    """An arm that is not known to keep the accuracy is never recommended for its speed."""
+    assert _say(_row("a", accuracy, "better", time_ratio=0.1)) == (
+        "No arm is recommended for time: none was shown to be not inferior in accuracy to fp32."
+    )
+
+
+@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "inferior"])
+def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
+    """A low ratio that the verdict does not bear out is no reason."""
+    said = _say(_row("a", EQUAL, time, time_ratio=0.5))
+    assert (
+        said == "No arm is recommended for time: none was shown to be both not inferior in accuracy to fp32 and faster."
+    )
+
+
+def test_memory_by_its_exact_difference() -> None:
+    """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
+    small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
+    assert _say(small, prefer="memory").startswith("Recommended for memory: a (accuracy equivalent (±0.5), 40 % less")
+    same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
+    assert "5 % smaller in memory" in _say(same, prefer="memory")
+
+
+def test_accuracy_needs_a_better_arm() -> None:
+    """For accuracy only `better` counts."""
+    better = _row("a", "better", top1_difference=0.02)
+    assert _say(better, prefer="accuracy") == "Recommended for accuracy: a (+2.00 points)."
+    assert _say(_row("a", EQUAL), prefer="accuracy") == (
+        "No arm is recommended for accuracy: no arm is better than fp32."
+    )
+
+
+def test_the_averaged_weights_have_a_line_where_there_are_any(make_record: MakeRecord) -> None:
+    """Means over the completed runs of each arm that kept an average; no line where none did."""
+    records = [make_record(seed=seed, ema_top1_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
+    records.append(make_record("half", seed=0))
+    records.append(make_record("half", seed=1, status="diverged"))
+    said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    assert "Top-1 of the averaged weights (EMA) after the last epoch: fp32 92.50 %." in said
+    plain = summarize(records[2:], arms=["half"], reference="half").reading
+    assert not [line for line in plain if "averaged" in line]
+
+
+def test_runs_that_ended_early_or_went_back_are_named(make_record: MakeRecord) -> None:
+    """Arms of which some runs trained for fewer epochs, or not in one go, are named with their number."""
+    records = [make_record(seed=seed, ended="enough" if seed else None, rollbacks=[4]) for seed in (0, 1)]
+    records += [make_record("half", seed=seed) for seed in (0, 1)]
+    said = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    assert "Ended before the last epoch, as the recipe allows: fp32 1/2; the records say why." in said
+    assert "Went back to a good state: fp32 2/2; the records say at which steps." in said
+    plain = summarize(records[2:], arms=["half"], reference="half").reading
+    assert not [line for line in plain if "the records say" in line]

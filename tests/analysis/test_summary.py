@@ -1,0 +1,297 @@
+"""From records to rows and a reading: what is said, and what is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.summary import summarize
+from ampcompare.errors import ConfigError
+from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.run import RunRecord
+
+MakeRecord = Callable[..., RunRecord]
+FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
+HALF = [0.40, 0.44, 0.41, 0.40, 0.43]
+SECONDS = [1.0, 1.1, 0.9, 1.0, 1.05]
+
+
+def _row(comparison: Comparison, arm: str) -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == arm)
+
+
+def _reading(comparison: Comparison) -> str:
+    return "\n".join(comparison.reading)
+
+
+def _matrix(make_record: MakeRecord, seeds: int = 5) -> list[RunRecord]:
+    return [
+        *(make_record("fp32", seed, top1=FP32[seed], seconds=SECONDS[seed]) for seed in range(seeds)),
+        *(make_record("half", seed, top1=HALF[seed], seconds=SECONDS[-1 - seed] / 2) for seed in range(seeds)),
+    ]
+
+
+def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
+    """A row has mean and standard deviation over seeds, and its paired difference and ratio to the reference."""
+    comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
+    row = _row(comparison, "half")
+    assert row.top1_mean == pytest.approx(sum(HALF) / 5)
+    assert row.top1_sd == pytest.approx(stats.tstd(HALF))
+    assert row.top1_difference == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
+    low, high = stats.ttest_rel(HALF, FP32).confidence_interval(0.95)
+    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((low, high))
+    assert row.time_ratio == pytest.approx(0.5)
+    assert (row.seeds, row.completed, row.status) == ([0, 1, 2, 3, 4], 5, "ok")
+    assert (row.skipped_steps, row.num_steps) == (0, 500)
+
+
+def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
+    """The reference differs from itself by nothing and takes once its own time."""
+    row = _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "fp32")
+    assert (row.top1_difference, row.time_ratio) == (0, 1)
+
+
+def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
+    """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
+    comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
+    row = _row(comparison, "half")
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("inferior", "better", 5)
+    assert row.top1_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
+    reference = _row(comparison, "fp32")
+    assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
+
+
+def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
+    """Arms with the same counts in every seed are equivalent, with the interval of the counting."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert row.top1_difference_low is not None
+    assert row.top1_difference_low < 0
+
+
+def test_terms_are_kept(make_record: MakeRecord) -> None:
+    """The margins that were chosen stand in the verdicts and in the comparison."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    terms = Criteria(margin=2, time_margin=0.1, prefer="memory", tag="try")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=terms)
+    row = _row(comparison, "half")
+    assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±2)", "equivalent (±10 %)")
+    assert (comparison.margin, comparison.time_margin, comparison.prefer, comparison.tag) == (2, 0.1, "memory", "try")
+
+
+@pytest.mark.parametrize("wrong", [{"margin": 0}, {"margin": float("nan")}, {"time_margin": -1}, {"prefer": "luck"}])
+def test_terms_without_sense_are_refused(wrong: dict[str, Any]) -> None:
+    """A margin of nothing or an unknown preference is a usage error that names the value."""
+    with pytest.raises(ConfigError, match=str(next(iter(wrong.values())))):
+        Criteria(**wrong)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
+    """One or two seeds give no verdict, whatever the figures, and the reading says why and what to do."""
+    comparison = summarize(_matrix(make_record, seeds), arms=["fp32", "half"], reference="fp32")
+    text = _reading(comparison)
+    assert f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise" in text
+    assert "--seeds 0-4" in text
+    assert "Recommended" not in text
+    row = _row(comparison, "half")
+    left = "about 2 more pairs" if seeds == 1 else "about 1 more pair"
+    assert (row.accuracy_verdict, row.time_verdict) == (f"cannot tell ({left})",) * 2
+    assert (row.top1_difference_low, row.top1_difference_high, row.time_ratio_low) == (None, None, None)
+
+
+def test_an_unclear_difference_cannot_tell(make_record: MakeRecord) -> None:
+    """A difference within its own uncertainty is said to be unclear, not to be none."""
+    records = [
+        *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
+        *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert re.fullmatch(r"cannot tell \(about \d+ more pairs\)", row.accuracy_verdict)
+
+
+def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
+    """With four arms beside the reference each interval is at 98.75 %, so that all hold together at 95 %."""
+    arms = ["fp32", "half", "native:fp16", "native:bf16", "half:bn_fp32"]
+    records = _matrix(make_record) + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
+    row = _row(summarize(records, arms=arms, reference="fp32"), "half")
+    low, high = stats.ttest_rel(HALF, FP32).confidence_interval(1 - 0.05 / 4)
+    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((low, high))
+
+
+def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
+    """An arm whose time is not comparable leaves the interval of the other's time as it were alone."""
+    alone = _matrix(make_record)
+    beside = alone + [make_record("native:fp16", seed, top1=0.5, half="fp16 emulated") for seed in range(5)]
+    one = _row(summarize(alone, arms=["fp32", "half"], reference="fp32"), "half")
+    other = _row(summarize(beside, arms=["fp32", "half", "native:fp16"], reference="fp32"), "half")
+    assert one.time_ratio_low is not None
+    assert (other.time_ratio_low, other.time_ratio_high) == (one.time_ratio_low, one.time_ratio_high)
+    assert other.top1_difference_low is not None
+    assert one.top1_difference_low is not None
+    assert other.top1_difference_low < one.top1_difference_low
+
+
+def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:
+    """Runs are compared with the run of the same seed; what has no partner, or diverged, is no pair."""
+    records = [
+        *(make_record("fp32", seed, top1=0.1 * seed) for seed in (3, 1, 2)),
+        *(make_record("half", seed, top1=0.1 * seed + 0.01 * (seed == 2)) for seed in (2, 3, 1, 9)),
+        make_record("fp32", 9, status="diverged"),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.top1_difference == pytest.approx(0.01 / 3)
+    assert row.top1_difference_low is not None
+
+
+def test_divergence_is_a_result(make_record: MakeRecord) -> None:
+    """A diverged run counts as such, is left out of the mean, and is read out."""
+    records = [
+        make_record("fp32", 0),
+        make_record("fp32", 1),
+        make_record("half", 0, top1=0.25),
+        make_record("half", 1, status="diverged"),
+    ]
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    row = _row(comparison, "half")
+    assert (row.completed, row.diverged, row.failed, row.top1_mean) == (1, 1, 0, 0.25)
+    assert row.status == "ok 1/2; diverged 1/2 at step 7"
+    assert row.accuracy_verdict == "diverged 1/2"
+    assert "Diverged: half 1/2 (95 % interval of the rate 9 to 91 %)." in comparison.reading
+
+
+def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
+    """An arm that failed has its error in its row and nothing else."""
+    records = [make_record("fp32", 0), make_record("half", 0, status="failed", error="RuntimeError: no")]
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    row = _row(comparison, "half")
+    assert (row.completed, row.failed, row.top1_mean, row.num_steps) == (0, 1, None, None)
+    assert row.status == "failed: RuntimeError: no"
+    assert any(line.startswith("Failed or interrupted: half;") for line in comparison.reading)
+
+
+def test_nothing_to_compare(make_record: MakeRecord) -> None:
+    """Where no run was completed the reading says only that."""
+    records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
+    reading = summarize(records, arms=["fp32", "half"], reference="fp32").reading
+    assert reading[-1] == "No run was completed, so there is nothing to compare."
+
+
+def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
+    """A report on the way has a row for each arm of the plan."""
+    comparison = summarize([make_record("fp32", 0)], arms=["fp32", "half"], reference="fp32")
+    assert _row(comparison, "half").status == "not run"
+
+
+def test_equal_bits_are_named(make_record: MakeRecord) -> None:
+    """An arm whose losses and counts equal the reference's in every seed is named as equal to the last bit."""
+    records = [
+        *(make_record("fp32", seed, losses=f"hash {seed}") for seed in (0, 1)),
+        *(make_record("apex:O0", seed, losses=f"hash {seed}") for seed in (0, 1)),
+        *(make_record("half", seed, losses=f"hash {min(seed, 0)}") for seed in (0, 1)),
+    ]
+    text = _reading(summarize(records, arms=["fp32", "apex:O0", "half"], reference="fp32"))
+    assert "Equal to fp32 to the last bit of every loss, training and validation: apex:O0." in text
+
+
+def test_equal_losses_with_other_counts_are_not_equal(make_record: MakeRecord) -> None:
+    """The same training losses and another validation result is another result."""
+    records = [make_record("fp32", 0, losses="x"), make_record("apex:O0", 0, losses="x", top1=0.4)]
+    assert "last bit" not in _reading(summarize(records, arms=["fp32", "apex:O0"], reference="fp32"))
+
+
+@pytest.mark.parametrize(
+    ("half", "device", "said"),
+    [
+        ("fp16 emulated", "cpu", "was computed in fp32 and rounded (emulated) on this CPU"),
+        ("fp16 native", "cpu", "ran natively on this CPU"),
+        ("fp16 native", "cuda:0", None),
+        ("bf16 native", "cpu", None),
+        (None, "cpu", None),
+    ],
+)
+def test_fp16_on_a_cpu_is_remarked(make_record: MakeRecord, half: str | None, device: str, said: str | None) -> None:
+    """Where fp16 ran on a CPU the reading warns that its times say nothing about a GPU, and nowhere else."""
+    records = [make_record("fp32", 0, device=device), make_record("half", 0, half=half, device=device)]
+    text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
+    assert ("fp16 times here say nothing about a GPU" in text) == (said is not None)
+    assert said is None or said in text
+
+
+def test_an_arm_that_always_diverges_has_one_verdict(make_record: MakeRecord) -> None:
+    """Where no run was completed, divergence is the verdict on accuracy and on time."""
+    records = [
+        *(make_record("fp32", seed) for seed in range(3)),
+        *(make_record("half", seed, status="diverged") for seed in range(3)),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("diverged 3/3", "diverged 3/3", 0)
+    assert (row.diverged_low, row.diverged_high) == pytest.approx((0.4385, 1.0), abs=1e-3)
+
+
+def test_memory_is_an_exact_difference(make_record: MakeRecord) -> None:
+    """The difference of the largest peaks is given in bytes, without a test."""
+    records = [
+        *(make_record("fp32", seed, peak_bytes=1000 + seed) for seed in range(3)),
+        *(make_record("half", seed, peak_bytes=600 - seed) for seed in range(3)),
+    ]
+    assert _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half").memory_difference == -402
+
+
+def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed, **of_half) for seed in range(5)),
+    ]
+    return _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+
+
+def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
+    """Steps that take half as long again, in every pair, are inferior, with ratio and interval."""
+    row = _times(make_record)
+    assert row.time_verdict == "inferior"
+    assert row.time_ratio_low is not None
+    assert 1.49 < row.time_ratio_low < 1.502 < (row.time_ratio_high or 0) < 1.52
+
+
+def test_an_invalid_time_is_not_slower(make_record: MakeRecord) -> None:
+    """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
+    row = _times(make_record, num_steps=12)
+    assert row.time_verdict == "invalid measurement (12 timed steps, 30 needed)"
+    assert row.time_ratio == pytest.approx(1.502, abs=0.001)
+    assert row.time_ratio_low is None
+    assert row.accuracy_verdict == "equivalent (±0.5)"
+
+
+def test_no_timed_steps_is_an_invalid_time(make_record: MakeRecord) -> None:
+    """A run that ends within its warm-up says that it has no timed steps."""
+    records = [
+        make_record(arm, seed, step_seconds_median=None, num_steps=10, warmup_steps=10)
+        for arm in ("fp32", "half")
+        for seed in range(3)
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert (row.time_verdict, row.time_ratio) == ("invalid measurement (0 timed steps, 30 needed)", None)
+
+
+def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord) -> None:
+    """One bad cell among five costs its pair and not the verdict."""
+    records = [
+        *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
+        *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed) for seed in range(4)),
+        make_record("half", 4, seconds=99.0, num_steps=5),
+    ]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.time_verdict == "inferior"
+    assert row.time_ratio == pytest.approx(1.5, abs=0.01)
+
+
+def test_emulated_times_are_not_compared(make_record: MakeRecord) -> None:
+    """fp16 that was computed in fp32 has no time of its own."""
+    assert _times(make_record, half="fp16 emulated").time_verdict == "not comparable (fp16 computed in fp32)"

@@ -1,0 +1,83 @@
+"""Kernels of a ResNet-50 step on CUDA, counted without a GPU by `benchmarks/launches.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ampcompare.apex.multi_tensor_apply import per_tensor_scalars
+from ampcompare.apex.parallel.LARC import LARC
+
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "launches.py"
+
+
+@pytest.fixture(scope="module")
+def launches() -> Any:
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location("benchmark_launches", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lists", "expected"),
+    [
+        pytest.param([10] * 110, 1, 1, id="tensors-at-the-limit"),
+        pytest.param([10] * 111, 1, 2, id="tensors-beyond"),
+        pytest.param([10] * 65, 2, 2, id="fewer-in-two-lists"),
+        pytest.param([65536 * 320], 1, 1, id="blocks-at-the-limit"),
+        pytest.param([65536 * 320 + 1], 1, 2, id="blocks-beyond"),
+        pytest.param([0, 10], 3, 1, id="empty"),
+    ],
+)
+def test_launches_of_lists(launches: Any, sizes: list[int], lists: int, expected: int) -> None:
+    """A launch takes a limited number of tensors and blocks, as torch's kernels do with 4 KB of arguments."""
+    tensors = [torch.empty(size, device="meta") for size in sizes]
+    assert launches.launches_of_lists([tensors] * lists, launches.LIMITS[4096]) == expected
+
+
+def test_mixed_lists_go_one_by_one(launches: Any) -> None:
+    """A list of two dtypes, or two of different sizes, cost a launch for each tensor; two of one dtype each do not."""
+    half = [torch.empty(4, dtype=torch.float16, device="meta") for _ in range(5)]
+    full = [torch.empty(4, device="meta") for _ in range(5)]
+    assert launches.launches_of_lists([half + full], launches.LIMITS[4096]) == 10
+    assert launches.launches_of_lists([half, full], launches.LIMITS[4096]) == 1
+    assert launches.launches_of_lists([full, [torch.empty((), device="meta")] * 5], launches.LIMITS[4096]) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_resnet50(launches: Any) -> None:
+    """Casts, scaling, checks and the optimizer of O1 and O2 take at most this many kernels, and wait as stated."""
+    limits = {("apex:O1", "fused"): 28, ("apex:O2", "foreach"): 27}
+    model_total = launches.count_step(None).total
+    for (arm, implementation), limit in limits.items():
+        counts = launches.count_step(arm, implementation)
+        assert 0 < counts.total - model_total <= limit, arm
+        assert counts.waits == (0 if implementation == "fused" else 1)
+
+
+@pytest.mark.parametrize(("shared", "limit"), [(True, 80), (False, 350)])
+def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch, shared: bool, limit: int) -> None:
+    """LARC adapts the 161 gradients of ResNet-50 with at most this many kernels besides the norms, and no wait."""
+    monkeypatch.setattr(per_tensor_scalars, "_DEVICE_TYPES", frozenset({"cpu"} if shared else ()))
+    with FakeTensorMode():
+        params = list(launches.build_model("resnet50", num_classes=1000, sample_shape=(3, 64, 64)).parameters())
+        for param in params:
+            param.grad = torch.empty_like(param)
+        larc = LARC(torch.optim.SGD(params, lr=0.1))
+        with launches._Ledger(launches.LIMITS[4096]) as ledger, torch.no_grad():
+            larc.adapt(larc.param_groups[0], 1e-4)
+    assert ledger.counts.waits == 0
+    # The norms are chunked on a CPU only.
+    count = ledger.counts.total - ledger.counts.launches["_foreach_norm"]
+    assert 0.9 * limit < count <= limit, ledger.counts.launches

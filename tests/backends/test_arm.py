@@ -1,0 +1,205 @@
+"""The grammar of arms: what it takes, what it refuses and how it says so, and the canonical text."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.errors import ConfigError
+
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+FLAG = st.booleans()
+DTYPE = st.sampled_from(["float16", "fp16", "half", "bfloat16", "bf16"])
+VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "fp32": {"tf32": FLAG},
+    "apex": {
+        "opt_level": st.sampled_from(["O0", "O1", "O2", "O3"]),
+        "loss_scale": st.just("dynamic") | POSITIVE,
+        "keep_batchnorm_fp32": FLAG,
+        "master_weights": FLAG,
+        "cast_model_outputs": DTYPE | st.sampled_from(["float32", "fp32"]),
+        "min_loss_scale": POSITIVE,
+        "max_loss_scale": POSITIVE,
+        "engine": st.sampled_from(["auto", "nvidia", "compat"]),
+    },
+    "native": {
+        "dtype": DTYPE,
+        "init_scale": POSITIVE,
+        "growth_factor": st.floats(min_value=1, exclude_min=True, allow_nan=False, allow_infinity=False),
+        "backoff_factor": st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True),
+        "growth_interval": st.integers(min_value=1),
+    },
+    "half": {
+        "dtype": DTYPE,
+        "bn_fp32": FLAG,
+        "master_weights": FLAG,
+        "loss_scale": st.just("dynamic") | POSITIVE,
+        "init_scale": POSITIVE,
+        "growth_interval": st.integers(min_value=1),
+    },
+    "accelerate": {"mixed_precision": st.sampled_from(["no", "fp16", "bf16"])},
+    "fabric": {"precision": st.sampled_from(["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"])},
+    "mmengine": {"dtype": DTYPE | st.sampled_from(["float32", "fp32"])},
+    "horovod": {"compression": st.sampled_from(["none", "fp16"]), "passes": st.integers(min_value=1)},
+    "actnn": {
+        "bits": st.sampled_from([2, 4, 8]),
+        "group": st.integers(min_value=2).map(lambda number: 4 * number),
+        "over": st.sampled_from(["fp32", "native:bf16", "apex:O2+loss_scale=128", "half:bn_fp32"]),
+    },
+}
+
+
+@st.composite
+def arms(draw: st.DrawFn) -> Arm:
+    """Any arm of this package's own backends."""
+    backend = draw(st.sampled_from(sorted(VALUES)))
+    options = draw(st.fixed_dictionaries({}, optional=VALUES[backend]))
+    if backend == "half" and not options.keys().isdisjoint({"init_scale", "growth_interval"}):
+        options["loss_scale"] = "dynamic"  # of which these are options
+    return Arm.make(backend, **options)
+
+
+def test_every_option_is_drawn() -> None:
+    """The round trip below covers every option of every backend."""
+    assert {name: set(spec.parsers or ()) for name, spec in BUILT_IN.items()} == {k: set(v) for k, v in VALUES.items()}
+
+
+@given(arms())
+def test_round_trip(arm: Arm) -> None:
+    """The text of an arm reads as the same arm, with the same hash and the same text."""
+    again = Arm.parse(str(arm))
+    assert again == arm
+    assert hash(again) == hash(arm)
+    assert str(again) == str(arm)
+
+
+@given(arms(), st.randoms())
+def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
+    """Options written by name in another order, with spaces, give the same canonical text."""
+    words = [f"{name}={value}" for name, value in arm.options.items()]
+    shuffler.shuffle(words)
+    assert str(Arm.parse(f" {arm.backend}:{' , '.join(words)} ")) == str(arm)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("fp32", "fp32"),
+        ("apex", "apex:O1"),
+        ("apex:", "apex:O1"),
+        ("apex:O2", "apex:O2"),
+        ("apex:opt_level=O2", "apex:O2"),
+        ("apex:O1,loss_scale=128.0", "apex:O1,loss_scale=128"),
+        ("apex:loss_scale=dynamic", "apex:O1,loss_scale=dynamic"),
+        ("apex:O2,keep_batchnorm_fp32=False,engine=auto", "apex:O2,keep_batchnorm_fp32=false"),
+        ("apex:O3,keep_batchnorm_fp32", "apex:O3,keep_batchnorm_fp32"),
+        ("apex:O2,cast_model_outputs=float", "apex:O2,cast_model_outputs=fp32"),
+        ("native", "native:fp16"),
+        ("native:bfloat16", "native:bf16"),
+        ("native:float16,init_scale=1024", "native:fp16,init_scale=1024"),
+        ("half", "half"),
+        ("half:bn_fp32", "half:bn_fp32"),
+        ("half:bn_fp32=no,dtype=float16", "half"),
+        ("half:dtype=bf16", "half:dtype=bf16"),
+        ("accelerate", "accelerate:no"),
+        ("half:dtype=bfloat16", "half:dtype=bf16"),
+        ("half:bf16", "half:dtype=bf16"),
+        ("half:master_weights,dynamic", "half:master_weights,loss_scale=dynamic"),
+        ("half:dynamic,growth_interval=5,master_weights=no", "half:loss_scale=dynamic,growth_interval=5"),
+        ("fp32:tf32", "fp32:tf32"),
+        ("fp32:tf32=off", "fp32"),
+        ("fabric:precision=16-mixed", "fabric:16-mixed"),
+        ("mmengine", "mmengine:fp32"),
+        ("mmengine:float16", "mmengine:fp16"),
+        ("horovod:compression=none,passes=1", "horovod"),
+        ("actnn", "actnn:bits=2"),
+        ("actnn:group=256,over=fp32,bits=4", "actnn:bits=4"),
+        ("actnn:over=apex:loss_scale=128+opt_level=O2", "actnn:bits=2,over=apex:O2+loss_scale=128"),
+    ],
+)
+def test_canonical_text(text: str, canonical: str) -> None:
+    """Every way to write an arm becomes one text."""
+    assert str(Arm.parse(text)) == canonical
+
+
+@pytest.mark.parametrize("level", ["02", "o2"])
+def test_level_written_with_a_zero(level: str) -> None:
+    """A level that begins with a zero or a small o is refused with the right spelling."""
+    with pytest.raises(ConfigError, match=f"capital letter O, not with '{level[0]}': write O2"):
+        Arm.parse(f"apex:{level}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("natve:fp16", "unknown backend 'natve': did you mean 'native'?"),
+        ("", "unknown backend ''.*known backends are fp32, apex, native, half"),
+        ("O2", "unknown backend 'O2'"),
+        ("apex:O2,loss_scael=1", "no option 'loss_scael': did you mean 'loss_scale'?"),
+        ("fp32:loss_scale=1", "'fp32' has no option 'loss_scale'.*: tf32"),
+        ("apex:O4", "expected one of O0, O1, O2, O3"),
+        ("apex:O2,O3", "no option 'O3'"),
+        ("apex:O1,O2=1", "no option 'O2'"),
+        ("apex:O2,loss_scale=0", "loss_scale=0 cannot be used: expected dynamic or a finite number above 0"),
+        ("apex:O2,loss_scale=inf", "finite"),
+        ("apex:O2,engine=cuda", "expected one of auto, nvidia, compat"),
+        ("apex:O2,keep_batchnorm_fp32=maybe", "expected true or false"),
+        ("native:fp8", "dtype=fp8 cannot be used: expected float16"),
+        ("native:bf16,growth_interval=0", "whole number of at least 1"),
+        ("native:growth_factor=1", "above 1"),
+        ("native:backoff_factor=1", "between 0 and 1"),
+        ("half:loss_scale=static", "loss_scale=static cannot be used"),
+        ("half:loss_scale=8,init_scale=4", "init_scale is of a dynamic loss scale"),
+        ("half:dynamic,loss_scale=8", "gives loss_scale twice"),
+        ("apex:O2,loss_scale=1,loss_scale=2", "gives loss_scale twice"),
+        ("apex:O2,opt_level=O3", "gives opt_level twice"),
+        ("accelerate:fp8", "mixed_precision=fp8 cannot be used: expected one of no, fp16, bf16"),
+        ("fabric:16", "expected one of 32-true, 16-mixed"),
+        ("actnn:bits=3", "bits=3 cannot be used: expected 2, 4 or 8"),
+        ("actnn:group=10", "expected a multiple of 4 of at least 8"),
+        ("actnn:over=actnn", "expected an arm that is not over another one"),
+        ("actnn:over=natve", "unknown backend 'natve'"),
+    ],
+)
+def test_refused(text: str, message: str) -> None:
+    """What cannot be used is refused in one line that names the part and what it takes."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        Arm.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+@settings(deadline=None)  # the first call imports
+@given(st.text())
+def test_any_text_is_an_arm_or_a_config_error(text: str) -> None:
+    """No text makes the parser fail in another way."""
+    try:
+        arm = Arm.parse(text)
+    except ConfigError:
+        return
+    assert Arm.parse(str(arm)) == arm
+
+
+def test_make_ignores_what_is_not_given() -> None:
+    """Options that are None count as not given, and values need not be text."""
+    arm = Arm.make("apex", opt_level="O2", loss_scale=None, keep_batchnorm_fp32=True)
+    assert arm == Arm.parse("apex:O2,keep_batchnorm_fp32")
+
+
+def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered backend is known, its options are read as numbers and flags where they look so."""
+    entry = EntryPoint("theirs", "their.module:Class", "ampcompare.precisions")
+    monkeypatch.setattr(
+        "ampcompare.backends.catalog.entry_points", lambda group: [entry] if group == entry.group else []
+    )
+    arm = Arm.parse("theirs:rate=0.5,steps=3,fast,mode=soft")
+    assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
+    assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
+    assert Arm.parse(str(arm)) == arm
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, theirs"):
+        Arm.parse("ours")

@@ -1,0 +1,71 @@
+"""What is known of other libraries before they are imported: whether they are there, and what they will run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.library import Library
+from ampcompare.errors import BackendUnavailable
+
+ABSENT = Library(("no_such_library",), ("no-such-library",), "pip install no-such-library", "it is not there")
+
+
+@pytest.mark.parametrize(
+    ("text", "arm"), [("horovod", "fp32"), ("actnn:over=apex:O2+loss_scale=1", "apex:O2,loss_scale=1")]
+)
+def test_arms_that_always_run_what_they_are_asked(text: str, arm: str) -> None:
+    """Horovod trains in fp32, packed activations in the arm underneath."""
+    assert [known.arm for device in ("cpu", "cuda") if (known := Arm.parse(text).effective(device))] == [arm, arm]
+
+
+def test_our_own_arms_need_no_table() -> None:
+    """Nothing is expected of a backend that runs what it is asked."""
+    assert Arm.parse("native:fp16").effective("cpu") is None
+
+
+def test_a_library_that_is_not_there() -> None:
+    """One line names the library, what to type and what stands in the way."""
+    assert ABSENT.missing() == "not installed: pip install no-such-library (it is not there)"
+    with pytest.raises(BackendUnavailable, match="accelerate is not installed: pip install no-such-library") as caught:
+        ABSENT.load("accelerate")
+    assert caught.value.exit_code == 4
+
+
+def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever its import raises is one line with its version."""
+    (tmp_path / "broken_library.py").write_text("raise OSError('libtorch.so: undefined symbol')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendUnavailable, match=r"broken_library of unknown version .* OSError: libtorch"):
+        Library(("broken_library",), ("broken-library",), "pip install it").load("fabric")
+
+
+def test_warnings_of_an_import_are_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A library that warns while it is imported is usable where warnings are errors."""
+    (tmp_path / "warning_library.py").write_text("import warnings\nwarnings.warn('old', DeprecationWarning)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    library = Library(("warning_library",), ("warning-library",), "pip install it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert library.load("fabric")[0].__name__ == "warning_library"
+
+
+def test_nothing_is_imported_before_it_is_chosen() -> None:
+    """`list`, `explain` of such an arm, and another arm's backend import none of the libraries."""
+    code = (
+        "import sys\n"
+        "from ampcompare.cli import main\n"
+        "main(['list', 'arms']); main(['explain', 'accelerate:bf16'])\n"
+        "early = set(sys.modules)\n"
+        "from ampcompare.precision.factory import make_precision\n"
+        "make_precision('native:bf16')\n"
+        "names = {'accelerate', 'lightning_fabric', 'lightning', 'mmengine', 'horovod'}\n"
+        "print('loaded:', *sorted((names & set(sys.modules)) | ({'torch'} & early)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"

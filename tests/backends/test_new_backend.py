@@ -1,0 +1,110 @@
+"""A backend added by another package with a description is known to every command and to the contract tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ampcompare.backends.catalog import BUILT_IN
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = """
+from ampcompare.backends.explanation import ArmExplanation, FP32_BYTES
+from ampcompare.backends.options import positive
+from ampcompare.backends.spec import BackendSpec, ContractArm
+
+SPEC = BackendSpec(
+    summary="fp32 with gradients multiplied by a factor",
+    implementation="dummy_precision:Dummy",
+    explain=lambda options: ArmExplanation(
+        "fp32 with a factor", (("weights", "stay fp32"),), "fp32", "equal at factor 1", (), (), ()
+    ),
+    memory=lambda options: FP32_BYTES,
+    parsers={"factor": positive},
+    positional="factor",
+    default="1",
+    contract=(ContractArm("dummy"),),
+)
+"""
+PRECISION = """
+from ampcompare.precision.fp32 import FP32
+
+
+class Dummy(FP32):
+    def __init__(self, *, device="cpu", factor=1.0):
+        super().__init__(device=device)
+"""
+TINY = ["--data", "synthetic", "--train-size", "32", "--val-size", "16", "--image-size", "8", "--max-steps", "2"]
+TINY += ["--batch-size", "16", "--device", "cpu", "--arch", "mlp", "--no-progress"]
+
+
+@pytest.fixture(scope="module")
+def ampcompare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run `python ARGUMENTS` where the package of the backend is installed, and return stdout."""
+    folder = tmp_path_factory.mktemp("dummy")
+    (folder / "dummy_backend.py").write_text(SPEC)
+    (folder / "dummy_precision.py").write_text(PRECISION)
+    metadata = folder / "dummy-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dummy\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[ampcompare.backends]\ndummy = dummy_backend:SPEC\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_it_is_listed_explained_and_its_options_are_checked(ampcompare: Callable[..., str]) -> None:
+    """`list` shows its summary; `explain` its bytes and the arm to compare it with; the default option is written."""
+    assert "fp32 with gradients multiplied by a factor" in ampcompare("-m", "ampcompare", "list", "arms")
+    explained = json.loads(ampcompare("-m", "ampcompare", "explain", "dummy:2", "--json"))
+    assert (explained["arm"], explained["twin"]) == ("dummy:2", "fp32")
+    assert explained["bytes_per_parameter"]["weight"] == 4
+
+
+@pytest.mark.slow
+def test_it_trains_is_compared_reported_and_examined(ampcompare: Callable[..., str]) -> None:
+    """`compare` trains it beside fp32 with equal losses; the report has its row; `doctor` says that it can run."""
+    shown = json.loads(
+        ampcompare("-m", "ampcompare", "compare", "--arm", "fp32", "--arm", "dummy", *TINY, "-o", "out", "--json")
+    )
+    assert [record["status"] for record in shown["records"]] == ["completed", "completed"]
+    assert shown["records"][0]["summary"]["losses_sha256"] == shown["records"][1]["summary"]["losses_sha256"]
+    assert "dummy" in ampcompare("-m", "ampcompare", "report", "out")
+    needs = json.loads(ampcompare("-m", "ampcompare", "doctor", "--json"))
+    assert "dummy" in json.dumps(needs)
+
+
+@pytest.mark.slow
+def test_it_converts_and_the_contract_runs_on_it(ampcompare: Callable[..., str]) -> None:
+    """A checkpoint of it becomes one of torch.amp, and the contract tests take its arms from the description."""
+    ampcompare("-m", "ampcompare", "run", "--arm", "dummy", *TINY, "--save-every-epochs", "1", "-o", "saved")
+    (checkpoint,) = {
+        path.parent for path in Path(ampcompare("-c", "import os; print(os.getcwd())").strip()).rglob("saved/**/*.pt")
+    }
+    ampcompare("-m", "ampcompare", "convert", str(sorted(checkpoint.glob("*.pt"))[-1]), "native.pt", "--to", "native")
+    contract = str(ROOT / "tests" / "precision" / "test_contract.py")
+    listed = ampcompare(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract
+    )
+    assert "passed" in listed
+
+
+def test_built_in_backends_are_one_description_each() -> None:
+    """Each built-in backend is described in the file of its name, and trained by a file of `precision`."""
+    for name, spec in BUILT_IN.items():
+        module = spec.implementation.partition(":")[0].rpartition(".")[2]
+        assert (ROOT / "ampcompare" / "backends" / f"{name}.py").is_file()
+        assert (ROOT / "ampcompare" / "precision" / f"{module}.py").is_file()

@@ -1,0 +1,51 @@
+"""The check of a GPU, called in this process; its cells share the process server of one launcher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ampcompare.launch.forked import ForkedLauncher
+from benchmarks.gpu.__main__ import main
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a call of the check left: exit code, standard output, and the JSON of the part by name."""
+
+    code: int
+    out: str
+    parts: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def shared_launcher() -> Iterator[ForkedLauncher]:
+    """A launcher whose server imports torch once."""
+    with ForkedLauncher() as launcher:
+        yield launcher
+
+
+@pytest.fixture
+def rehearse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_launcher: ForkedLauncher
+) -> Callable[..., Checked]:
+    """Rehearse a part with further words for the command line."""
+
+    class Shared(ForkedLauncher):
+        launch = shared_launcher.launch  # type: ignore[assignment]
+
+    monkeypatch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def call(part: str, *words: str) -> Checked:
+        done = CliRunner().invoke(main, ["--rehearse", "--part", part, "--out", str(tmp_path), *words])
+        found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+        return Checked(done.exit_code, done.stdout, found)
+
+    return call

@@ -1,0 +1,108 @@
+"""The rehearsal of `scripts/gpu-check` on a CPU: what runs on a GPU some day runs here to its end today."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.gpu import golden, syncs
+from benchmarks.gpu.__main__ import PARTS, main
+
+Rehearse = Callable[..., Any]
+
+
+def test_syncs(rehearse: Rehearse) -> None:
+    """Every counted loop waits for the device as often as it needs, and the JSON has its launches and bytes."""
+    done = rehearse("syncs")
+    assert done.code == 0, done.out
+    part = done.parts["syncs"]
+    assert part["held"]
+    counts = part["figures"]["per_step"]
+    assert counts["arm apex:O2"]["syncs"] == 1
+    assert counts["arm apex:O2, fused"]["syncs"] == 0
+    assert all(entry["operations"] > 5 and entry["kernels"] > 5 for entry in counts.values())
+    assert all(entry["operand_bytes"] > 1000 and entry["device_seconds"] > 0 for entry in counts.values())
+    assert part["left_out"]  # the real Apex, without its sources
+    assert done.out.startswith("gpu-check syncs: held ")
+
+
+def test_golden(rehearse: Rehearse) -> None:
+    """Scenarios and casts are replayed, and nobody is told that the real Apex took part."""
+    done = rehearse("golden")
+    assert done.code == 0, done.out
+    assert len(done.parts["golden"]["checks"]) == 1 + len(golden.REHEARSED) + 98
+    assert done.parts["golden"]["left_out"] == ["not compared with genuine Apex (no --apex-src)"]
+    assert "not compared with genuine Apex" in done.out
+
+
+@pytest.mark.slow
+def test_smoke(rehearse: Rehearse) -> None:
+    """Every arm, parallel kind and command runs to its end."""
+    done = rehearse("smoke")
+    assert done.code == 0, done.out
+    arms = [row["arm"] for row in done.parts["smoke"]["figures"]["arms"]]
+    assert {"fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half"} <= set(arms)
+
+
+def test_a_failed_check_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that does not hold is in the last line with what was seen, in the JSON, and in the exit code."""
+    monkeypatch.setattr(syncs, "SYNCS", {"arm half:dynamic": 0})
+    monkeypatch.setattr(syncs, "FIGURES", ())
+    monkeypatch.setattr(syncs, "REHEARSED", ("arm half:dynamic",))
+    done = rehearse("syncs")
+    assert done.code == 1
+    assert "gpu-check syncs: FAILED, held 0 of 1 checks" in done.out
+    assert "arm half:dynamic: at most 0 syncs a step: 1" in done.out
+    assert not done.parts["syncs"]["held"]
+    assert done.parts["syncs"]["says"] == ""
+
+
+def test_an_arm_that_breaks_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that raises is a failed check, not one that was left out."""
+    monkeypatch.setattr(syncs, "SYNCS", {"bare nothing:fp16": 0})
+    monkeypatch.setattr(syncs, "FIGURES", ())
+    monkeypatch.setattr(syncs, "REHEARSED", ("bare nothing:fp16",))
+    done = rehearse("syncs")
+    assert done.code == 1
+    assert "KeyError" in done.out
+
+
+def test_a_part_that_breaks_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of a part is a failed check, and its JSON is written."""
+
+    def broken(context: Any, report: Any) -> None:
+        report.check("first", True)
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(golden, "run", broken)
+    done = rehearse("golden")
+    assert done.code == 1
+    assert "the device is lost" in done.out
+    assert [check["held"] for check in done.parts["golden"]["checks"]] == [True, False]
+
+
+def test_nothing_checked_is_no_success(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that checked nothing has not passed."""
+    monkeypatch.setattr(golden, "run", lambda context, report: None)
+    done = rehearse("golden")
+    assert done.code == 1
+    assert "nothing was checked" in done.out
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --rehearse a machine without a GPU is told so in one line, with exit code 4."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = CliRunner().invoke(main, ["--part", PARTS[0]])
+    assert done.exit_code == 4
+    assert "finds no CUDA device here" in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_a_folder_without_apex_is_refused() -> None:
+    """A wrong --apex-src is an error, not a comparison that is left out."""
+    done = CliRunner().invoke(main, ["--rehearse", "--apex-src", "."])
+    assert done.exit_code == 2
+    assert "there is no apex/amp in it" in done.output

@@ -1,0 +1,106 @@
+"""A terminal that is closed while a command runs in it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.cli.launching import save_at_signals
+from ampcompare.cli.show import Display
+from ampcompare.errors import Ended
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.settings.config import RunConfig
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+
+
+class Idle(Launcher):
+    """Runs nothing, and counts how often it is asked to end."""
+
+    def __init__(self, *, has_cell: bool) -> None:
+        self.has_cell, self.asked = has_cell, 0
+
+    def launch(self, *words: Any) -> RunRecord:
+        raise AssertionError
+
+    def terminate(self) -> bool:
+        self.asked += 1
+        return self.has_cell
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_both_signals_reach_the_cell(number: signal.Signals) -> None:
+    """SIGHUP does as SIGTERM does: a cell that runs is asked to save, and between cells the command ends."""
+    before = signal.getsignal(number)
+    launcher = Idle(has_cell=True)
+    with save_at_signals(launcher):
+        os.kill(os.getpid(), number)
+        assert launcher.asked == 1
+    with pytest.raises(Ended, match=number.name), save_at_signals(Idle(has_cell=False)):
+        os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_is_respected() -> None:
+    """A command under nohup goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launcher = Idle(has_cell=True)
+    try:
+        with save_at_signals(launcher):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert launcher.asked == 0
+
+
+def test_a_display_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress that cannot be written any more does not end the run."""
+
+    def closed(*words: Any, **options: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("ampcompare.cli.show.click.echo", closed)
+    monkeypatch.setattr("ampcompare.cli.show.leave_closed_terminal", lambda: None)
+    display = Display(quiet=False, bar=False, notify_seconds=0.0)
+    display.begin(RunConfig(), 1, 2)
+    display.progress(Progress(1, 2, 0))
+    display.note("a note")
+    display.end(RunRecord(cell="a", arm="fp32", status="completed", config=RunConfig()), reused=False)
+
+
+ENDLESS = [
+    *("run", "--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--arch", "mlp"),
+    *("--epochs", "1000000", "--batch-size", "8", "--device", "cpu"),
+]
+
+
+@pytest.mark.slow
+def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    """Its cell is saved, with as many steps as its checkpoint counts, and the exit code is 143."""
+    command = [sys.executable, "-m", "ampcompare", *ENDLESS, "-o", str(tmp_path)]
+    # What `setsid` does, and the terminal of standard input made that of the new session.
+    take_terminal = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    start = [sys.executable, "-c", f"{take_terminal} os.execv(sys.argv[1], sys.argv[1:])", *command]
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(start, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not any(path.stat().st_size for path in tmp_path.glob("cells/*/steps.jsonl")):
+        if select.select([ours], [], [], 0.1)[0]:
+            os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 143
+    (folder,) = tmp_path.glob("cells/*")
+    record = read_record(folder / "record.json")
+    assert record.status == "interrupted"
+    assert (folder / "checkpoints" / f"step-{record.summary.num_steps:08d}.pt").exists()
+    assert sum(1 for _ in iter_steps(folder / "steps.jsonl")) == record.summary.num_steps

@@ -1,0 +1,45 @@
+"""Options of settings take their type, choices and default from the fields of `RunConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import pytest
+
+from ampcompare.cli.compare_command import command
+from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
+from ampcompare.settings.config import RunConfig
+
+OPTIONS = {param.name: param for param in command.params}
+
+
+def _field(path: str) -> Any:
+    model: Any = RunConfig
+    *parents, name = path.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation
+    return model.model_fields[name]
+
+
+@pytest.mark.parametrize("path", [path for _, path in RECIPE_OPTIONS])
+def test_an_option_follows_its_field(path: str) -> None:
+    """A field with fixed values gives a choice of exactly these, and help ends with the field's default."""
+    option, field = OPTIONS[parameter_of(path)], _field(path)
+    assert isinstance(option, click.Option)
+    if get_origin(field.annotation) is Literal:
+        assert isinstance(option.type, click.Choice)
+        assert tuple(option.type.choices) == get_args(field.annotation)
+    else:
+        assert not isinstance(option.type, click.Choice)
+    default = "none" if field.default is None else str(field.default)
+    assert (option.help or "").endswith(f"[default: {default.lower() if default in ('True', 'False') else default}]")
+    assert (option.help or "").partition("  [default")[0] == (field.description or "").partition("  [default")[0]
+
+
+def test_a_value_outside_the_choices_is_refused(call: Callable[..., Any]) -> None:
+    """A mistyped choice is a usage error that lists the values."""
+    done = call("run", "--optimizer", "sdg")
+    assert done.code == 2
+    assert "'sdg' is not one of 'sgd', 'adam', 'adamw'" in done.err

@@ -1,0 +1,79 @@
+"""Options that were renamed keep their old names, as flags and as environment variables."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from ampcompare.cli import COMMANDS, cli
+from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
+
+VALUES = {
+    "--fail-below-loss-scale": "2",
+    "--layerwise-lr": "larc",
+    "--log-interval": "3",
+    "--max-consecutive-skips": "4",
+    "--objective": "memory",
+    "--progress-interval": "5s",
+    "--size": "small",
+    "--sweep": "workers=0,1",
+}
+
+
+def _command(name: str) -> click.Command:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command
+
+
+def _parse(name: str, *words: str) -> dict[str, object]:
+    """Return the parameters that a command reads from words."""
+    required = [param for param in _command(name).params if isinstance(param, click.Argument) and param.required]
+    return _command(name).make_context(name, [*words, *("x" for _ in required)]).params
+
+
+CASES = [
+    (name, flag)
+    for name in COMMANDS
+    for param in _command(name).params
+    if isinstance(param, RenamedOption)
+    for flag in (*param.opts, *param.secondary_opts)
+    if flag in OLD_NAMES
+]
+
+
+def test_every_old_name_belongs_to_an_option() -> None:
+    """The table has no entry that no command uses."""
+    assert {flag for _, flag in CASES} == set(OLD_NAMES)
+
+
+@pytest.mark.parametrize(("name", "flag"), CASES)
+def test_an_old_name_sets_the_same_option(name: str, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old flag or variable gives what the new one gives, help does not list it, and the new variable wins."""
+    value = [VALUES[flag]] if flag in VALUES else []
+    old = OLD_NAMES[flag]
+    expected = _parse(name, flag, *value)
+    assert _parse(name, old, *value) == expected
+    assert expected != _parse(name)
+    help_text = " ".join(_command(name).get_help(click.Context(_command(name))).split())
+    assert flag in help_text
+    assert f"{old} " not in help_text
+
+    if flag.startswith("--no-"):
+        return
+    monkeypatch.setenv(variable_name(name, old), *value or ["1"])
+    assert _parse(name) == expected
+    if value == ["2"]:
+        monkeypatch.setenv(variable_name(name, flag), "7")
+        assert 7.0 in _parse(name).values()
+
+
+def test_old_variables_get_no_note(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The note about variables that set nothing leaves out old names, which do set something."""
+    from ampcompare.cli import _note_unused_variables
+
+    monkeypatch.setenv("AMPCOMPARE_RUN_DRAIN_EVERY", "3")
+    monkeypatch.setenv("AMPCOMPARE_RUN_DRAIN_EVER", "3")
+    _note_unused_variables("run", _command("run"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "AMPCOMPARE_RUN_DRAIN_EVER is" in line

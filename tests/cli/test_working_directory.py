@@ -1,0 +1,86 @@
+"""Files of the working directory that have the names of libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.start import isolated_environment, start_command
+
+NAMES = (
+    *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),
+    *("torch", "numpy", "torchvision", "sklearn", "click", "pydantic", "yaml", "tqdm", "psutil", "tabulate", "xxhash"),
+    *("pynvml", "apex", "amp_C", "triton", "sitecustomize", "PIL", "safetensors", "numba"),
+)
+# `python -m` itself imports these before any code of this package runs.
+OF_RUNPY = ("runpy", "types", "functools", "collections", "contextlib", "warnings", "pkgutil")
+TINY = [
+    *("--data", "synthetic", "--train-size", "32", "--val-size", "16", "--image-size", "8", "--epochs", "1"),
+    *("--batch-size", "8", "--device", "cpu", "--arch", "mlp"),
+]
+BY_MODULE = [sys.executable, "-m", "ampcompare"]
+BY_SCRIPT = start_command("ampcompare")
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Path:
+    """A folder in which every import of a name of a library leaves a trace."""
+    folder = tmp_path / "trapped"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(f"open('SPRUNG', 'a').write({name!r} + ' ')\nraise SystemExit(99)\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (BY_MODULE, ["list"]),
+        pytest.param(BY_MODULE, ["run", *TINY, "-o", "out"], marks=pytest.mark.slow),
+        pytest.param(BY_SCRIPT, ["run", *TINY, "-o", "out", "--nproc-per-node", "2"], marks=pytest.mark.slow),
+        pytest.param(
+            BY_SCRIPT,
+            ["run", *TINY, "-o", "out", "--nproc-per-node", "2", "--launcher", "torchrun"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(BY_SCRIPT, ["compare", *TINY, "-o", "out", "--arm", "apex:O2"], marks=pytest.mark.slow),
+        pytest.param(BY_MODULE, ["doctor"], marks=pytest.mark.slow),
+        pytest.param(BY_MODULE, ["explain", "apex:O1", "--arch", "mlp"], marks=pytest.mark.slow),
+        pytest.param(BY_MODULE, ["reproduce", "seeds", "--list"], marks=pytest.mark.slow),
+    ],
+)
+def test_no_file_of_the_working_directory_is_taken_for_a_library(
+    trapped: Path, start: list[str], words: list[str]
+) -> None:
+    """No command, and no process that it starts, imports one of them."""
+    if start is BY_SCRIPT:
+        for name in OF_RUNPY:
+            (trapped / f"{name}.py").write_text((trapped / "json.py").read_text())
+    environment = isolated_environment()
+    del environment["PYTHONSAFEPATH"]
+    done = subprocess.run(
+        [*start, *words], cwd=trapped, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert not (trapped / "SPRUNG").exists(), (trapped / "SPRUNG").read_text()
+    assert done.returncode == 0 or words == ["doctor"], done.stderr  # whose verdict is that of the machine
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_factory_of_the_working_directory_and_its_neighbor(trapped: Path) -> None:
+    """A factory there is found, imports its neighbors also when it is called, and gets the libraries themselves."""
+    (trapped / "mymodel.py").write_text(
+        "import json, torch\n"
+        "assert json.dumps\n"
+        "def make(num_classes, sample_shape):\n"
+        "    from neighbor import size\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size(sample_shape), num_classes))\n"
+    )
+    (trapped / "neighbor.py").write_text("import math\ndef size(shape): return math.prod(shape)\n")
+    words = ["run", *TINY[:-2], "--arch", "mymodel:make", "-o", "out"]
+    done = subprocess.run([*BY_MODULE, *words], cwd=trapped, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (trapped / "SPRUNG").exists()

@@ -1,0 +1,82 @@
+"""The pages about the inside of the package: rooms, floors, and where to look for what."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "ampcompare"
+MAP = ROOT / "docs" / "contributing" / "map.md"
+DESIGN = ROOT / "docs" / "design.md"
+ROWS = re.findall(
+    r"^\| (.*\?) \| `([\w/.]+)` \| (?:`([\w.]+)` )?\|$", MAP.read_text(encoding="utf-8"), flags=re.MULTILINE
+)
+
+
+@pytest.fixture(scope="module")
+def rooms() -> ModuleType:
+    """The hook that draws tables from the source."""
+    spec = importlib.util.spec_from_file_location("site_rooms", ROOT / "docs" / "hooks" / "rooms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def names_of(body: list[ast.stmt], above: str = "") -> set[str]:
+    """Functions and classes of a module, methods as `Class.method`."""
+    names = set()
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(above + node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= names_of(node.body, f"{node.name}.")
+    return names
+
+
+def test_the_map_has_enough_rows() -> None:
+    """No row of the table escapes the checks of this file by its form."""
+    table = MAP.read_text(encoding="utf-8").partition("## Symptom and file")[2].partition("\n## ")[0]
+    assert len(ROWS) == table.count("\n| ") - 1  # the head of the table is no row
+    assert len(ROWS) >= 15
+
+
+@pytest.mark.parametrize(("question", "file", "name"), ROWS, ids=lambda value: value)
+def test_files_of_the_map_exist(question: str, file: str, name: str) -> None:
+    """Each file that the map names exists, and holds the function or class that stands next to it."""
+    path = PACKAGE / file
+    assert path.is_file(), question
+    if name:
+        assert name in names_of(ast.parse(path.read_text(encoding="utf-8")).body), question
+
+
+def test_the_table_of_rooms_is_whole(rooms: ModuleType) -> None:
+    """Every room is in the table that replaces the marker of design.md, on its floor and with its docstring."""
+    page = rooms.on_page_markdown(DESIGN.read_text(encoding="utf-8"))
+    drawn = re.findall(r"\| (\d+) \| `(\w+)(?:/|\.py)` \| \w", page)
+    assert {room: int(floor) for floor, room in drawn} == rooms.floors()
+    assert len(drawn) == len(rooms.floors())
+
+
+def test_the_map_has_every_file(rooms: ModuleType) -> None:
+    """Every module of the package is in the list that replaces the marker of map.md, with its docstring."""
+    page = rooms.on_page_markdown(MAP.read_text(encoding="utf-8"))
+    for path in PACKAGE.rglob("*.py"):
+        section = page.partition(f"### {path.parent.relative_to(ROOT).as_posix()}/\n")[2].partition("\n### ")[0]
+        summary = rooms.summary_of(path).replace("|", "\\|")
+        assert summary, path
+        assert (summary if path.name == "__init__.py" else f"| `{path.name}` | {summary} |") in section
+
+
+@pytest.mark.parametrize("page", [DESIGN, MAP], ids=lambda page: page.name)
+def test_paths_that_pages_name_exist(page: Path) -> None:
+    """A path below the package or the repository that a page names is there."""
+    for path in re.findall(r"`([\w/]+/[\w.]+\.py)`", page.read_text(encoding="utf-8")):
+        assert (PACKAGE / path).is_file() or (ROOT / path).is_file(), path

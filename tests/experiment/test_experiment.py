@@ -1,0 +1,261 @@
+"""Plans with varied settings, several cells at once, seeds by need, and estimates; no process is started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.summary import summarize
+from ampcompare.environment import fingerprint
+from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
+from ampcompare.experiment.estimate import estimate
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.plan import Plan, make_plan, parse_vary
+from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.launch.base import Launcher, Progress, failed_record
+from ampcompare.launch.cell_files import write_record
+from ampcompare.launch.pool import LauncherPool
+from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
+
+ARMS = ("fp32", "half")
+TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 50, 52, 51]}
+
+
+class Pretend(Launcher):
+    """Returns records without training, and keeps what it was asked for."""
+
+    def __init__(self, seconds: float = 10.0, error: Exception | None = None) -> None:
+        self.asked: list[RunConfig] = []
+        self.most_at_once = 0
+        self.seconds = seconds
+        self.error = error
+        self.closed = False
+        self._at_once = 0
+        self._lock = threading.Lock()
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        with self._lock:
+            self.asked.append(config)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        if self.error is not None:
+            raise self.error
+        time.sleep(0.01)
+        correct = TOP1[config.arm][config.recipe.seed % 8] * 10
+        epoch = EpochResult(
+            epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
+        )
+        summary = RunSummary(
+            top1_final=epoch.top1,
+            epochs=[epoch],
+            num_steps=100,
+            step_seconds_median=0.01,
+            wall_seconds=self.seconds,
+            peak_bytes=2**20,
+        )
+        record = RunRecord(
+            cell=config.digest(),
+            arm=config.arm,
+            status="completed",
+            config=config,
+            environment=fingerprint(),
+            summary=summary,
+        )
+        write_record(record, folder)
+        with self._lock:
+            self._at_once -= 1
+        return record
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Notes(Observer):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def _make(seeds: Sequence[int]) -> Plan:
+    return make_plan(RunConfig(), ARMS, seeds)
+
+
+def test_varied_settings_are_rows() -> None:
+    """Each arm has a row per value, and cells differ in that setting alone; the first value is the reference."""
+    plan = make_plan(RunConfig(), ARMS, [0, 1], [parse_vary("workers=0,2")])
+    assert plan.arms == ("fp32 workers=0", "fp32 workers=2", "half workers=0", "half workers=2")
+    assert plan.reference == "fp32 workers=0"
+    for label, cell in zip(plan.labels, plan.cells, strict=True):
+        assert label == f"{cell.arm} workers={cell.workers}"
+    assert len({cell.digest() for cell in plan.cells}) == len(plan.cells) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "values"),
+    [
+        ("workers=0,2", "workers", [0, 2]),
+        ("omp_threads=1,2", "threads", [1, 2]),
+        ("launcher=torchrun,spawn", "launcher", ["torchrun", "spawn"]),
+        ("batch-size=32,64", "recipe.batch_size", [32, 64]),
+        ("recipe.optimizer.lr=0.1", "recipe.optimizer.lr", [0.1]),
+        ("channels_last=true,false", "recipe.channels_last", [True, False]),
+    ],
+)
+def test_varied_settings_are_found(text: str, place: str, values: list[Any]) -> None:
+    """A setting is named by its place or by its last word."""
+    assert parse_vary(text) == (place, values)
+
+
+@pytest.mark.parametrize("text", ["workers", "workers=", "name=a,b", "wrkers=1", "arm=fp32", "seed=1,2", "lr={"])
+def test_what_cannot_be_varied_is_refused(text: str) -> None:
+    """Unknown and ambiguous settings, and those with options of their own, are answered by name."""
+    with pytest.raises(ConfigError, match="--sweep"):
+        parse_vary(text)
+
+
+def test_values_that_no_setting_takes_are_refused() -> None:
+    """A varied value is checked like any other, and a value that is there twice is a row that is there twice."""
+    with pytest.raises(ConfigError, match="workers"):
+        make_plan(RunConfig(), ARMS, [0], [("workers", [-1])])
+    with pytest.raises(ConfigError, match="named twice"):
+        make_plan(RunConfig(), ARMS, [0], [("workers", [1, 1])])
+
+
+def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> None:
+    """Rows of another batch size say so, rows of another number of workers are compared, read again or not."""
+    for name, verdict in (
+        ("batch_size=64,32", "not comparable (batch_size 32, not 64)"),
+        ("workers=0,2", "equivalent"),
+    ):
+        folder = tmp_path / name
+        plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_vary(name)])
+        comparison = run_plan(plan, folder, Pretend())
+        assert comparison.arms[1].accuracy_verdict.startswith(verdict)
+        assert {record.arm for record in comparison.records} == set(plan.arms)
+        assert reload_comparison(folder) == comparison
+
+
+def test_several_at_once(tmp_path: Path) -> None:
+    """Two jobs run two cells of a seed at a time, all cells once, and their times are not compared, then or later."""
+    inner = Pretend()
+    notes = Notes()
+    plan = make_plan(RunConfig(), ARMS, range(3), [parse_vary("workers=0,2")])
+    comparison = run_plan(plan, tmp_path, LauncherPool([inner, inner]), jobs=2, observer=notes)
+    assert inner.most_at_once == 2
+    assert sorted(cell.digest() for cell in inner.asked) == sorted(cell.digest() for cell in plan.cells)
+    assert comparison.arms[1].time_verdict == "not comparable (2 cells ran at once)"
+    assert comparison.arms[1].accuracy_verdict == "equivalent (±0.5)"
+    again = run_plan(plan, tmp_path, Pretend(error=AssertionError("nothing is left to run")))
+    assert again.arms == comparison.arms
+
+
+class Slow(Launcher):
+    """Tells how far a cell is, and ends it once the observer has heard of it."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        assert on_progress is not None
+        on_progress(Progress(3, 40, 0))
+        assert self.heard.wait(20), "nobody was told how far the cell is"
+        return failed_record(config, "it ended")
+
+
+def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
+    """With two jobs the observer still hears of steps and their total, in the thread that asked for the comparison."""
+    inner, threads = Slow(), []
+
+    class Hears(Notes):
+        def progress(self, progress: Progress) -> None:
+            threads.append(threading.current_thread())
+            assert progress == Progress(3, 40, 0)
+            inner.heard.set()
+
+    run_plan(_make([0]), tmp_path, LauncherPool([inner, inner]), jobs=2, observer=Hears())
+    assert threads
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
+    """Where no process can be started the error comes out, and every launcher is closed."""
+    inner = Pretend(error=LaunchError("no process"))
+    with pytest.raises(LaunchError, match="no process"):
+        run_plan(_make([0]), tmp_path, LauncherPool([inner, inner]), jobs=2)
+    assert inner.closed
+
+
+def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
+    """After a pilot of three seeds the matrix has as many as its spread and the margin ask for."""
+    launcher, notes = Pretend(), Notes()
+    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6, observer=notes)
+    pilot = summarize(
+        [record for record in comparison.records if record.config.recipe.seed < 3],
+        arms=ARMS,
+        reference="fp32",
+        terms=Criteria(margin=1),
+    )
+    needed, arm = seeds_needed(pilot)
+    assert 3 < needed < 20
+    assert arm == "half"
+    assert comparison.seeds == list(range(needed))
+    assert len(launcher.asked) == 2 * needed
+    assert any(f"needs {needed} seeds" in text for text in notes.said)
+
+
+@pytest.mark.integration
+def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
+    """A seed that would not end in time is not begun; the report says how far it came and goes on the next time."""
+    launcher = Pretend(seconds=60)
+    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=0.3), budget_seconds=1)
+    assert comparison.seeds == [0, 1, 2]
+    assert comparison.reading[-1].startswith("The budget of 1 s ended it after 3 of the ")
+    more = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=0.3), budget_seconds=1e6)
+    assert len(more.seeds) > 3
+    assert len(launcher.asked) == 2 * len(more.seeds)
+
+
+def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
+    """A wide margin needs no more than the pilot."""
+    notes = Notes()
+    comparison = run_auto(_make, tmp_path, Pretend(), terms=Criteria(margin=20), budget_seconds=1, observer=notes)
+    assert comparison.seeds == [0, 1, 2]
+    assert notes.said == ["the pilot of 3 seeds is enough for a margin of 20 points"]
+
+
+def test_estimate_by_what_is_there(tmp_path: Path) -> None:
+    """Cells without a record take what their arm took with other seeds; with none to go by it is unknown."""
+    assert estimate(_make([0]), tmp_path / "none").unknown == ARMS
+    run_plan(_make([0, 1]), tmp_path, Pretend(seconds=10))
+    left = estimate(_make(range(4)), tmp_path)
+    assert (left.cells, left.seconds, left.peak_bytes, left.unknown) == (4, 40.0, 2**20, ())
+    other = make_plan(RunConfig(workers=2), ARMS, [0])
+    assert estimate(other, tmp_path).seconds is None
+    assert estimate(_make([0, 1]), tmp_path).cells == 0
+
+
+def test_what_may_not_start_is_left_out(tmp_path: Path) -> None:
+    """A refused seed ends the run with a report of what is there."""
+    asked: list[int] = []
+
+    def may_start(records: Sequence[RunRecord]) -> bool:
+        asked.append(len(records))
+        return len(records) < 4
+
+    check: Callable[[Sequence[RunRecord]], bool] = may_start
+    comparison = run_plan(_make(range(5)), tmp_path, Pretend(), may_start=check)
+    assert (comparison.seeds, asked) == ([0, 1], [0, 2, 4])

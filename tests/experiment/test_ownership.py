@@ -1,0 +1,128 @@
+"""One command at a time in a run directory, and never one that is dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.ownership import OWNER, owned
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.dispatch import DispatchingLauncher
+from ampcompare.launch.pool import LauncherPool
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from ampcompare.experiment.ownership import owned
+from ampcompare.launch.dispatch import DispatchingLauncher
+with owned(Path(sys.argv[1]), DispatchingLauncher(), command="ampcompare compare --tag first"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    """A launcher of the main process."""
+    return DispatchingLauncher()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds the folder `out`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "out")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == "held\n"
+        yield process
+    _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_the_second_is_refused_until_the_first_is_gone(
+    other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path
+) -> None:
+    """A second owner is refused with who holds the folder; one that was killed holds nothing."""
+    out = tmp_path / "out"
+    try:
+        with pytest.raises(ConfigError) as refused, owned(out, launcher):
+            pytest.fail("two owners")
+        for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first", "--wait"):
+            assert part in str(refused.value)
+        assert refused.value.exit_code == 2
+    finally:
+        _end(other)
+    assert json.loads((out / OWNER).read_text())["pid"] == other.pid  # left by the dead one
+    with owned(out, launcher):
+        assert json.loads((out / OWNER).read_text())["pid"] == os.getpid()
+    assert not (out / OWNER).exists()
+
+
+def test_waiting(other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path) -> None:
+    """One that waits says for whom, gives up after its time, and goes on as soon as the other ends."""
+    notes: list[str] = []
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"is in use after 0.3 s by process"),
+            owned(tmp_path / "out", launcher, wait_seconds=0.3, note=notes.append),
+        ):
+            pytest.fail("two owners")
+        assert notes[0].endswith("waiting for it to end")
+        assert f"process {other.pid}" in notes[0]
+        threading.Timer(0.4, _end, [other]).start()
+        begin = time.monotonic()
+        with owned(tmp_path / "out", launcher, wait_seconds=float("inf")):
+            assert time.monotonic() - begin >= 0.3
+    finally:
+        _end(other)
+
+
+def test_what_a_dead_owner_wrote_is_not_believed(
+    other: subprocess.Popen[str], launcher: Launcher, tmp_path: Path
+) -> None:
+    """While the owner has not said who it is, nobody else's name is given."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for text in (json.dumps({"pid": gone.pid, "host": socket.gethostname()}), "[" * 5000, '{"pid": 1e999}', "{}"):
+        (tmp_path / "out" / OWNER).write_text(text)
+        with (
+            pytest.raises(ConfigError, match="by another command that has not said"),
+            owned(tmp_path / "out", launcher),
+        ):
+            pytest.fail("two owners")
+    _end(other)
+
+
+def test_only_the_main_process_locks(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    """Ranks and machines that take part in the command of another process do not ask for its folder."""
+    silent = DispatchingLauncher(nnodes=2, node_rank=1)
+    for launcher in (silent, LauncherPool([silent])):
+        with owned(tmp_path / "out", launcher):
+            assert other.poll() is None
+    _end(other)
+
+
+def test_deep_and_impossible_folders(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder a thousand levels deep is made; a name that is too long is refused, and nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    with owned(Path("/".join(["d"] * 1000)), launcher):
+        pass
+    for name in ("/".join(["e" * 20] * 220), "f" * 300, "g\0h"):
+        with pytest.raises(ConfigError, match="cannot make the output folder"), owned(Path(name), launcher):
+            pytest.fail("made")
+    assert os.listdir() == ["d"]
+    subprocess.run(["rm", "-rf", "d"], check=True)  # Python's own removal recurses once per level

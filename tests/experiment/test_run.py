@@ -1,0 +1,386 @@
+"""The matrix as it runs: shared weights and batches, crashing arms, and going on where an earlier call stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.errors import ConfigError, RecordError
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.run import Observer, cell_folder, load_records, run_plan
+from ampcompare.launch.forked import ForkedLauncher
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.report.files import write_reports
+from ampcompare.report.formats import FORMATS
+from ampcompare.settings.config import RunConfig
+
+pytestmark = pytest.mark.integration
+
+# A model that says what it saw, ends its process on float16 inputs, and raises on bfloat16 ones.
+MODULE = """
+import hashlib, os, signal, torch
+
+
+def digest(tensor):
+    return hashlib.sha256(tensor.detach().half().contiguous().numpy().tobytes()).hexdigest()[:8]
+
+
+class Spy(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
+        print("pid", os.getpid())
+        print("weights", digest(self.layer.weight), digest(self.layer.bias))
+
+    def forward(self, x):
+        if x.dtype == torch.float16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError("no bfloat16, please")
+        print("batch", digest(x), flush=True)
+        return self.layer(x.flatten(1))
+"""
+ARMS = ("fp32", "native:fp16", "apex:O0,engine=compat", "apex:O1,engine=compat", "half", "half:dtype=bf16")
+SEEDS = (0, 1)
+
+
+class Listener(Observer):
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.ended: list[tuple[str, bool]] = []
+        self.notes: list[str] = []
+
+    def begin(self, config: RunConfig, number: int, total: int) -> None:
+        self.began.append(f"{config.arm}@{config.recipe.seed}")
+
+    def end(self, record: RunRecord, *, reused: bool) -> None:
+        self.ended.append((f"{record.arm}@{record.config.recipe.seed}", reused))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def _base(arch: str) -> RunConfig:
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+        "model": {"arch": arch},
+        "epochs": 2,
+        "batch_size": 16,
+    }
+    return RunConfig.model_validate({"recipe": recipe, "device": "cpu"})
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedLauncher]:
+    """A launcher whose server was started where the module of the model lies."""
+    folder, before = tmp_path_factory.mktemp("user"), Path.cwd()
+    (folder / "spying.py").write_text(MODULE)
+    os.chdir(folder)
+    try:
+        with ForkedLauncher() as launcher:
+            launcher._ensure_server()
+            os.chdir(before)
+            yield launcher
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Six arms, of which two crash, with two seeds."""
+    return make_plan(_base("spying:Spy"), ARMS, SEEDS)
+
+
+@pytest.fixture(scope="module")
+def ran(
+    launcher: ForkedLauncher, plan: Plan, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Comparison, Listener]:
+    """The whole matrix, run once for all tests that only look at it."""
+    folder, listener = tmp_path_factory.mktemp("run") / "new", Listener()
+    comparison = run_plan(plan, folder, launcher, command="the command", observer=listener, save=write_reports)
+    return folder, comparison, listener
+
+
+Ran = tuple[Path, Comparison, Listener]
+
+
+def _said(folder: Path, config: RunConfig, word: str) -> list[str]:
+    lines = (cell_folder(folder, config) / "log.txt").read_text().splitlines()
+    return [line for line in lines if line.startswith(f"{word} ")]
+
+
+def _cells(plan: Plan, seed: int) -> list[RunConfig]:
+    return [cell for cell in plan.cells if cell.recipe.seed == seed]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_arms_share_weights_and_batches(ran: Ran, plan: Plan, seed: int) -> None:
+    """All arms of a seed start from bitwise equal weights and see the same batches in the same order."""
+    weights = {tuple(_said(ran[0], cell, "weights")) for cell in _cells(plan, seed)}
+    assert len(weights) == 1
+    batches = {cell.arm: _said(ran[0], cell, "batch") for cell in _cells(plan, seed) if not cell.arm.startswith("half")}
+    assert len(batches["fp32"]) == 2 * (4 + 2)
+    assert all(seen == batches["fp32"] for seen in batches.values())
+
+
+def test_seeds_differ_in_weights_and_batches(ran: Ran, plan: Plan) -> None:
+    """Another seed means other weights and another order."""
+    one, other = ([*_said(ran[0], cell, "weights"), *_said(ran[0], cell, "batch")] for cell in plan.cells
+                  if cell.arm == "fp32")  # fmt: skip
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_each_cell_has_its_process(ran: Ran, plan: Plan) -> None:
+    """Every cell ran in a process of its own, none of them this one."""
+    pids = [line for cell in plan.cells for line in _said(ran[0], cell, "pid")]
+    assert len(set(pids)) == len(plan.cells) == 12
+    assert f"pid {os.getpid()}" not in pids
+
+
+def test_blocks_by_seed_in_recorded_order(ran: Ran, plan: Plan) -> None:
+    """All arms of one seed come before those of the next, in an order that is random, recorded and the one that ran."""
+    folder, comparison, listener = ran
+    stored = json.loads((folder / "plan.json").read_text())
+    assert listener.began == stored["order"] == comparison.order
+    assert [label.split("@")[1] for label in comparison.order] == ["0"] * 6 + ["1"] * 6
+    blocks = [[label.split("@")[0] for label in comparison.order[start : start + 6]] for start in (0, 6)]
+    assert sorted(blocks[0]) == sorted(blocks[1]) == sorted(ARMS)
+    assert blocks[0] != blocks[1]
+    assert (stored["arms"], stored["reference"], stored["command"]) == (list(ARMS), "fp32", "the command")
+
+
+def test_crashing_arms_are_rows(ran: Ran) -> None:
+    """An arm that kills its process and one that raises are rows with their reason; all others are complete."""
+    rows = {row.arm: row for row in ran[1].arms}
+    assert list(rows) == list(ARMS)
+    assert "was killed by SIGKILL" in rows["half"].status
+    assert rows["half:dtype=bf16"].status == "failed: RuntimeError: no bfloat16, please"
+    assert [rows[arm].completed for arm in ARMS] == [2, 2, 2, 2, 0, 0]
+    assert [rows[arm].failed for arm in ARMS] == [0, 0, 0, 0, 2, 2]
+
+
+def test_apex_o0_is_fp32_to_the_last_bit(ran: Ran) -> None:
+    """O0 trains in fp32, and the reading says that it is equal to the last bit; O1 is not."""
+    line = next(line for line in ran[1].reading if "to the last bit" in line)
+    assert line.endswith("training and validation: apex:O0,engine=compat.")
+
+
+def test_two_seeds_name_no_winner(ran: Ran) -> None:
+    """The reading of two seeds says why it gives no verdict."""
+    assert any("2 seeds cannot separate arms from run-to-run noise" in line for line in ran[1].reading)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_reload_gives_the_same_report(ran: Ran, form: str) -> None:
+    """The run directory, read again, renders like the comparison that was returned; so does its report.json."""
+    if FORMATS[form].missing:
+        pytest.skip("the page needs the extra html")
+    folder, comparison, _ = ran
+    text = FORMATS[form].reporter().render(comparison)
+    assert FORMATS[form].reporter().render(reload_comparison(folder / "report.json")) == text
+    assert FORMATS[form].reporter().render(reload_comparison(folder)) == text
+
+
+def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:
+    """A record.json alone is a table of one row."""
+    cell = next(cell for cell in plan.cells if cell.arm == "native:fp16")
+    assert [row.arm for row in reload_comparison(cell_folder(ran[0], cell) / "record.json").arms] == ["native:fp16"]
+
+
+# Models that take more memory than their process may have, in torch and in Python, at two places of a cell.
+HUNGRY = """
+import resource, torch
+
+LIMIT = 1 << 30
+
+
+def small(num_classes, sample_shape):
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, used + LIMIT))
+    return Greedy(num_classes, sample_shape)
+
+
+class Greedy(torch.nn.Module):
+    def __init__(self, num_classes, sample_shape):
+        super().__init__()
+        self.layer = torch.nn.Linear(sample_shape[0] * sample_shape[1] * sample_shape[2], num_classes)
+
+    def forward(self, x):
+        if x.dtype == torch.float16:
+            torch.empty(4 * LIMIT, dtype=torch.uint8)
+        if x.dtype == torch.bfloat16:
+            bytearray(4 * LIMIT)
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set from what Linux says is in use")
+def test_cells_that_die_of_memory_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a resource limit, a cell that runs out of memory is a row that says so, and the others are complete."""
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(_base("hungry:small"), ["fp32", "half", "half:dtype=bf16", "native:bf16"], [0])
+    with ForkedLauncher() as launcher:
+        comparison = run_plan(plan, tmp_path / "run", launcher, save=write_reports)
+    rows = {row.arm: row.status for row in comparison.arms}
+    assert rows["fp32"] == rows["native:bf16"] == "ok"
+    assert "allocate memory" in rows["half"]
+    assert rows["half:dtype=bf16"] == "failed: out of memory: no message"
+    assert "failed: out of memory" in (tmp_path / "run" / "report.md").read_text()
+
+
+SMALL = ("fp32", "native:bf16")
+
+
+@pytest.fixture
+def small() -> Plan:
+    """Two arms with one seed."""
+    return make_plan(_base("mlp"), SMALL, [0])
+
+
+@pytest.fixture
+def done(launcher: ForkedLauncher, small: Plan, tmp_path: Path) -> Path:
+    """A finished run directory of the small plan."""
+    run_plan(small, tmp_path / "run", launcher, save=write_reports)
+    return tmp_path / "run"
+
+
+def _again(
+    small: Plan, folder: Path, launcher: ForkedLauncher, **options: Any
+) -> tuple[dict[str, bool], list[str], Comparison]:
+    listener = Listener()
+    comparison = run_plan(small, folder, launcher, observer=listener, save=write_reports, **options)
+    return dict(listener.ended), listener.notes, comparison
+
+
+def _record_of(folder: Path, plan: Plan, arm: str) -> Path:
+    return cell_folder(folder, next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
+
+
+def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """Records that are there are taken, and the comparison is the same."""
+    before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+    reused, notes, comparison = _again(small, done, launcher)
+    assert reused == {"fp32@0": True, "native:bf16@0": True}
+    assert notes == []
+    assert comparison.records
+    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
+
+
+def test_force_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """With `force` no record is taken, and the same results come out."""
+    hashes = {record.arm: record.summary.losses_sha256 for record in load_records(done)}
+    reused, _, comparison = _again(small, done, launcher, force=True)
+    assert not any(reused.values())
+    assert {record.arm: record.summary.losses_sha256 for record in comparison.records} == hashes
+
+
+def test_an_arm_more_keeps_what_is_there(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """A plan with one arm more in the same folder runs that arm alone."""
+    reused, _, comparison = _again(make_plan(_base("mlp"), [*SMALL, "half"], [0]), done, launcher)
+    assert reused == {"fp32@0": True, "native:bf16@0": True, "half@0": False}
+    assert [row.arm for row in comparison.arms] == [*SMALL, "half"]
+
+
+def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """A record of another torch is not taken, and the note says what changed."""
+    path = _record_of(done, small, "fp32")
+    data = json.loads(path.read_text())
+    data["environment"]["torch"] = "1.13.1"
+    path.write_text(json.dumps(data))
+    reused, notes, _ = _again(small, done, launcher)
+    assert reused == {"fp32@0": False, "native:bf16@0": True}
+    assert notes == ["fp32, seed 0, runs again: torch changed since"]
+
+
+def test_a_failed_cell_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """What failed is tried again by the same command."""
+    path = _record_of(done, small, "fp32")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed"}))
+    reused, notes, _ = _again(small, done, launcher)
+    assert reused == {"fp32@0": False, "native:bf16@0": True}
+    assert notes == ["fp32, seed 0, runs again: it failed before"]
+
+
+def test_a_corrupt_record_is_kept_aside(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """A record that cannot be read is kept under another name, and its cell runs again."""
+    path = _record_of(done, small, "fp32")
+    broken = path.read_text()[:100]
+    path.write_text(broken)
+    reused, notes, comparison = _again(small, done, launcher)
+    assert reused["fp32@0"] is False
+    assert "the file is kept as record.unreadable.json" in notes[0]
+    assert path.with_name("record.unreadable.json").read_text() == broken
+    assert {record.status for record in comparison.records} == {"completed"}
+
+
+def test_an_interruption_leaves_a_report(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """An interruption between cells is passed on; the report holds what is new and what was there before."""
+
+    class Impatient(Listener):
+        def begin(self, config: RunConfig, number: int, total: int) -> None:
+            if number == 2:
+                raise KeyboardInterrupt
+
+    bigger = make_plan(_base("mlp"), [*SMALL, "half"], [0, 1])
+    (done / "report.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(bigger, done, launcher, observer=Impatient(), save=write_reports)
+    report = reload_comparison(done / "report.json")
+    assert {f"{record.arm}@{record.config.recipe.seed}" for record in report.records} >= {"fp32@0", "native:bf16@0"}
+    assert [row.arm for row in report.arms] == [*SMALL, "half"]
+
+
+def test_a_plan_has_another_name_with_any_cell() -> None:
+    """The default folder of a plan changes with its arms, seeds and recipe, and not with the order of its arms."""
+    plans = [
+        make_plan(_base("mlp"), SMALL, [0]),
+        make_plan(_base("mlp"), SMALL, [0, 1]),
+        make_plan(_base("mlp"), [*SMALL, "half"], [0]),
+        make_plan(_base("convnet"), SMALL, [0]),
+    ]
+    assert len({plan.digest() for plan in plans}) == 4
+    assert make_plan(_base("mlp"), SMALL[::-1], [0]).digest() == plans[0].digest()
+
+
+@pytest.mark.parametrize(
+    ("arms", "seeds", "message"),
+    [
+        (["fp32", "native", "native:fp16"], [0], "arm 'native:fp16' is named twice"),
+        ([], [0], "at least one arm and one seed"),
+        (["fp32"], [], "at least one arm and one seed"),
+        (["fp32"], [-1], "recipe.seed"),
+    ],
+)
+def test_a_plan_that_cannot_be(arms: list[str], seeds: list[int], message: str) -> None:
+    """Arms that are named twice, and no arms or seeds at all, are refused before anything runs."""
+    with pytest.raises(ConfigError, match=message):
+        make_plan(_base("mlp"), arms, seeds)
+
+
+def test_reload_of_a_folder_without_records(tmp_path: Path) -> None:
+    """A folder that no run has written is refused with what is expected there."""
+    with pytest.raises(RecordError, match="holds no records"):
+        reload_comparison(tmp_path)
+
+
+def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
+    """Records whose plan is lost are summed up all the same, with fp32 as the reference."""
+    for cell in _cells(plan, 0):
+        record = next(record for record in ran[1].records if record.cell == cell.digest())
+        target = cell_folder(tmp_path, cell) / "record.json"
+        target.parent.mkdir(parents=True)
+        target.write_text(dump_json(record))
+    comparison = reload_comparison(tmp_path)
+    assert comparison.reference == "fp32"
+    assert {row.arm for row in comparison.arms} == set(ARMS)

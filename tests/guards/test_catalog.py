@@ -1,0 +1,80 @@
+"""A guard is one class in one file: found, listed, reported and documented."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from ampcompare.cli import main
+from ampcompare.guards import GUARDS, catalog, checks, location
+from ampcompare.guards.detector import Detector, Guard
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guards.md").read_text(encoding="utf-8")
+DUMMY = """
+    from ampcompare.guards.detector import Detector, Guard
+
+    class Negative(Detector):
+        guard = Guard("negative-loss", "the loss is negative", "the optimum is at infinity", "use a loss above zero")
+
+        def backward(self, losses, grad_outputs):
+            if losses < 0:
+                self.report("backward() from a negative loss")
+"""
+
+
+@pytest.fixture
+def negative_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Add a file to the folder of the guards, and name its guard."""
+    for name in ("DETECTORS", "GUARDS"):
+        monkeypatch.setattr(catalog, name, {})
+    monkeypatch.setattr("ampcompare.guards.hooks.DETECTORS", catalog.DETECTORS)
+    monkeypatch.setattr(Detector, "defined", list(Detector.defined))
+    folder = tmp_path / "checks"
+    folder.mkdir()
+    (folder / "negative.py").write_text(dedent(DUMMY), encoding="utf-8")
+    monkeypatch.setattr(checks, "__path__", [*checks.__path__, str(folder)])
+    # Files of the folder of the guards are not the user's code.
+    monkeypatch.setattr(location, "STANDARD", (*location.STANDARD, f"{folder}{os.sep}"))
+    catalog.load_checks()
+    yield "negative-loss"
+    del sys.modules["ampcompare.guards.checks.negative"]
+
+
+def test_a_guard_is_one_file(negative_loss: str, script, guarded, marked, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file in the folder of the guards is enough: `list` shows the guard, and its mistake is reported."""
+    path = script("(model(x).square().mean() - 100).backward()  # here")
+
+    assert guarded(path) == [f"{negative_loss} {marked(path)}"]
+    assert main(["list", "guards"]) == 0
+    assert re.search(rf"^{negative_loss} +yes +the loss is negative$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, r"Faulty has no guard; write `guard = Guard\(...\)` in the class"),
+        ({"guard": Guard("step-twice", "", "", "")}, "Faulty: there is a guard 'step-twice' already"),
+    ],
+)
+def test_a_detector_needs_a_guard_of_its_own(body: dict[str, Guard], message: str) -> None:
+    """A detector without a guard, or with the name of another one, is refused when it is defined."""
+    with pytest.raises(TypeError, match=message):
+        type("Faulty", (Detector,), body)
+    assert len(Detector.defined) == len(GUARDS)
+
+
+def test_the_page_has_the_texts_of_the_catalog() -> None:
+    """The table of docs/guards.md has one row per guard, with its mistake and what that does, and no other row."""
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted((guard.name, guard.mistake, guard.matters) for guard in GUARDS.values())
+
+
+def test_the_page_says_how_each_guard_decides() -> None:
+    """docs/guards.md has a paragraph for each guard that says when it reports."""
+    assert sorted(re.findall(r"^- \*\*([\w-]+)\*\*: ", PAGE, re.MULTILINE)) == sorted(GUARDS)

@@ -1,0 +1,265 @@
+"""The Python interface: each function does what its command does, with the same options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ampcompare
+from ampcompare import api
+from ampcompare.cli.compare_command import command, options_from
+from ampcompare.environment import fingerprint
+from ampcompare.errors import ConfigError, GateFailed, RecordError
+from ampcompare.experiment.compare import ComparisonOutcome
+from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
+from ampcompare.experiment.single_run import RunOutcome
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.cell_files import write_record
+from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.settings.config import OptimizerConfig, Recipe, RunConfig
+
+TINY: dict[str, Any] = {
+    "recipe": Recipe.model_validate(
+        {
+            "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
+            "model": {"arch": "mlp"},
+            "epochs": 1,
+            "batch_size": 16,
+        }
+    ),
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[CompareOptions]:
+    """The options that `compare` passes on, with nothing run."""
+    calls: list[CompareOptions] = []
+
+    class Nothing:
+        checks = ()
+        comparison = None
+
+        def write_junit(self) -> None:
+            pass
+
+    def take(options: CompareOptions, observer: object = None) -> Nothing:
+        calls.append(options)
+        return Nothing()
+
+    monkeypatch.setattr(api, "run_comparison", take)
+    return calls
+
+
+def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions], tmp_path: Path) -> None:
+    """Every option of the command has an argument, and both give equal `CompareOptions`, apart from origins."""
+    words = [
+        *("--arm", "fp32", "--arm", "half", "--seeds", "auto", "--margin", "1", "--time-margin", "3", "--tag", "a"),
+        *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
+        *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
+        *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "--nnodes", "1", "-o", "out"),
+        *("--config", "c.yaml"),
+    ]
+    with command.make_context("compare", words) as context:
+        by_command = options_from(context.params)
+    api.compare(
+        ["fp32", "half"], seeds="auto", margin=1, time_margin=3, tag="a", objective="memory", budget="90s", jobs=2,
+        sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
+        wait=10, recipe="digits", slurm_options={"partition": "gpu"}, output_dir="out", config_file="c.yaml",
+        **{"recipe.optimizer.lr": 0.1},
+    )  # fmt: skip
+    (by_python,) = compared
+    different = {
+        field.name
+        for field in dataclasses.fields(CompareOptions)
+        if getattr(by_command, field.name) != getattr(by_python, field.name)
+    }
+    assert different <= {"settings", "command"}
+    assert (by_python.settings.recipe, by_python.settings.file) == ("digits", "c.yaml")
+    unset = {
+        field.name
+        for field in dataclasses.fields(CompareOptions)
+        if getattr(by_python, field.name) == getattr(CompareOptions(), field.name)
+    }
+    assert unset == {"strict", "command"}  # `strict` is about the exit code
+
+
+def test_every_option_of_compare_is_reachable_from_python() -> None:
+    """A new field of `CompareOptions` needs an argument of `compare`, except those of the exit code and the report."""
+    arguments = set(inspect.signature(api.compare).parameters)
+    renamed = {"settings": "config_file", "budget_seconds": "budget", "wait_seconds": "wait"}
+    fields = {renamed.get(field.name, field.name) for field in dataclasses.fields(CompareOptions)}
+    assert fields - arguments == {"strict", "command"}
+    run_renamed = {"wait_seconds": "wait"}
+    run_fields = {run_renamed.get(field.name, field.name) for field in dataclasses.fields(RunOptions)}
+    assert run_fields - set(inspect.signature(api.run).parameters) == {"command"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"arms": ["fp23"]}, "fp23"),
+        ({"seeds": "0-"}, "seeds '0-' cannot be read"),
+        ({"budget": "soon"}, "budget 'soon' is not a time"),
+        ({"jobs": 0}, "jobs is 0"),
+        ({"sweep": {"colour": [1]}}, "'colour' is not one setting"),
+        ({"fail_on": "speed>1"}, "cannot be read"),
+        ({"objective": "beauty"}, "'beauty'"),
+        ({"recipe": "digit"}, "did you mean 'digits'"),
+        ({"recipe": Recipe(), "size": "small"}, "size 'small' is for a named recipe"),
+        ({"epochs": 3}, "there is no setting 'epochs'"),
+        ({"arm": "fp32"}, "a comparison takes arms"),
+        ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give one of the two"),
+        ({"slurm_options": {"partition": "gpu"}}, "for Slurm jobs"),
+    ],
+)
+def test_options_that_cannot_be_used(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """A bad argument is a ConfigError that names it, before anything is written."""
+    with pytest.raises(ConfigError, match=message):
+        ampcompare.compare(**{"output_dir": tmp_path / "out", **arguments})
+    assert not (tmp_path / "out").exists()
+
+
+class Instant(Launcher):
+    """Returns a completed record for each cell without training."""
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
+        epoch = EpochResult(
+            epoch=0, samples=10, top1_correct=5, top5_correct=9, loss=1.0, train_seconds=1.0, eval_seconds=0.1
+        )
+        summary = RunSummary(top1_final=0.5, epochs=[epoch], num_steps=4, step_seconds_median=0.01)
+        record = RunRecord(
+            cell=config.digest(), arm=config.arm, status="completed", config=config, environment=fingerprint(),
+            summary=summary,
+        )  # fmt: skip
+        write_record(record, folder)
+        return record
+
+
+def test_a_comparison_writes_its_reports_and_checks_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compare` leaves the files of the command, and raises with the results when an arm exceeds a limit."""
+    monkeypatch.setattr("ampcompare.experiment.options.make_launcher", lambda config, **options: Instant())
+    folder = tmp_path / "out"
+    comparison = ampcompare.compare("fp32", seeds=[1], sweep={"workers": [0]}, output_dir=folder, tag="t", **TINY)
+    assert comparison.seeds == [1]
+    assert comparison.arms[0].arm == "fp32 workers=0"
+    assert {"report.md", "report.csv", "report.json", "plan.json"} <= {path.name for path in folder.iterdir()}
+
+    again: dict[str, Any] = {"seeds": [1], "sweep": {"workers": [0]}, "output_dir": folder, "tag": "t", **TINY}
+    with pytest.raises(GateFailed, match="fp32 workers=0: diverged 0, and diverged<1 fails") as caught:
+        ampcompare.compare("fp32", fail_on="diverged<1", junit=tmp_path / "j.xml", **again)
+    assert caught.value.exit_code == 1
+    assert caught.value.comparison == comparison
+    assert 'failures="1"' in (tmp_path / "j.xml").read_text()
+
+
+def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete configuration, a recipe with settings, and a named recipe give what the command would train."""
+    configs: list[RunConfig] = []
+
+    def take(options: RunOptions, observer: object = None) -> RunOutcome:
+        configs.append(options.config)
+        record = RunRecord(cell="x", arm="fp32", status="failed", config=options.config)
+        return RunOutcome(record, options.folder)
+
+    monkeypatch.setattr(api, "run_single", take)
+    recipe = Recipe(optimizer=OptimizerConfig(lr_base=0.4), global_batch_size=128)
+    api.run(RunConfig(recipe=recipe, arm="apex:O2"))
+    api.run(recipe=recipe, arm="apex:O2")
+    assert configs[0] == configs[1]
+    assert configs[0].recipe.optimizer.lr == pytest.approx(0.2)
+    api.run(recipe="seeds/r18-leaves", size="small", device="cpu")
+    assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
+    with pytest.raises(ConfigError, match="both were given"):
+        api.run(RunConfig(), arm="half")
+
+
+def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
+    """Return the exit code of a comparison whose cells ended in these ways."""
+    from ampcompare.analysis.summary import summarize
+
+    records = [
+        RunRecord(
+            cell=str(number), arm="fp32", status=status, config=RunConfig(recipe=Recipe(seed=number)),
+            error=f"{error or number}" if status == "failed" else None, environment={"exit_code": code},
+        )
+        for number, status in enumerate(statuses)
+    ]  # fmt: skip
+    comparison = summarize(records, arms=["fp32"], reference="fp32")
+    return ComparisonOutcome(CompareOptions(strict=strict), comparison, Path("out")).exit_code
+
+
+def test_exit_codes_of_a_comparison() -> None:
+    """Failed cells give 3 if none finished or under strict, and one error of all cells gives its own code."""
+    assert _outcome(["diverged", "failed"]) == 0
+    assert _outcome(["diverged", "failed"], strict=True) == 3
+    assert _outcome(["failed", "failed"]) == 3
+    assert _outcome(["failed", "failed"], code=4) == 3
+    assert _outcome(["failed", "failed"], error="no GPU", code=4) == 4
+
+
+def test_judge_a_table(tmp_path: Path) -> None:
+    """A table of runs gives verdicts without records; a file that is not there is a RecordError."""
+    table = tmp_path / "runs.csv"
+    table.write_text("arm,seed,accuracy\n" + "".join(f"{arm},{n},{70 + n / 10}\n" for arm in "ab" for n in range(5)))
+    comparison = ampcompare.judge_table(table, reference="b", margin=1)
+    assert comparison.reference == "b"
+    assert {row.arm: row.accuracy_verdict for row in comparison.arms}["a"].startswith("equivalent")
+    with pytest.raises(RecordError, match="cannot read the table"):
+        ampcompare.judge_table(tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match="there is no arm 'c'"):
+        ampcompare.judge_table(table, reference="c")
+
+
+def test_convert_a_checkpoint(tmp_path: Path) -> None:
+    """An Apex checkpoint becomes one with the state of a GradScaler, at the same scale."""
+    amp = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 7}}
+    torch.save({"model": {"w": torch.ones(2)}, "optimizer": {"state": {}, "param_groups": []}, "amp": amp},
+               tmp_path / "in.pt")  # fmt: skip
+    conversion = ampcompare.convert_checkpoint(tmp_path / "in.pt", str(tmp_path / "out.pt"), "native")
+    assert conversion.source == "apex"
+    assert torch.load(tmp_path / "out.pt")["scaler"]["scale"] == 1024.0
+
+
+def test_explain_an_arm() -> None:
+    """An opt level and its arm are explained alike; a mistyped level says what is wrong."""
+    assert ampcompare.explain_arm("O2") == ampcompare.explain_arm(ampcompare.Arm.parse("apex:O2"))
+    assert ampcompare.explain_arm("native:bf16").data()["arm"] == "native:bf16"
+    with pytest.raises(ConfigError, match="write O2"):
+        ampcompare.explain_arm("02")
+
+
+def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts become arms and the time limit is passed on; no process is started for a bad arm."""
+    calls: list[tuple[list[str], float]] = []
+    monkeypatch.setattr(api, "examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds)))
+    api.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
+    assert calls == [(["half", "fp32"], 5)]
+    with pytest.raises(ConfigError, match="fp23"):
+        api.examine_machine(["fp23"])
+
+
+def test_reproduce_claims(tmp_path: Path) -> None:
+    """An unknown claim is refused by name, and without time a program is not begun; the report is written."""
+    with pytest.raises(ConfigError, match="did you mean 'double-step'"):
+        ampcompare.reproduce_claims(["double-steps"])
+    result = ampcompare.reproduce_claims(["double-step"], output_dir=tmp_path, budget=1e-9)
+    assert [finding.claim.name for finding in result.findings] == ["double-step"]
+    assert "double" in (tmp_path / "reproduce.md").read_text(encoding="utf-8")
+
+
+def test_the_functions_are_not_shadowed_by_rooms() -> None:
+    """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
+    code = (
+        "import sys, ampcompare, ampcompare.api, ampcompare.explain.explain, ampcompare.doctor.examine\n"
+        "print(all(callable(getattr(ampcompare, name)) for name in ampcompare.api.__all__), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

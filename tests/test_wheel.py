@@ -1,0 +1,105 @@
+"""The wheel and the source archive, installed into a fresh environment and used there."""
+
+from __future__ import annotations
+
+import json
+import os
+import site
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ["--data", "synthetic", "--train-size", "32", "--val-size", "16", "--image-size", "8", "--max-steps", "2"]
+TINY += ["--batch-size", "16", "--arch", "mlp", "--device", "cpu", "--no-progress"]
+
+pytestmark = pytest.mark.slow
+
+
+def build(command: str, folder: Path) -> Path:
+    """Run a command of setup.py on the sources that git tracks, and return the one archive that it leaves."""
+    source = folder / "source"
+    source.mkdir()
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    for name in filter(None, tracked):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    archives = folder / "dist"
+    words = [sys.executable, "setup.py", "-q", command, "--dist-dir", str(archives)]
+    subprocess.run(words, cwd=source, capture_output=True, check=True)
+    (archive,) = archives.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def ampcompare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of a new environment with the wheel; its requirements come from this one."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = build("bdist_wheel", folder)
+    venv.create(folder / "env", with_pip=False)
+    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    python = folder / "env" / "bin" / "python"
+    words = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*words, "--ignore-installed", wheel], check=True, capture_output=True)
+    # Appended, so that an editable link to the checkout in these folders comes after the wheel.
+    paths = [path for path in [*site.getsitepackages(), *sys.path] if path.endswith("site-packages")]
+    (packages / "requirements.pth").write_text(f"import sys; sys.path.extend({paths!r})\n")
+    return folder / "env" / "bin" / "ampcompare"
+
+
+def call(ampcompare: Path, *words: str) -> str:
+    """Run the installed command in its folder, without this checkout on the path, and return stdout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(ampcompare.with_name("python")), str(ampcompare), *words],
+        cwd=ampcompare.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_recipes_data_and_templates(ampcompare: Path) -> None:
+    """Recipes, the example table of `judge` and the claims are in the wheel."""
+    assert "digits" in call(ampcompare, "list", "recipes")
+    assert "apex:O1" in call(ampcompare, "judge", "--example")
+    where = call(ampcompare, "config", "schema")
+    assert json.loads(where)["title"] == "ampcompare settings"
+
+
+def test_the_wheel_trains_and_reports(ampcompare: Path) -> None:
+    """A comparison runs from the wheel, and its page has its templates."""
+    call(ampcompare, "compare", "--arm", "fp32", "--arm", "apex:O2", *TINY, "-o", "out")
+    assert "apex:O2" in call(ampcompare, "report", "out")
+    page = ampcompare.parent / "out" / "report.html"
+    pytest.importorskip("plotly")
+    assert "<style>" in page.read_text(encoding="utf-8")
+    package = subprocess.run(
+        [str(ampcompare.with_name("python")), "-P", "-c", "import ampcompare; print(ampcompare.__file__)"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        cwd=ampcompare.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "/env/lib/" in package
+
+
+def test_the_source_archive_can_be_tested(tmp_path: Path) -> None:
+    """The source archive holds the tests with their data, the constraints and the scripts."""
+    pytest.importorskip("setuptools")
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.py", "constraints/cpu.txt", "scripts/test", "tests/conftest.py", "docs/index.md"} <= names
+    assert any(name.startswith("tests/apex/golden/") for name in names)

@@ -1,0 +1,104 @@
+"""House words: what CONTRIBUTING.md replaces does not come back into docstrings, comments, messages and pages."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+SOURCES = [path for room in ("ampcompare", "benchmarks") for path in sorted((ROOT / room).rglob("*.py"))]
+SCRIPTS = [
+    path for folder in ("scripts", ".ci", "docker") for path in sorted((ROOT / folder).iterdir()) if path.is_file()
+]
+TABLE = re.compile(r"^\| (.+?) \| (.+?) \|$", flags=re.MULTILINE)
+
+
+def house_words() -> dict[str, str]:
+    """Return the phrases to avoid with what to write: the table of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## House words")[2].partition("\n## ")[0]
+    rows = TABLE.findall(text)[1:]  # the head of the table holds no words
+    return {phrase.strip('"'): plain for cell, plain in rows for phrase in cell.split(", ")}
+
+
+WORDS = house_words()
+# A phrase that begins with a capital letter is the start of a sentence; others are found in either case.
+PATTERNS = {
+    phrase: re.compile(rf"(?<![\w-]){re.escape(phrase)}(?![\w-])", 0 if phrase[0].isupper() else re.IGNORECASE)
+    for phrase in WORDS
+}
+
+
+def findings(text: str) -> list[str]:
+    """Return each phrase to avoid in a text, with what to write."""
+    flat = " ".join(text.split())
+    return [f'"{phrase}": write {plain}' for phrase, plain in WORDS.items() if PATTERNS[phrase].search(flat)]
+
+
+def prose_of(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each block of comments and each string of a module, parts of f-strings too."""
+    block, begin, last = "", 0, 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if token.start[0] > last + 1:
+                yield begin, block
+                block, begin = "", token.start[0]
+            block, last = f"{block} {token.string.lstrip('#')}", token.start[0]
+    yield begin, block
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def findings_of(source: str) -> list[str]:
+    """Return what is found in comments and strings of a module, with the line where each begins."""
+    joined = re.sub(r"(?:\b[bfr]{1,2})?[\"'#\s]+", " ", source, flags=re.IGNORECASE)
+    if not findings(joined):
+        return []  # the quick way, for most files
+    return [f"line {line}: {finding}" for line, text in prose_of(source) for finding in findings(text)]
+
+
+def without_code(markdown: str) -> str:
+    """Return the prose of a page: no blocks of code, no code within a line."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^ *```.*?^ *```$", "", markdown, flags=re.DOTALL | re.MULTILINE))
+
+
+def test_the_table_is_read() -> None:
+    """The table has the words that came back most often, and each is found in a sentence."""
+    assert {"Tell whether", "See that", "goes on from", "afresh", "whoever", "for good"} <= set(WORDS)
+    for phrase in WORDS:
+        assert findings(f"{phrase} x."), phrase
+    assert not findings("Return whether the run resumes from a checkpoint.")
+
+
+def test_comments_docstrings_and_messages_are_seen() -> None:
+    """A phrase is found in a docstring, in a comment, in a message, and in an f-string; not in a name."""
+    source = '"""Tell whether."""\n# goes\n# on from\nmend = f"made {mend} " f"afresh, but " "for x"\n'
+    found = [finding.partition('": write')[0] for finding in findings_of(source)]
+    assert found == ['line 2: "goes on from', 'line 1: "Tell whether', 'line 4: "afresh', 'line 4: "but for']
+    assert not findings_of("mend = whoever.beside(afresh)\n")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_pages(path: Path) -> None:
+    """A page uses none of the phrases in its prose."""
+    assert not findings(without_code(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_scripts(path: Path) -> None:
+    """A script uses none of the phrases in comments and messages."""
+    assert not findings(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_package(path: Path) -> None:
+    """A module uses none of the phrases in comments, docstrings, help and messages."""
+    assert not findings_of(path.read_text(encoding="utf-8"))

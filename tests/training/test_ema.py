@@ -1,0 +1,188 @@
+"""The moving average of the weights: its values for every arm, and that it leaves the training weights alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.errors import CheckpointError
+from ampcompare.precision.base import owned_params
+from ampcompare.training.ema import ModelEma
+
+ARMS = [
+    "fp32",
+    "apex:O0,engine=compat",
+    "apex:O1,engine=compat",
+    "apex:O2,engine=compat",
+    "apex:O3,engine=compat",
+    "native:fp16",
+    "native:bf16",
+    "half",
+    "half:bn_fp32",
+    "half:dtype=bf16",
+    "half:master_weights,dynamic",
+]
+
+
+def updated(run: Any) -> list[Tensor]:
+    """Return what the optimizer updates, in fp32: masters where there are."""
+    return [param.detach().float().clone() for param in owned_params(run.optimizer)]
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_average_is_that_of_what_the_optimizer_updates(averaged_run: Any, arm: str) -> None:
+    """After three steps with decay 1/2 the average is w1/4 + w2/4 + w3/2, of fp32 masters where the arm has them."""
+    run = averaged_run(arm)
+    seen = []
+    for _ in range(3):
+        run.step()
+        seen.append(updated(run))
+    names = [name for name, _ in run.model.named_parameters()]
+    for place, name in enumerate(names):
+        first, second, third = (weights[place] for weights in seen)
+        mean = run.averaged()[name]
+        assert mean.dtype is torch.float32
+        torch.testing.assert_close(mean, first / 4 + second / 4 + third / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_masters_and_not_their_rounded_copies_are_averaged(averaged_run: Any) -> None:
+    """Under O2 the average lies apart from that of the fp16 weights, by what rounding takes away."""
+    run = averaged_run("apex:O2,engine=compat")
+    run.step()
+    name, param = next(iter(run.model.named_parameters()))
+    assert param.dtype is torch.float16
+    assert not torch.equal(run.averaged()[name], param.detach().float())
+    assert torch.equal(run.averaged()[name].half(), param.detach())
+
+
+class Reads(TorchDispatchMode):
+    """Counts what makes the host wait for a value of the device, and operations on single tensors of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.integers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.reads += func.overloadpacket is torch.ops.aten._local_scalar_dense
+        self.integers += any(isinstance(arg, Tensor) and not arg.is_floating_point() for arg in args)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O2,engine=compat", "half:bn_fp32"])
+def test_an_update_waits_for_nothing(averaged_run: Any, arm: str) -> None:
+    """No update of the average reads a value, and counts of batches are taken over when it is saved, not before."""
+    run = averaged_run(arm)
+    run.step()
+    with Reads() as mode:
+        run.average.update()
+    assert (mode.reads, mode.integers) == (0, 0)
+    assert int(run.averaged()["1.num_batches_tracked"]) == int(run.model[1].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("arm", ["half", "half:dtype=bf16"])
+def test_the_average_of_narrow_weights_moves_by_less_than_they_can(averaged_run: Any, arm: str) -> None:
+    """With a decay of 0.9999 each move is below half a unit of the stored type, and the fp32 average still makes it."""
+    run = averaged_run(arm, decay=0.9999)
+    run.step()
+    before = run.averaged()["0.weight"].clone()
+    weights = run.model[0].weight
+    with torch.no_grad():
+        weights.mul_(1.5)
+    run.average.update()
+    after = run.averaged()["0.weight"]
+    torch.testing.assert_close(after, before + 1e-4 * (weights.detach().float() - before))
+    assert not torch.equal(after, before)
+    assert torch.equal(after.to(weights.dtype), before.to(weights.dtype))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_applied_evaluates_the_average_and_puts_the_weights_back(averaged_run: Any, arm: str) -> None:
+    """Inside, the model gives what a model with the averaged weights gives; afterwards every bit is as before."""
+    run = averaged_run(arm)
+    for _ in range(3):
+        run.step()
+    before = run.stored()
+    run.model.eval()
+
+    def answer() -> Tensor:
+        with torch.no_grad(), run.precision.autocast():
+            return run.model(run.X).float()
+
+    raw = answer()
+    reference = run.net().eval()
+    reference.load_state_dict(run.averaged())
+    with run.average.applied(run.precision):
+        inside = answer()
+    torch.testing.assert_close(inside, reference(run.X).float(), rtol=0.02, atol=0.01)
+    assert not torch.equal(inside, raw)
+    assert all(torch.equal(a, b) for a, b in zip(run.stored(), before, strict=True))
+    assert torch.equal(answer(), raw)
+
+
+def test_weights_come_back_when_an_evaluation_fails(averaged_run: Any) -> None:
+    """An exception inside leaves the training weights as they were."""
+    run = averaged_run("fp32")
+    run.step()
+    run.step()
+    before = run.stored()
+
+    def fail() -> None:
+        with run.average.applied(run.precision):
+            assert not torch.equal(run.stored()[0], before[0])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert all(torch.equal(a, b) for a, b in zip(run.stored(), before, strict=True))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_average_does_not_touch_training(averaged_run: Any, arm: str) -> None:
+    """Weights after three steps are the same bits with an average that is applied in between, and without one."""
+
+    def train(**options: Any) -> list[Tensor]:
+        run = averaged_run(arm)
+        for _ in range(3):
+            run.step()
+            if options:
+                with run.average.applied(run.precision):
+                    pass
+        return run.stored()
+
+    with_average = train(applied=True)
+    plain = averaged_run(arm)
+    plain.average.update = lambda: None  # type: ignore[method-assign]
+    for _ in range(3):
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(with_average, plain.stored(), strict=True))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O2,engine=compat", "half"])
+def test_state_goes_on_where_it_was_saved(averaged_run: Any, arm: str) -> None:
+    """An average that was saved and loaded takes the next step as the one that went on."""
+    first = averaged_run(arm)
+    for _ in range(2):
+        first.step()
+    state = first.average.state_dict()
+    saved = {"num_updates": state["num_updates"], "models": [{k: v.clone() for k, v in state["models"][0].items()}]}
+    assert (state["decay"], state["num_updates"]) == (0.5, 2)
+    second = averaged_run(arm)
+    second.step()
+    second.step()
+    second.average.load_state_dict({"decay": 0.5, **saved})
+    first.step()
+    second.step()
+    assert all(torch.equal(value, second.averaged()[name]) for name, value in first.averaged().items())
+    assert second.average.state_dict()["num_updates"] == 3
+
+
+def test_the_average_of_another_model_is_refused(averaged_run: Any) -> None:
+    """A saved average whose tensors have other shapes is told of in one line that says what to do."""
+    run = averaged_run("fp32")
+    state = ModelEma([nn.Linear(9, 9)], 0.5).state_dict()
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        run.average.load_state_dict(state)

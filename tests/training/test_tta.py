@@ -1,0 +1,59 @@
+"""Test-time augmentation: what the views are, and that their logits are averaged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.precision.factory import make_precision
+from ampcompare.training.evaluate import evaluate
+from ampcompare.training.tta import make_views
+
+IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)
+
+
+def test_views_of_an_image() -> None:
+    """A flip exchanges left and right; a shift repeats the edge that it uncovers."""
+    assert make_views("none", (1, 2, 3)) == ()
+    (flip,) = make_views("flips", (1, 2, 3))
+    assert flip(IMAGE).tolist() == [[[[2, 1, 0], [5, 4, 3]]]]
+    down, up, right, left = (view(IMAGE)[0, 0].tolist() for view in make_views("shifts", (1, 2, 3)))
+    assert down == [[0, 1, 2], [0, 1, 2]]
+    assert up == [[3, 4, 5], [3, 4, 5]]
+    assert right == [[0, 0, 1], [3, 3, 4]]
+    assert left == [[1, 2, 2], [4, 5, 5]]
+
+
+def test_samples_that_are_no_images_are_refused() -> None:
+    """Rows of features cannot be flipped, and the message says what to choose."""
+    with pytest.raises(UnsupportedCombination, match=r"shape \(8, 4\); use --tta none"):
+        make_views("flips", (8, 4))
+
+
+class Columns(nn.Module):
+    """Logits that are the sums of the columns."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.sum((1, 2))
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O1", "apex:O2", "native:bf16", "half"])
+def test_logits_of_all_views_are_averaged(arm: str) -> None:
+    """Right answers and loss are those of the mean of the logits, in any arm."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(16, 1, 4, 3), torch.arange(16) % 3
+    model = Columns()
+    layer = nn.Linear(1, 1)
+    precision = make_precision(arm)
+    (model,), _ = precision.prepare([model], [torch.optim.SGD(layer.parameters(), lr=0.1)])  # type: ignore[assignment]
+    cpu = torch.device("cpu")
+    batches = [(images[:10], labels[:10]), (images[10:], labels[10:])]
+    found = evaluate([model], precision, batches, cpu, views=make_views("flips", (1, 4, 3)))
+    logits = (Columns()(images) + Columns()(images).flip(-1)) / 2
+    assert found.samples == 16
+    assert found.top1_correct == int((logits.argmax(1) == labels).sum())
+    assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=0.02)
+    alone = evaluate([model], precision, batches, cpu)
+    assert alone.loss != pytest.approx(found.loss, rel=0.02)
