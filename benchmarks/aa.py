@@ -33,7 +33,8 @@ from tabulate import tabulate
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired, pairs_needed
-from ampcompare.analysis.summary import TIME_FLOOR, summarize
+from ampcompare.analysis.step_time import TIME_FLOOR
+from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import ArmSummary

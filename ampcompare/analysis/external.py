@@ -24,7 +24,7 @@ from ampcompare.analysis.statistics import (
     unpaired,
     wilson,
 )
-from ampcompare.analysis.summary import TIME_FLOOR
+from ampcompare.analysis.step_time import TIME_FLOOR
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from ampcompare.analysis.comparability import accuracy_incomparable_reason, time_incomparable_reason
+from ampcompare.analysis.accuracy import accuracy_effect, accuracy_verdicts
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.pairs import Pair, divergence_verdict, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
-from ampcompare.analysis.statistics import (
-    MIN_PAIRS,
-    Effect,
-    decide,
-    interval,
-    min_resolvable_spread,
-    paired,
-    together,
-    wilson,
-)
-from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.analysis.statistics import MIN_PAIRS, interval, together, wilson
+from ampcompare.analysis.step_time import StepTimes, ratio_of, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
 
-__all__ = ["TIME_FLOOR", "accuracy_effects", "summarize"]
-
-TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
-MAX_LOGARITHM = 709.0  # of a float
-Pair = tuple[RunRecord, RunRecord]
+__all__ = ["summarize"]
 
 
 def summarize(
@@ -85,35 +71,24 @@ def _rows(
     by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria
 ) -> list[ArmSummary]:
     """Return the row of each arm, with its verdicts against `reference`."""
-    pairs = {arm: _pairs(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
+    pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
     others = [arm for arm in arms if arm != reference]
-    accuracy = _accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
-    times = {arm: _time(pairs[arm]) for arm in arms}
-    time = _time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
-    sure = together([_accuracy(pairs[arm]) for arm in others])
+    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
+    times = {arm: step_times(pairs[arm]) for arm in arms}
+    time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
+    sure = together([accuracy_effect(pairs[arm]) for arm in others])
     sure_of_time = together([times[arm].effect for arm in others])
     peak = _peak(by_arm.get(reference, []))
     return [
         _row(arm, by_arm[arm], pairs[arm], times[arm], sure, sure_of_time).model_copy(
             update={
-                "accuracy_verdict": accuracy.get(arm) or _diverged(by_arm[arm]),
+                "accuracy_verdict": accuracy.get(arm) or divergence_verdict(by_arm[arm]),
                 "time_verdict": time.get(arm, ""),
                 "memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None,
             }
         )
         for arm in arms
     ]
-
-
-def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:
-    """Return the effect on top-1, as a share, of every arm that has pairs with the reference."""
-    theirs = [record for record in records if record.arm == reference]
-    found = {
-        arm: _accuracy(_pairs([record for record in records if record.arm == arm], theirs))
-        for arm in arms
-        if arm != reference
-    }
-    return {arm: effect for arm, effect in found.items() if effect is not None}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -134,101 +109,13 @@ def _difference(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one - other
 
 
-def _pairs(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
-    """Return the completed runs of one seed of both arms."""
-    partners = {record.config.recipe.seed: record for record in reference if record.status == "completed"}
-    return [
-        (record, partners[record.config.recipe.seed])
-        for record in arm
-        if record.status == "completed" and record.config.recipe.seed in partners
-    ]
-
-
-def _accuracy(pairs: Sequence[Pair]) -> Effect | None:
-    """Return the effect on top-1, as a share."""
-    both = [
-        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples)
-        for arm, reference in pairs
-        if arm.summary.top1_final is not None and arm.summary.epochs
-    ]
-    whole = [(here, there, samples) for here, there, samples in both if there is not None]
-    if not whole:
-        return None
-    samples = min(samples for *_, samples in whole)
-    return paired([here for here, *_ in whole], [there for _, there, _ in whole], min_resolvable_spread(samples))
-
-
-def _diverged(records: Sequence[RunRecord]) -> str:
-    count = sum(record.status == "diverged" for record in records)
-    return f"diverged {count}/{len(_ran(records))}" if count else ""
-
-
-def _ran(records: Sequence[RunRecord]) -> list[RunRecord]:
-    return [record for record in records if record.status in ("completed", "diverged")]
-
-
-def _accuracy_verdicts(arms: dict[str, tuple[list[RunRecord], list[Pair]]], terms: Criteria) -> dict[str, str]:
-    """Return the verdict of each arm; the accuracy of an arm that diverged in some runs cannot be judged."""
-    verdicts: dict[str, str] = {}
-    for arm, (records, pairs) in arms.items():
-        differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
-        verdicts[arm] = _diverged(records) or (f"not comparable ({differs})" if differs else "")
-    open_arms = [arm for arm in arms if not verdicts[arm]]
-    words = decide([_accuracy(arms[arm][1]) for arm in open_arms], terms.accuracy())
-    return {**verdicts, **dict(zip(open_arms, words, strict=True))}
-
-
-@dataclass(frozen=True)
-class _Time:
-    """What the step times of pairs say: an effect over the valid pairs, or why there is none, and the plain ratio."""
-
-    effect: Effect | None
-    ratio: float | None
-    why_not: str
-
-
-def _time(pairs: Sequence[Pair]) -> _Time:
-    timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
-    ratio = _ratio(-_time_effect(timed).mean) if timed else None
-    differs = next(filter(None, (time_incomparable_reason(*pair) for pair in pairs)), "")
-    if differs:
-        return _Time(None, ratio, f"not comparable ({differs})")
-    reasons = [invalid_reason(arm) or invalid_reason(reference) for arm, reference in pairs]
-    valid = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
-    if not pairs:
-        return _Time(None, None, "")
-    if len(valid) < min(MIN_PAIRS, len(pairs)):
-        return _Time(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
-    effect = _time_effect(valid)
-    return _Time(effect, _ratio(-effect.mean), "")
-
-
-def _ratio(logarithm: float) -> float:
-    """Return a ratio of times by its logarithm, which an absurd record may have beyond what a float can hold."""
-    return math.exp(logarithm) if logarithm < MAX_LOGARITHM else math.inf
-
-
-def _time_effect(pairs: Sequence[Pair]) -> Effect:
-    """Return the effect on the logarithm of the step time, positive where the arm is faster."""
-    logs = [[math.log(record.summary.step_seconds_median or 1) for record in pair] for pair in pairs]
-    return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
-
-
-def _time_verdicts(arms: dict[str, tuple[list[RunRecord], _Time]], terms: Criteria) -> dict[str, str]:
-    words = decide([time.effect for _, time in arms.values()], terms.time())
-    return {
-        arm: time.why_not or word or _diverged(records)
-        for (arm, (records, time)), word in zip(arms.items(), words, strict=True)
-    }
-
-
 def _row(
-    arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: _Time, sure: float, sure_of_time: float
+    arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: StepTimes, sure: float, sure_of_time: float
 ) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
-    ran = _ran(records)
+    ran = finished(records)
     top1 = [record.summary.top1_final for record in done]
-    accuracy = _accuracy(pairs)
+    accuracy = accuracy_effect(pairs)
     accuracy_bounds = interval(accuracy, sure) if accuracy else None
     time_bounds = interval(time.effect, sure_of_time) if time.effect else None
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
@@ -257,8 +144,8 @@ def _row(
         allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
         peak_bytes=_peak(ran),
         time_ratio=time.ratio,
-        time_ratio_low=_ratio(-time_bounds[1]) if time_bounds else None,
-        time_ratio_high=_ratio(-time_bounds[0]) if time_bounds else None,
+        time_ratio_low=ratio_of(-time_bounds[1]) if time_bounds else None,
+        time_ratio_high=ratio_of(-time_bounds[0]) if time_bounds else None,
         top1_difference=accuracy.mean if accuracy else None,
         top1_difference_low=accuracy_bounds[0] if accuracy_bounds else None,
         top1_difference_high=accuracy_bounds[1] if accuracy_bounds else None,

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ampcompare.analysis.accuracy import accuracy_effects
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, pairs_needed
-from ampcompare.analysis.summary import accuracy_effects
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.launch.base import Launcher

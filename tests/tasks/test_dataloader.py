@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -210,22 +209,6 @@ def test_an_abandoned_epoch_leaves_the_next_one_whole(make: Maker) -> None:
     next(iter(data.train_batches(0, 4, device="cpu", workers=2)))
     after = collect(data.train_batches(1, 4, device="cpu", workers=2))
     assert same(after, collect(data.train_batches(1, 4, device="cpu")))
-
-
-def test_a_batch_in_memory_is_cheap() -> None:
-    """A batch of digits takes far less than a millisecond, the preparation of its epoch included."""
-    data = load_data("digits", seed=0)
-    for _ in data.train_batches(0, 64, device="cpu"):
-        pass
-    best = min(_seconds_of_epoch(data, epoch, time.perf_counter) for epoch in range(1, 6))
-    assert best / data.num_batches(64) < 1e-3
-
-
-def _seconds_of_epoch(data: Data, epoch: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    for _ in data.train_batches(epoch, 64, device="cpu"):
-        pass
-    return clock() - start
 
 
 def test_writing_into_a_batch_does_not_reach_the_data() -> None:
