@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,7 +13,8 @@ import pytest
 
 import ampcompare.guards
 from ampcompare.apex import amp
-from ampcompare.guards import Violation
+from ampcompare.guards import GuardWarning, Violation
+from ampcompare.precision.cpu_half import EmulatedHalf
 
 NATIVE = """
 import torch
@@ -66,15 +68,23 @@ def fresh_session() -> Iterator[None]:
     amp._amp_state.close()
 
 
+@pytest.fixture(params=["plain", "emulated fp16"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How a CPU computes in fp16; under `exec --device cpu` all operations of a script run in a dispatch mode."""
+    with EmulatedHalf() if request.param == "emulated fp16" else nullcontext():
+        yield
+
+
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a script under the guards; the answer is `GUARD LINE` for each finding."""
+    """Run a script under the guards; the answer is `GUARD LINE` for each finding. A guard that fails is an error."""
 
     def run(path: Path, *, strict: bool = False) -> list[str]:
         found: list[Violation] = []
         monkeypatch.chdir(path.parent)
         with warnings.catch_warnings(), ampcompare.guards.install(strict=strict, say=found.append):
             warnings.simplefilter("ignore")
+            warnings.simplefilter("error", GuardWarning)
             runpy.run_path(str(path), run_name="__main__")
         assert all(finding.location.file == str(path) for finding in found)
         return [f"{finding.guard} {finding.location.line}" for finding in found]

@@ -262,6 +262,17 @@ APEX_MISTAKES = {
         for number, (x, y) in enumerate(batches):
             train(number, x, y)
         """,
+    "loss-undivided (with a weight)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        for number, (x, y) in enumerate(batches):
+            loss = F.cross_entropy(model(x), y) * 0.7
+            loss = loss / 3  # right
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()  # here
+            if (number + 1) % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
     "gradients-kept (Apex)": """
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
         scaler = amp._amp_state.loss_scalers[0]
@@ -285,6 +296,7 @@ def _guard(case: str) -> str:
     return case.partition(" (")[0]
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
 def test_mistake_is_found_at_its_line(case: str, body: str, apex: bool, script, guarded, marked) -> None:
     """The script with the mistake gives one finding, of its guard, at the line that is at fault."""
@@ -292,6 +304,7 @@ def test_mistake_is_found_at_its_line(case: str, body: str, apex: bool, script, 
     assert guarded(path) == [f"{_guard(case)} {marked(path)}"]
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize(("case", "body", "apex"), ALL, ids=[name for name, *_ in ALL])
 def test_corrected_script_is_silent(case: str, body: str, apex: bool, script, guarded) -> None:
     """The same script without the mistake gives no finding."""

@@ -175,6 +175,7 @@ def is_undivided_mean(loss: Tensor, *, skip_scale: bool = False) -> bool:
 def _factor(node: Any) -> float | None:
     """Return the constant of a product, if reading it does not wait for a device."""
     from torch import Tensor
+    from torch.utils._python_dispatch import _disable_current_modes
 
     for name in ("_saved_other", "_saved_self"):
         try:
@@ -184,7 +185,9 @@ def _factor(node: Any) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
         if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu" and not value.requires_grad:
-            return float(value.numpy())  # dispatch modes cannot take a tensor that stands for a plain number
+            # A dispatch mode, such as the emulation of fp16, cannot take a tensor that stands for a plain number.
+            with _disable_current_modes():
+                return value.item()
     return None
 
 
