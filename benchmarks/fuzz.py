@@ -232,7 +232,7 @@ def _crafted(state: Any, chance: random.Random, mark: str) -> bytes:
 # One command in a process of its own.
 
 
-def _forked(command: Callable[[], int], mark: Path, log: Path, *, starts_none: bool = True) -> Outcome:
+def forked(command: Callable[[], int], mark: Path, log: Path, *, starts_none: bool = True) -> Outcome:
     begin = time.monotonic()
     child = os.fork()
     if not child:
@@ -306,11 +306,11 @@ def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
             folder.mkdir()
             return int(run_cell(_config(arm, saving={"every_steps": 5, "keep_last": 9}), folder).status != "completed")
 
-        outcome = _forked(made, scratch / "mark", scratch / "log", starts_none=False)
+        outcome = forked(made, scratch / "mark", scratch / "log", starts_none=False)
         if outcome.code:
             raise click.ClickException(f"the run of {arm} ended with {outcome}: {(scratch / 'log').read_text()}")
         good[arm] = sorted((folder / "checkpoints").glob("step-*.pt"))[0]
-        outcome = _forked(
+        outcome = forked(
             lambda arm=arm: _resumed(arm, good[arm], scratch / "cell"),
             scratch / "mark",
             scratch / "log",
@@ -348,7 +348,7 @@ def _all(count: int, seed: int, scratch: Path, keep: Path | None) -> int:
         }
         for what, command in commands.items():
             out.unlink(missing_ok=True)
-            outcome = _forked(command, mark, scratch / "log", starts_none=what != "resume")
+            outcome = forked(command, mark, scratch / "log", starts_none=what != "resume")
             codes[what, outcome.code] += 1
             slowest = max(slowest, outcome.seconds)
             bound = max(MEMORY, 10 * len(data))

@@ -22,7 +22,7 @@ from ._engine.casts import cast_tree, half_cast
 if TYPE_CHECKING:
     from .handle import AmpHandle
 
-__all__ = ["CELL_NAMES", "RNN_NAMES", "VariableFunctionsShim", "patch"]
+__all__ = ["CELL_NAMES", "RNN_NAMES", "VariableFunctionsShim", "has_old_rnns", "patch"]
 
 RNN_NAMES = ["rnn_relu", "rnn_tanh", "gru", "lstm"]
 CELL_NAMES = ["rnn_relu_cell", "rnn_tanh_cell", "gru_cell", "lstm_cell"]
@@ -36,6 +36,11 @@ class VariableFunctionsShim:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forwarded, name)
+
+
+def has_old_rnns() -> bool:
+    """Return whether torch has the recurrent cells of before 1.0: never, since torch 2.4 is needed."""
+    return False
 
 
 def patch(handle: AmpHandle) -> None:
