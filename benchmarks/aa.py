@@ -116,7 +116,7 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "accuracy": row.accuracy_verdict,
         "time": row.time_verdict,
         "time_without_load": _judged([_without_load(record) for record in records]).time_verdict,
-        "time_without_gate": decide([effect], TERMS.time())[0],
+        "time_without_gate": decide([effect], TERMS.time())[0].word,
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
         "points": [100 * ((a.summary.top1_final or 0) - (b.summary.top1_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
@@ -153,7 +153,8 @@ def _found(spread: float, shift: float, pairs: int, floor: float, margin: Any, w
     """Return how often simulated pairs with a true difference of `shift` get `word`."""
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
-    return sum(decide([paired(list(row), [0.0] * pairs, floor)], margin) == [word] for row in samples) / SIMULATIONS
+    verdicts = (decide([paired(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
+    return sum(verdict.word == word for verdict in verdicts) / SIMULATIONS
 
 
 def _power(points: float, log_ratio: float) -> list[list[str]]:

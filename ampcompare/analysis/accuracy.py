@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ampcompare.analysis.comparability import accuracy_incomparable_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
-from ampcompare.analysis.statistics import Effect, decide, min_resolvable_spread, paired
+from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired
 from ampcompare.records.run import RunRecord
 
 __all__ = ["accuracy_effect", "accuracy_effects", "accuracy_verdicts"]
@@ -29,15 +29,17 @@ def accuracy_effect(pairs: Sequence[Pair]) -> Effect | None:
 
 def accuracy_verdicts(
     arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], terms: Criteria
-) -> dict[str, str]:
-    """Return the verdict of each arm; the accuracy of an arm that diverged in some runs cannot be judged."""
-    verdicts: dict[str, str] = {}
+) -> dict[str, Verdict]:
+    """Return the verdict of each arm; one that diverged in some runs or did other work has no test and no interval."""
+    closed: dict[str, Verdict] = {}
     for arm, (records, pairs) in arms.items():
         differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
-        verdicts[arm] = divergence_verdict(records) or (f"not comparable ({differs})" if differs else "")
-    open_arms = [arm for arm in arms if not verdicts[arm]]
-    words = decide([accuracy_effect(arms[arm][1]) for arm in open_arms], terms.accuracy())
-    return {**verdicts, **dict(zip(open_arms, words, strict=True))}
+        word = divergence_verdict(records) or (f"not comparable ({differs})" if differs else "")
+        if word:
+            closed[arm] = Verdict(word)
+    tested = [arm for arm in arms if arm not in closed]
+    verdicts = decide([accuracy_effect(arms[arm][1]) for arm in tested], terms.accuracy())
+    return {**closed, **dict(zip(tested, verdicts, strict=True))}
 
 
 def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:

@@ -15,16 +15,15 @@ from ampcompare.analysis.statistics import (
     MIN_PAIRS,
     Effect,
     Margin,
+    Verdict,
     decide,
-    interval,
     known_spread,
     min_resolvable_spread,
     paired,
-    together,
     unpaired,
     wilson,
 )
-from ampcompare.analysis.step_time import TIME_FLOOR
+from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 
@@ -74,18 +73,15 @@ def judge(
     accuracy = {group.label: _accuracy(group, base, sd, table.resolution) for group in groups}
     times = {group.label: _effect(group, base, _log_speed, TIME_FLOOR, None) for group in groups}
     open_arms = [group for group in others if not _closed(group, base)]
-    words = _verdicts(open_arms, accuracy, terms.accuracy())
-    time_words = _verdicts([group for group in others if not _differs(group, base)], times, terms.time())
-    sure = together([accuracy[group.label] for group in others])
-    sure_of_time = together([times[group.label] for group in others])
+    verdicts = _verdicts(open_arms, accuracy, terms.accuracy())
+    time_verdicts = _verdicts([group for group in others if not _differs(group, base)], times, terms.time())
     rows = []
     for group in groups:
-        row = _row(group, base, accuracy[group.label], times[group.label], sure, sure_of_time)
-        verdict = _diverged(group) if group is base else words.get(group.label, _closed(group, base))
-        timed = (
-            "" if group is base or times[group.label] is None else time_words.get(group.label, _differs(group, base))
-        )
-        rows.append(row.model_copy(update={"accuracy_verdict": verdict, "time_verdict": timed}))
+        verdict = verdicts.get(group.label, Verdict(_diverged(group) if group is base else _closed(group, base)))
+        timed = time_verdicts.get(group.label, Verdict())
+        if timed.word == "" and group is not base and times[group.label] is not None:
+            timed = Verdict(_differs(group, base))
+        rows.append(_row(group, base, accuracy[group.label], times[group.label], verdict, timed))
     seeds = sorted({int(run.seed) for run in table.runs if run.seed.isdigit()})
     return Comparison(
         command="",
@@ -176,17 +172,15 @@ def _effect(
     return paired(arm, reference, floor) if pairs else unpaired(arm, reference, floor)
 
 
-def _verdicts(groups: Sequence[_Group], effects: dict[str, Effect | None], margin: Margin) -> dict[str, str]:
-    words = decide([effects[group.label] for group in groups], margin)
-    return {group.label: word for group, word in zip(groups, words, strict=True)}
+def _verdicts(groups: Sequence[_Group], effects: dict[str, Effect | None], margin: Margin) -> dict[str, Verdict]:
+    verdicts = decide([effects[group.label] for group in groups], margin)
+    return {group.label: verdict for group, verdict in zip(groups, verdicts, strict=True)}
 
 
 def _row(
-    group: _Group, base: _Group, accuracy: Effect | None, time: Effect | None, sure: float, sure_of_time: float
+    group: _Group, base: _Group, accuracy: Effect | None, time: Effect | None, verdict: Verdict, timed: Verdict
 ) -> ArmSummary:
     points = [share for run in group.runs if (share := _share(run)) is not None]
-    bounds = interval(accuracy, sure) if accuracy and group is not base else None
-    time_bounds = interval(time, sure_of_time) if time and group is not base else None
     peak, base_peak = _peak(group), _peak(base)
     rate = wilson(group.diverged, len(group.runs)) if group.diverged else (None, None)
     return ArmSummary(
@@ -202,12 +196,16 @@ def _row(
         top1_sd=statistics.stdev(points) if len(points) > 1 else None,
         top1_best=max(points, default=None),
         peak_bytes=peak,
-        time_ratio=math.exp(-time.mean) if time else None,
-        time_ratio_low=math.exp(-time_bounds[1]) if time_bounds else None,
-        time_ratio_high=math.exp(-time_bounds[0]) if time_bounds else None,
+        time_ratio=ratio_of(-time.mean) if time else None,
+        time_ratio_low=None if timed.high is None else ratio_of(-timed.high),
+        time_ratio_high=None if timed.low is None else ratio_of(-timed.low),
+        time_ratio_confidence=timed.confidence,
+        time_verdict=timed.word,
         top1_difference=accuracy.mean if accuracy else None,
-        top1_difference_low=bounds[0] if bounds else None,
-        top1_difference_high=bounds[1] if bounds else None,
+        top1_difference_low=verdict.low,
+        top1_difference_high=verdict.high,
+        top1_difference_confidence=verdict.confidence,
+        accuracy_verdict=verdict.word,
         pairs=accuracy.pairs if accuracy else 0,
         memory_difference=None if peak is None or base_peak is None or group is base else peak - base_peak,
         diverged_low=rate[0],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -19,15 +19,14 @@ __all__ = [
     "Effect",
     "Margin",
     "PValues",
+    "Verdict",
     "decide",
-    "holm",
     "interval",
     "known_spread",
     "min_resolvable_spread",
     "p_values",
     "paired",
     "pairs_needed",
-    "together",
     "unpaired",
     "wilson",
 ]
@@ -76,6 +75,26 @@ class Margin:
     size: float
     shown: str
     practical: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
+
+    An equivalent arm's interval lies inside the margin, that of one that is not inferior above its lower end, that of a
+    better or inferior one beside 0, and an interval that cannot tell does neither.
+
+    Attributes:
+        word: "" if there is no effect.
+        low: lower bound in the unit of the effect; None where nothing was tested, as the other bound.
+        confidence: of the two-sided interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of
+            equivalent and not inferior, 1 - alpha for the others.
+    """
+
+    word: str = ""
+    low: float | None = None
+    high: float | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,17 +149,14 @@ def known_spread(arm: Sequence[float], reference: Sequence[float], sd: float) ->
 
 def interval(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
     """Return the two-sided t interval of an effect, or None where too few pairs show too little of the spread."""
-    if not effect.testable:
-        return None
+    return _bounds(effect, confidence) if effect.testable else None
+
+
+def _bounds(effect: Effect, confidence: float) -> tuple[float, float]:
     from scipy.special import stdtrit
 
     half = float(stdtrit(effect.freedom, (1 + confidence) / 2)) * effect.error
     return effect.mean - half, effect.mean + half
-
-
-def together(effects: Sequence[Effect | None]) -> float:
-    """Return the confidence of one interval at which those of all testable effects hold together (Bonferroni)."""
-    return 1 - ERROR_RATE / max(1, sum(effect is not None and effect.testable for effect in effects))
 
 
 def p_values(effect: Effect, margin: float) -> PValues:
@@ -159,17 +175,6 @@ def p_values(effect: Effect, margin: float) -> PValues:
 
     not_inferior = above(-margin)
     return PValues(min(1.0, 2 * min(above(0), below(0))), not_inferior, max(not_inferior, below(margin)))
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """Return p values adjusted for their number by Holm's step-down method, in their own order."""
-    order = sorted(range(len(values)), key=lambda place: values[place])
-    adjusted = [1.0] * len(values)
-    highest = 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(values) - rank) * values[place]))
-        adjusted[place] = highest
-    return adjusted
 
 
 def pairs_needed(spread: float, distance: float, alpha: float = ERROR_RATE, power: float = POWER) -> int:
@@ -205,49 +210,101 @@ def wilson(events: int, runs: int) -> tuple[float, float]:
     return float(bounds.low), float(bounds.high)
 
 
-def decide(effects: Sequence[Effect | None], margin: Margin) -> list[str]:
-    """Return the verdict of each arm against one reference, "" if there is no effect.
+def decide(effects: Sequence[Effect | None], margin: Margin, alpha: float = ERROR_RATE) -> list[Verdict]:
+    """Return the verdict of each arm against one reference.
 
-    Each of the three claims (different, not inferior, equivalent) is tested for all arms at once, with Holm's
-    adjustment. What is equivalent is not called better as well: a difference inside the margin is one that was said not
-    to matter.
+    Each of the three claims (different, not inferior, equivalent) is tested for all arms at once by Holm's step-down
+    method. What is equivalent is not called better as well: a difference inside the margin is one that was said not to
+    matter. Effects that are missing or not testable do not count among the tests of the others.
+
+    Args:
+        alpha: error rate of each claim over all arms.
     """
     tested = [effect for effect in effects if effect is not None and effect.testable]
-    results = [p_values(effect, margin.size) for effect in tested]
-    adjusted = iter(
-        [
-            PValues(*together)
-            for together in zip(
-                holm([result.different for result in results]),
-                holm([result.not_inferior for result in results]),
-                holm([result.equivalent for result in results]),
-                strict=True,
-            )
-        ]
+    shared = alpha / max(1, len(tested))
+    different, not_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
+    verdicts = (
+        _verdict(*each, margin, shared) for each in zip(tested, different, not_inferior, equivalent, strict=True)
     )
-    alpha = ERROR_RATE / max(1, len(tested))
     return [
-        ""
+        Verdict()
         if effect is None
-        else _word(effect, next(adjusted), margin, alpha)
+        else next(verdicts)
         if effect.testable
-        else _cannot_tell(MIN_PAIRS - effect.pairs)
+        else Verdict(_cannot_tell(MIN_PAIRS - effect.pairs))
         for effect in effects
     ]
 
 
-def _word(effect: Effect, p: PValues, margin: Margin, alpha: float) -> str:
+@dataclass(frozen=True)
+class _Claim:
+    """What a test can show of an effect: that its confidence interval lies in a region.
+
+    Attributes:
+        p: the p value by which arms are ordered.
+        sides: of the interval that the error rate is spent on; a one-sided test at 5 % has an interval of 90 %.
+        holds: whether bounds lie in the region, given the margin.
+    """
+
+    p: Callable[[PValues], float]
+    sides: int
+    holds: Callable[[float, float, float], bool]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step of Holm's method that decided on one effect: its interval at the level of that step."""
+
+    shown: bool
+    low: float
+    high: float
+    confidence: float
+
+
+DIFFERENT = _Claim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
+NOT_INFERIOR = _Claim(lambda p: p.not_inferior, 1, lambda low, high, margin: low > -margin)
+EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
+CLAIMS = (DIFFERENT, NOT_INFERIOR, EQUIVALENT)
+
+
+def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
+    """Test one claim for all effects by Holm's step-down method.
+
+    From the smallest p value on, the level is alpha divided by the number of effects that are left, until the claim
+    fails; all that are left then fail at that level. A test is made by its interval, so the two cannot disagree.
+    """
+    order = sorted(range(len(effects)), key=lambda number: claim.p(p_values(effects[number], margin)))
+    steps: dict[int, _Step] = {}
+    level, holding = alpha, True
+    for rank, number in enumerate(order):
+        if holding:
+            level = alpha / (len(effects) - rank)
+        confidence = 1 - level * 2 / claim.sides
+        low, high = _bounds(effects[number], confidence)
+        holding = holding and claim.holds(low, high, margin)
+        steps[number] = _Step(holding, low, high, confidence)
+    return [steps[number] for number in range(len(effects))]
+
+
+def _verdict(
+    effect: Effect, different: _Step, not_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
+) -> Verdict:
     matters = not margin.practical or abs(effect.mean) > margin.size
-    different = p.different < ERROR_RATE and matters
-    if p.equivalent < ERROR_RATE:
-        return f"equivalent (±{margin.shown})"
-    if different and effect.mean > 0:
-        return "better"
-    if p.not_inferior < ERROR_RATE:
-        return f"not inferior (margin {margin.shown})"
-    if different:
-        return "inferior"
-    return _cannot_tell(_more_pairs(effect, margin, alpha))
+    if equivalent.shown:
+        return _worded(f"equivalent (±{margin.shown})", equivalent)
+    if different.shown and matters and effect.mean > 0:
+        return _worded("better", different)
+    if not_inferior.shown:
+        return _worded(f"not inferior (margin {margin.shown})", not_inferior)
+    if different.shown and matters:
+        return _worded("inferior", different)
+    # The widest of the three fails every claim that failed, so that it suggests none of the other words.
+    widest = max((different, not_inferior, equivalent), key=lambda step: step.confidence)
+    return _worded(_cannot_tell(_more_pairs(effect, margin, alpha)), widest)
+
+
+def _worded(word: str, step: _Step) -> Verdict:
+    return Verdict(word, step.low, step.high, step.confidence)
 
 
 def _more_pairs(effect: Effect, margin: Margin, alpha: float) -> int:

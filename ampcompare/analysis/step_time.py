@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ampcompare.analysis.comparability import time_incomparable_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict
-from ampcompare.analysis.statistics import MIN_PAIRS, Effect, decide, paired
+from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.records.run import RunRecord
 
@@ -56,9 +56,10 @@ def _time_effect(pairs: Sequence[Pair]) -> Effect:
     return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 
 
-def time_verdicts(arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria) -> dict[str, str]:
-    words = decide([time.effect for _, time in arms.values()], terms.time())
+def time_verdicts(arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria) -> dict[str, Verdict]:
+    """Return the verdict of each arm on the logarithm of its speed; without a test there is a word and no interval."""
+    verdicts = decide([time.effect for _, time in arms.values()], terms.time())
     return {
-        arm: time.why_not or word or divergence_verdict(records)
-        for (arm, (records, time)), word in zip(arms.items(), words, strict=True)
+        arm: verdict if verdict.word else Verdict(time.why_not or divergence_verdict(records))
+        for (arm, (records, time)), verdict in zip(arms.items(), verdicts, strict=True)
     }

@@ -10,8 +10,8 @@ from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
-from ampcompare.analysis.statistics import MIN_PAIRS, interval, together, wilson
-from ampcompare.analysis.step_time import StepTimes, ratio_of, step_times, time_verdicts
+from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
+from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
@@ -76,17 +76,16 @@ def _rows(
     accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
-    sure = together([accuracy_effect(pairs[arm]) for arm in others])
-    sure_of_time = together([times[arm].effect for arm in others])
     peak = _peak(by_arm.get(reference, []))
     return [
-        _row(arm, by_arm[arm], pairs[arm], times[arm], sure, sure_of_time).model_copy(
-            update={
-                "accuracy_verdict": accuracy.get(arm) or divergence_verdict(by_arm[arm]),
-                "time_verdict": time.get(arm, ""),
-                "memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None,
-            }
-        )
+        _row(
+            arm,
+            by_arm[arm],
+            pairs[arm],
+            times[arm].ratio,
+            accuracy.get(arm, Verdict(divergence_verdict(by_arm[arm]))),
+            time.get(arm, Verdict()),
+        ).model_copy(update={"memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None})
         for arm in arms
     ]
 
@@ -110,14 +109,17 @@ def _difference(one: int | None, other: int | None) -> int | None:
 
 
 def _row(
-    arm: str, records: Sequence[RunRecord], pairs: Sequence[Pair], time: StepTimes, sure: float, sure_of_time: float
+    arm: str,
+    records: Sequence[RunRecord],
+    pairs: Sequence[Pair],
+    time_ratio: float | None,
+    accuracy: Verdict,
+    time: Verdict,
 ) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
     ran = finished(records)
     top1 = [record.summary.top1_final for record in done]
-    accuracy = accuracy_effect(pairs)
-    accuracy_bounds = interval(accuracy, sure) if accuracy else None
-    time_bounds = interval(time.effect, sure_of_time) if time.effect else None
+    effect = accuracy_effect(pairs)
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     others = [record.effective for record in ran if record.effective]
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
@@ -143,12 +145,16 @@ def _row(
         loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
         allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
         peak_bytes=_peak(ran),
-        time_ratio=time.ratio,
-        time_ratio_low=ratio_of(-time_bounds[1]) if time_bounds else None,
-        time_ratio_high=ratio_of(-time_bounds[0]) if time_bounds else None,
-        top1_difference=accuracy.mean if accuracy else None,
-        top1_difference_low=accuracy_bounds[0] if accuracy_bounds else None,
-        top1_difference_high=accuracy_bounds[1] if accuracy_bounds else None,
+        time_ratio=time_ratio,
+        time_ratio_low=None if time.high is None else ratio_of(-time.high),
+        time_ratio_high=None if time.low is None else ratio_of(-time.low),
+        time_ratio_confidence=time.confidence,
+        time_verdict=time.word,
+        top1_difference=effect.mean if effect else None,
+        top1_difference_low=accuracy.low,
+        top1_difference_high=accuracy.high,
+        top1_difference_confidence=accuracy.confidence,
+        accuracy_verdict=accuracy.word,
         top1_correlation=_correlation(pairs),
         pairs=len(pairs),
         diverged_low=rate[0],

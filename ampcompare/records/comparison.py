@@ -39,11 +39,13 @@ class ArmSummary(FrozenRecord):
     allreduce_share: float | None = None
     peak_bytes: int | None = None
     time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the reference arm's")
-    time_ratio_low: float | None = None
+    time_ratio_low: float | None = Field(None, description="of the interval of the test that gave `time_verdict`")
     time_ratio_high: float | None = None
+    time_ratio_confidence: float | None = Field(None, description="two-sided, of that interval")
     top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
-    top1_difference_low: float | None = None
+    top1_difference_low: float | None = Field(None, description="of the interval of the test behind `accuracy_verdict`")
     top1_difference_high: float | None = None
+    top1_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
     top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     accuracy_verdict: str = ""
@@ -83,6 +85,7 @@ class Comparison(FrozenRecord):
     tag: str = ""
     margin: float = Field(0.5, description="points of top-1 that do not matter")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
+    error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
     prefer: str = "time"
     arms: list[ArmSummary]
     reading: list[str]

@@ -60,5 +60,7 @@ class Judged(Reporter):
         spread = f", with a published spread of {self.sd:g} points over seeds" if self.sd is not None else ""
         return (
             f"Against {printable(comparison.reference, 60)}. Equivalence margins: {comparison.margin:g} points of "
-            f"accuracy{spread}, {100 * comparison.time_margin:g} % of time, at 95 % for all arms together (Holm)."
+            f"accuracy{spread}, {100 * comparison.time_margin:g} % of time; error rate "
+            f"{100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the "
+            "interval of the test that decided."
         )

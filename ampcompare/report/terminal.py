@@ -31,8 +31,9 @@ def verdict_legend(comparison: Comparison) -> str:
     """Return one line that says what the verdicts go by."""
     return (
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
-        f"{comparison.margin:g} points of accuracy, {100 * comparison.time_margin:g} % of step time, at 95 % for all "
-        "arms (Holm); in brackets: simultaneous 95 % intervals; MiB: difference in peak memory."
+        f"{comparison.margin:g} points of accuracy, {100 * comparison.time_margin:g} % of step time; error rate "
+        f"{100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the interval of the test that decided, "
+        "two-sided 1 - 2 alpha for equivalent and not inferior, 1 - alpha otherwise. MiB: difference in peak memory."
     )
 
 

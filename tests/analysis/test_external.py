@@ -54,6 +54,21 @@ def test_equal_seeds_are_paired() -> None:
     assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
 
 
+def test_word_and_interval_agree() -> None:
+    """`equivalent` stands with an interval inside the margin, and arms of other settings do not widen it."""
+    lines = ["arm,seed,accuracy,gpus"]
+    for seed, (here, there) in enumerate([(76.2, 76.3), (76.5, 76.3), (76.1, 76.35), (76.4, 76.2)]):
+        lines += [f"fp32,{seed},{there},1", f"half,{seed},{here},1", f"other,{seed},{here - 3 * seed},8"]
+    comparison = judge(read_table("\n".join(lines), "t"))
+    row = _row(comparison, "half")
+    assert row.accuracy_verdict == "equivalent (±0.5)"
+    assert row.top1_difference_confidence == pytest.approx(0.9)
+    assert -0.005 < (row.top1_difference_low or -1) < (row.top1_difference_high or 1) < 0.005
+    other = _row(comparison, "other")
+    assert other.accuracy_verdict == "not comparable (gpus 8, not 1)"
+    assert other.top1_difference_low is None
+
+
 def test_runs_without_seeds_are_two_samples() -> None:
     """Without seeds the interval is Welch's, for samples of any size."""
     row = _row(judge(read_table(_table(ARM[:3], REFERENCE, seeds=False), "t")), "half")

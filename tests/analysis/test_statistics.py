@@ -14,8 +14,8 @@ from ampcompare.analysis.statistics import (
     MIN_PAIRS,
     Effect,
     Margin,
+    Verdict,
     decide,
-    holm,
     interval,
     known_spread,
     min_resolvable_spread,
@@ -29,6 +29,10 @@ from ampcompare.analysis.statistics import (
 FLOOR = 1e-9
 POINT = Margin(0.5, "0.5")
 SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=12)
+
+
+def _words(effects: list[Effect], margin: Margin) -> list[str]:
+    return [verdict.word for verdict in decide(effects, margin)]
 
 
 def test_interval_by_hand() -> None:
@@ -82,7 +86,7 @@ def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
     effect = paired([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
-    assert decide([effect], POINT)[0].startswith("cannot tell (about ")
+    assert decide([effect], POINT)[0].word.startswith("cannot tell (about ")
 
 
 def test_equal_counts_are_not_taken_for_certainty() -> None:
@@ -91,14 +95,14 @@ def test_equal_counts_are_not_taken_for_certainty() -> None:
     bounds = interval(effect)
     assert bounds is not None
     assert bounds[0] < 0 < bounds[1]
-    assert decide([effect], Margin(0.005, "0.5")) == ["equivalent (±0.5)"]
-    assert decide([effect], Margin(0.0005, "0.05"))[0].startswith("cannot tell")
+    assert _words([effect], Margin(0.005, "0.5")) == ["equivalent (±0.5)"]
+    assert _words([effect], Margin(0.0005, "0.05"))[0].startswith("cannot tell")
 
 
 def test_one_image_in_every_seed_is_no_winner() -> None:
     """Three seeds that all differ by the same one image of 360 are too little to name a winner."""
     effect = paired([0.5 + 1 / 360] * 3, [0.5] * 3, min_resolvable_spread(360))
-    assert "better" not in decide([effect], Margin(0.0001, "0.01"))
+    assert "better" not in _words([effect], Margin(0.0001, "0.01"))
 
 
 def test_count_floor_is_the_spread_of_rounding() -> None:
@@ -121,42 +125,100 @@ def test_count_floor_is_the_spread_of_rounding() -> None:
 )
 def test_each_word(differences: list[float], word: str) -> None:
     """Each pattern of differences in points gets its fixed word at a margin of half a point."""
-    assert decide([paired(differences, [0.0] * 5, FLOOR)], POINT) == [word]
+    assert _words([paired(differences, [0.0] * 5, FLOOR)], POINT) == [word]
 
 
 def test_a_practical_margin_names_no_small_winner() -> None:
     """A difference that is sure but inside a practical margin is neither better nor inferior."""
     effect = Effect(0.4, 0.1, 0.1, 20, 21)
-    assert decide([effect], Margin(0.5, "0.5"))[0] == "better"
-    assert decide([effect], Margin(0.5, "0.5", practical=True))[0] == "not inferior (margin 0.5)"
+    assert _words([effect], Margin(0.5, "0.5"))[0] == "better"
+    assert _words([effect], Margin(0.5, "0.5", practical=True))[0] == "not inferior (margin 0.5)"
 
 
 def test_what_is_missing_stays_empty() -> None:
     """An arm without an effect has no verdict, and does not count among the tests of the others."""
     effect = paired([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
-    assert decide([None, effect, None], POINT) == ["", *decide([effect], POINT), ""]
+    assert decide([None, effect, None], POINT) == [Verdict(), *decide([effect], POINT), Verdict()]
 
 
 def test_holm_by_hand() -> None:
-    """The smallest p counts for all, the next for all but one, and none falls below one before it."""
-    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
+    """The smallest p value is tested at a third of 5 %, the next at a half, the last at all, up to a failure."""
+    sharp, clear, open_ = (Effect(mean, 1.0, 0.4, 8, 9) for mean in (2.0, 1.35, 0.95))
+    levels = [
+        round(1 - (verdict.confidence or 0), 6) for verdict in decide([open_, sharp, clear], Margin(0.01, "0.01"))
+    ]
+    assert levels == [0.05, round(0.05 / 3, 6), 0.025]
+    p = [p_values(effect, 0.01).different for effect in (sharp, clear, open_)]
+    assert p[0] < 0.05 / 3
+    assert p[1] < 0.05 / 2
+    assert p[2] < 0.05
+    halted = decide([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
+    assert halted[1].word.startswith("cannot tell")
+    assert halted[1].confidence == pytest.approx(0.975)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_lies_between_plain_and_bonferroni(values: list[float]) -> None:
-    """Adjusting never lowers a p value, and never asks more than Bonferroni does."""
-    for plain, adjusted in zip(values, holm(values), strict=True):
-        assert plain <= adjusted <= min(1.0, len(values) * plain)
+@given(
+    st.lists(st.tuples(st.floats(-4, 4), st.floats(0.01, 3), st.integers(3, 12)), min_size=1, max_size=9), st.booleans()
+)
+def test_word_and_interval_agree(arms: list[tuple[float, float, int]], practical: bool) -> None:
+    """Whatever the effects and however many arms, the printed interval says what the word says."""
+    effects = [Effect(mean, spread, spread / n**0.5, n - 1, n) for mean, spread, n in arms]
+    for effect, verdict in zip(effects, decide(effects, Margin(0.5, "0.5", practical)), strict=True):
+        _check_agreement(effect, verdict, 0.5, practical)
+
+
+@pytest.mark.parametrize("arms", range(1, 10))
+def test_word_and_interval_agree_in_counts(arms: int) -> None:
+    """So they do for counts of 360 images, where many differences are equal, and every word occurs."""
+    generator = np.random.default_rng(arms)
+    words = set()
+    for shift, spread, pairs in [(0, 1, 3), (-2, 2, 3), (1, 4, 5), (-3, 2, 5), (0, 1, 10), (4, 3, 10)] * 8:
+        counts = np.round(generator.normal(340, 2, pairs) + generator.normal(shift, spread, (arms, pairs))) / 360
+        effects = [paired(list(row), [340 / 360] * pairs, min_resolvable_spread(360)) for row in counts]
+        for effect, verdict in zip(effects, decide(effects, Margin(0.005, "0.5")), strict=True):
+            _check_agreement(effect, verdict, 0.005, practical=False)
+            words.add(verdict.word.partition(" (")[0])
+    assert {"better", "inferior", "cannot tell"} <= words
+
+
+def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical: bool) -> None:
+    low, high, word = verdict.low, verdict.high, verdict.word.partition(" (")[0]
+    assert low is not None
+    assert high is not None
+    assert verdict.confidence is not None
+    assert interval(effect, verdict.confidence) == (low, high)
+    inside, above, differs = low > -margin and high < margin, low > -margin, low > 0 or high < 0
+    matters = not practical or abs(effect.mean) > margin
+    assert {
+        "equivalent": inside,
+        "better": low > 0 and matters,
+        "inferior": high < 0 and matters,
+        "not inferior": above,
+        "cannot tell": not above and not inside and not (differs and matters),
+    }[word]
+
+
+def test_the_level_of_a_one_sided_test() -> None:
+    """Equivalent and not inferior have the 90 % interval, better and inferior the 95 % one, all by scipy."""
+    for differences, confidence in (
+        ([0.1, 0.0, -0.1, 0.05, -0.05], 0.9),
+        ([1.0, 0.2, 1.4, -0.1, 0.6], 0.9),
+        ([2.0, 2.2, 1.9, 2.1, 2.0], 0.95),
+        ([-2.0, -2.2, -1.9, -2.1, -2.0], 0.95),
+        ([3.0, -3.0, 2.0, -2.0, 0.5], 0.95),
+    ):
+        verdict = decide([paired(differences, [0.0] * 5, FLOOR)], POINT)[0]
+        assert verdict.confidence == pytest.approx(confidence)
+        expected = stats.ttest_1samp(differences, 0).confidence_interval(confidence)
+        assert (verdict.low, verdict.high) == pytest.approx(tuple(expected))
 
 
 def test_many_arms_make_a_winner_harder() -> None:
     """A difference that alone is significant is not so among twenty arms that show none."""
     edge = Effect(1.0, 1.0, 0.36, 8, 9)
     nothing = Effect(0.0, 9.0, 3.0, 8, 9)
-    assert decide([edge], POINT) == ["better"]
-    assert decide([edge, *[nothing] * 19], POINT)[0] != "better"
+    assert _words([edge], POINT) == ["better"]
+    assert _words([edge, *[nothing] * 19], POINT)[0] != "better"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +253,7 @@ def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
     for _ in range(runs):
         reference = generator.normal(size=5)
         effects = [paired(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
-        wrong += any(word in ("better", "inferior") for word in decide(effects, Margin(0.01, "0.01")))
+        wrong += any(word in ("better", "inferior") for word in _words(effects, Margin(0.01, "0.01")))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
     assert wrong > 0
 

@@ -21,6 +21,12 @@ HALF = [0.40, 0.44, 0.41, 0.40, 0.43]
 SECONDS = [1.0, 1.1, 0.9, 1.0, 1.05]
 
 
+def _with_lr(record: RunRecord, lr: float) -> RunRecord:
+    optimizer = record.config.recipe.optimizer.model_copy(update={"lr": lr})
+    recipe = record.config.recipe.model_copy(update={"optimizer": optimizer})
+    return record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})})
+
+
 def _row(comparison: Comparison, arm: str) -> ArmSummary:
     return next(row for row in comparison.arms if row.arm == arm)
 
@@ -136,6 +142,37 @@ def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
     assert other.top1_difference_low is not None
     assert one.top1_difference_low is not None
     assert other.top1_difference_low < one.top1_difference_low
+
+
+def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
+    """Arms that diverged or did other work have no interval, and leave that of the others as it were alone."""
+    alone = _matrix(make_record)
+    diverged = [
+        make_record("native:fp16", seed, top1=0.5, status="diverged" if seed == 4 else "completed") for seed in range(5)
+    ]
+    other = [_with_lr(make_record("native:bf16", seed, top1=0.5), 0.7) for seed in range(5)]
+    arms = ["fp32", "half", "native:fp16", "native:bf16"]
+    one = _row(summarize(alone, arms=arms[:2], reference="fp32"), "half")
+    several = summarize(alone + diverged + other, arms=arms, reference="fp32")
+    row = _row(several, "half")
+    assert (row.top1_difference_low, row.top1_difference_high) == (one.top1_difference_low, one.top1_difference_high)
+    for arm, word in (("native:fp16", "diverged 1/5"), ("native:bf16", "not comparable (lr 0.7, not 0.05)")):
+        assert _row(several, arm).accuracy_verdict == word
+        assert _row(several, arm).top1_difference is not None
+        assert _row(several, arm).top1_difference_low is None
+
+
+def test_rows_hold_the_confidence_of_their_intervals(make_record: MakeRecord) -> None:
+    """A one-sided verdict has the interval of its test, 90 %; a two-sided one 95 %."""
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
+    row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
+    assert row.top1_difference_confidence == pytest.approx(0.9)
+    assert (
+        _row(
+            summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "half"
+        ).top1_difference_confidence
+        == 0.95
+    )
 
 
 def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:

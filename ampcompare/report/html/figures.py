@@ -379,6 +379,8 @@ def _differences(arms: Sequence[ArmRuns], reference: str) -> Plot:
         interval = "-"
         if low is not None and high is not None:
             interval = f"{100 * low:+.2f} to {100 * high:+.2f}"
+            if arm.row.top1_difference_confidence is not None:
+                interval += f" ({100 * arm.row.top1_difference_confidence:.3g} %)"
             bounds = {"array": [sig(100 * (high - mean))], "arrayminus": [sig(100 * (mean - low))]}
             spread = {"error_x": {"type": "data", "symmetric": False, **bounds}}
         trace = arm_trace(arm, "point", [100 * mean], [], mode="markers", hovertemplate="%{x:+.2f} points", **spread)
@@ -387,8 +389,8 @@ def _differences(arms: Sequence[ArmRuns], reference: str) -> Plot:
     return Plot(
         "differences",
         f"Top-1 against {printable(reference, 40)}",
-        "Mean difference in percentage points, paired by seed. Intervals are simultaneous at 95 %; the tests behind "
-        "verdicts are Holm-adjusted and can reject where the interval does not. Too few pairs have no interval.",
+        "Mean difference in percentage points, paired by seed. Each interval is that of the test that decided the "
+        "verdict, at the level of its step in Holm's method. An arm without a test has no interval.",
         traces,
         by_name(arms, axis("percentage points", zeroline=True)),
         FigureTable(["arm", "difference", "interval"], rows) if traces else None,
