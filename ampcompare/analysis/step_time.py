@@ -1,0 +1,64 @@
+"""What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ampcompare.analysis.comparability import time_incomparable_reason
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.pairs import Pair, divergence_verdict
+from ampcompare.analysis.statistics import MIN_PAIRS, Effect, decide, paired
+from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.records.run import RunRecord
+
+__all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "step_times", "time_verdicts"]
+
+TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
+MAX_LOGARITHM = 709.0  # of a float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What the step times of pairs say: an effect over the valid pairs, or why there is none, and the plain ratio."""
+
+    effect: Effect | None
+    ratio: float | None
+    why_not: str
+
+
+def step_times(pairs: Sequence[Pair]) -> StepTimes:
+    timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
+    ratio = ratio_of(-_time_effect(timed).mean) if timed else None
+    differs = next(filter(None, (time_incomparable_reason(*pair) for pair in pairs)), "")
+    if differs:
+        return StepTimes(None, ratio, f"not comparable ({differs})")
+    reasons = [invalid_reason(arm) or invalid_reason(reference) for arm, reference in pairs]
+    valid = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    if not pairs:
+        return StepTimes(None, None, "")
+    if len(valid) < min(MIN_PAIRS, len(pairs)):
+        return StepTimes(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
+    effect = _time_effect(valid)
+    return StepTimes(effect, ratio_of(-effect.mean), "")
+
+
+def ratio_of(logarithm: float) -> float:
+    """Return a ratio of times by its logarithm, which an absurd record may have beyond what a float can hold."""
+    return math.exp(logarithm) if logarithm < MAX_LOGARITHM else math.inf
+
+
+def _time_effect(pairs: Sequence[Pair]) -> Effect:
+    """Return the effect on the logarithm of the step time, positive where the arm is faster."""
+    logs = [[math.log(record.summary.step_seconds_median or 1) for record in pair] for pair in pairs]
+    return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
+
+
+def time_verdicts(arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria) -> dict[str, str]:
+    words = decide([time.effect for _, time in arms.values()], terms.time())
+    return {
+        arm: time.why_not or word or divergence_verdict(records)
+        for (arm, (records, time)), word in zip(arms.items(), words, strict=True)
+    }
