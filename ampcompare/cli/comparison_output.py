@@ -58,7 +58,9 @@ def show_plan(planned: PlannedComparison, *, as_json: bool) -> None:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
         click.echo(dump_json({"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining)}))
         return
-    lines = [f"{_count(len(plan.cells))} into {folder}, in this order:"]
+    is_recorded = (folder / "plan.json").exists()
+    order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"
+    lines = [f"{_count(len(plan.cells))} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
     if remaining.seconds is None or remaining.peak_bytes is None:
         lines.append(f"time and memory: unknown, for {folder} has no record of {', '.join(remaining.unknown)}")

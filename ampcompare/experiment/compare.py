@@ -20,6 +20,7 @@ from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.recorded_order import with_recorded_order
 from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.experiment.run_folder import check_output_name
 from ampcompare.experiment.single_run import WhileRunning
@@ -130,6 +131,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     label = "-".join(["compare", *(["auto"] if seeds == "auto" else []), *_folder_part(options.tag), plan.digest()])
     folder = options.output_dir or Path("runs") / label
     check_output_name(folder)
+    plan = with_recorded_order(plan, folder)
     return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
 
 

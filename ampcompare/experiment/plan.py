@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import re
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_setting
+from ampcompare.experiment.run_order import balanced_rows
 from ampcompare.records.published import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
@@ -19,6 +20,7 @@ from ampcompare.user_files import FileFault, parse_yaml
 __all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
 
 MAX_SEEDS = 10_000
+MAX_ORDER_SEED_BITS = 53  # a number that every reader of JSON keeps exactly
 SEED = re.compile(r"[0-9]{1,18}")
 
 
@@ -30,9 +32,10 @@ class Plan:
         arms: labels of the rows, in the order of the table: canonical texts of arms, and what is varied.
         reference: the row that the others are compared with.
         seeds: in order.
-        cells: in the order in which they run: blocks by seed, arms at random inside a block, so that a drift of the
-            machine meets all arms alike.
+        cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
+            mean positions, so that a drift of the machine reaches them alike.
         labels: the row of each cell.
+        order_seed: of the random choice of the order, drawn for each plan.
         published: published results matched to the rows.
     """
 
@@ -41,12 +44,35 @@ class Plan:
     seeds: tuple[int, ...]
     cells: tuple[RunConfig, ...]
     labels: tuple[str, ...]
+    order_seed: int = 0
     published: Published | None = None
 
     @property
     def order(self) -> list[str]:
         """Every cell as LABEL@SEED, as they run."""
         return [f"{label}@{cell.recipe.seed}" for label, cell in zip(self.labels, self.cells, strict=True)]
+
+    def in_order(self, order: Sequence[str], order_seed: int) -> Plan:
+        """Return the same cells in an order that was recorded, which arms and seeds that it lacks extend.
+
+        Args:
+            order: cells as LABEL@SEED; those that this plan lacks are ignored.
+            order_seed: recorded with it.
+        """
+        cells = dict(zip(self.order, self.cells, strict=True))
+        recorded: dict[int, list[str]] = {seed: [] for seed in self.seeds}
+        for name in dict.fromkeys(order):
+            if name in cells:
+                recorded[cells[name].recipe.seed].append(name.rpartition("@")[0])
+        complete = [row for row in recorded.values() if len(row) == len(self.arms)]
+        new_rows = iter(balanced_rows(self.arms, complete, len(self.seeds) - len(complete), order_seed))
+        labels = []
+        for row in recorded.values():
+            labels += row
+            if len(row) < len(self.arms):
+                labels += [label for label in next(new_rows) if label not in row]
+        names = [f"{label}@{seed}" for label, seed in zip(labels, _repeated(self.seeds, len(self.arms)), strict=True)]
+        return replace(self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed)
 
     def blocks(self) -> list[range]:
         """Return the places of the cells of each seed."""
@@ -107,14 +133,14 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int]) -> Pla
         if row.label in named:
             raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
         named[row.label] = row
-    labels, cells = [], []
-    for seed in seeds:
-        block = list(named)
-        random.Random(f"order of seed {seed}").shuffle(block)
-        labels += block
-        cells += [_cell(base, named[label].arm, named[label].varied, seed) for label in block]
+    cells = [_cell(base, row.arm, row.varied, seed) for seed in seeds for row in named.values()]
     reference = next((label for label, row in named.items() if row.arm == "fp32"), next(iter(named)))
-    return Plan(tuple(named), reference, tuple(seeds), tuple(cells), tuple(labels))
+    plan = Plan(tuple(named), reference, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
+    return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
+
+
+def _repeated(seeds: Sequence[int], times: int) -> list[int]:
+    return [seed for seed in seeds for _ in range(times)]
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:

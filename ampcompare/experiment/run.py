@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.environment import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
 from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.files import write_atomically
 from ampcompare.launch.base import Launcher, Progress
@@ -134,15 +136,16 @@ def run_plan(
     terms = terms or Criteria()
     observer = observer or Observer()
     launcher.on_note = observer.note
-    order = plan.order
+    plan = with_recorded_order(plan, folder)
     plan_text: dict[str, Any] = {
         "arms": plan.arms,
         "reference": plan.reference,
         "seeds": plan.seeds,
-        "order": order,
+        "order": plan.order,
+        "order_seed": plan.order_seed,
         "command": command,
         "terms": asdict(terms),
-        "cells": {label: cell.digest() for label, cell in zip(order, plan.cells, strict=True)},
+        "cells": {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)},
         "published": plan.published and plan.published.model_dump(),
     }
     write_atomically(folder / "plan.json", dump_json(plan_text))
@@ -150,11 +153,16 @@ def run_plan(
     # Existing records are read first, so that an intermediate report has every row that an earlier one had.
     known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
+    starts = [None if record is None else record.started or "" for record in records]
 
     def done() -> list[RunRecord]:
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
 
     def saved() -> Comparison:
+        order = order_as_run(plan, starts)
+        if order != plan_text["order"]:
+            plan_text["order"] = order
+            write_atomically(folder / "plan.json", dump_json(plan_text))
         comparison = summarize(
             done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms,
             published=plan.published,
@@ -170,7 +178,9 @@ def run_plan(
         observer.begin(config, place + 1, len(plan.cells))
         record = found.record
         if record is None:
+            begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
             record = records[place] = run()
+            starts[place] = record.started or begin  # it may have ended before it could write its start down
             saved()
         observer.end(record, reused=found.record is not None)
         if record.status == "interrupted":

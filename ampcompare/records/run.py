@@ -255,6 +255,7 @@ class RunRecord(FrozenRecord):
     trace: Trace | None = None
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: SystemReadings | None = None
+    started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
     jobs: int = Field(1, description="cells that ran at the same time")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")

@@ -292,6 +292,16 @@ def test_an_arm_more_keeps_what_is_there(launcher: ForkedLauncher, small: Plan, 
     assert [row.arm for row in comparison.arms] == [*SMALL, "half"]
 
 
+def test_the_order_is_the_one_that_ran(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """A cell that runs again is listed where it ran, after those that were reused, in plan.json and in the report."""
+    first, other = small.order
+    _record_of(done, small, first.partition("@")[0]).unlink()
+    _, _, comparison = _again(small, done, launcher)
+    assert comparison.order == json.loads((done / "plan.json").read_text())["order"] == [other, first]
+    started = {f"{record.arm}@0": record.started or "" for record in comparison.records}
+    assert started[other] < started[first]
+
+
 def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """A record of another torch is not taken, and the note says what changed."""
     path = _record_of(done, small, "fp32")

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +100,7 @@ def train_cell(
     """
     with guards_during_warmup(config) as violations:
         begin = time.perf_counter()
+        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         process_seconds = time.time() - psutil.Process().create_time()
         start_seconds = process_seconds if rendezvous_seconds is None else rendezvous_seconds
         own_device = resolve_device(device or config.device)
@@ -108,7 +110,7 @@ def train_cell(
         run(cell, on_progress)
         seconds = time.perf_counter() - begin
         result = record(cell, world, start_seconds=start_seconds, seconds=seconds)
-    return result.model_copy(update={"guards": violations})
+    return result.model_copy(update={"guards": violations, "started": started})
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:

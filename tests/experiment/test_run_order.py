@@ -1,0 +1,134 @@
+"""The order of cells: equal mean positions, a fresh draw per plan, and what a run directory records of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from ampcompare.experiment.plan import Plan, make_plan
+from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
+from ampcompare.experiment.run_order import balanced_rows, position_sums
+from ampcompare.settings.config import RunConfig
+
+ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
+
+
+def _names(count: int) -> list[str]:
+    return [f"arm {number}" for number in range(count)]
+
+
+def _range(arms: list[str], rows: list[list[str]]) -> int:
+    sums = position_sums(arms, rows).values()
+    return max(sums) - min(sums)
+
+
+def _least_range(arms: int, blocks: int) -> int:
+    """Return the least range of sums of positions: they add up to blocks * arms * (arms - 1) / 2, in whole numbers."""
+    if blocks == 1:
+        return arms - 1
+    return 0 if blocks % 2 == 0 or arms % 2 == 1 else 1
+
+
+@pytest.mark.parametrize("arms", range(1, 13))
+@pytest.mark.parametrize("blocks", range(1, 12))
+def test_mean_positions_are_as_equal_as_possible(arms: int, blocks: int) -> None:
+    """For any numbers of arms and seeds the sums of positions differ by the least that whole numbers allow."""
+    names = _names(arms)
+    for seed in range(5):
+        rows = balanced_rows(names, [], blocks, seed)
+        assert [sorted(row) for row in rows] == [sorted(names)] * blocks
+        assert _range(names, rows) == _least_range(arms, blocks)
+
+
+@pytest.mark.parametrize("arms", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("recorded", [1, 2, 3, 4, 5])
+def test_further_blocks_restore_the_balance(arms: int, recorded: int) -> None:
+    """Blocks that are added are chosen for the balance of all, so that two or more equalize what was recorded."""
+    names = _names(arms)
+    for seed in range(5):
+        before = balanced_rows(names, [], recorded, seed)
+        for count in (2, 3, 4):
+            rows = [*before, *balanced_rows(names, before, count, seed)]
+            assert _range(names, rows) <= 1, (arms, recorded, count)
+
+
+def test_three_arms_of_three_seeds_are_a_latin_square() -> None:
+    """With three arms and seeds each arm runs first, second and last once: no effect of the position is left."""
+    names = _names(3)
+    for seed in range(20):
+        columns = zip(*balanced_rows(names, [], 3, seed), strict=True)
+        assert all(sorted(column) == names for column in columns)
+
+
+def test_neighbors_are_spread() -> None:
+    """Over many blocks no arm follows the same arm much more often than chance has it."""
+    names = _names(5)
+    rows = balanced_rows(names, [], 20, 7)
+    after = [(one, other) for row in rows for one, other in itertools.pairwise(row)]
+    assert max(map(after.count, after)) <= 6  # 80 neighbors over 20 pairs are 4 each
+
+
+def test_each_plan_draws_its_order() -> None:
+    """Plans of the same arms and seeds have orders of their own, which do not follow from the list of arms."""
+    plans = [make_plan(RunConfig(), ARMS, range(3)) for _ in range(20)]
+    assert len({tuple(plan.order) for plan in plans}) > 15
+    assert len({plan.order_seed for plan in plans}) == 20
+    assert len({plan.labels[0] for plan in plans}) > 1
+    assert len({plan.digest() for plan in plans}) == 1
+
+
+def _write(folder: Path, plan: Plan) -> None:
+    (folder / "plan.json").write_text(json.dumps({"order": plan.order, "order_seed": plan.order_seed}))
+
+
+def test_a_folder_keeps_its_order(tmp_path: Path) -> None:
+    """The order that a run directory records holds for the next call, and its seed draws the same extension."""
+    first = make_plan(RunConfig(), ARMS, range(3))
+    assert with_recorded_order(first, tmp_path) is first
+    _write(tmp_path, first)
+    again, more = (with_recorded_order(make_plan(RunConfig(), ARMS, range(count)), tmp_path) for count in (3, 5))
+    assert (again.order, again.order_seed, again.cells) == (first.order, first.order_seed, first.cells)
+    assert more.order[: len(first.order)] == first.order
+    assert more.order == with_recorded_order(make_plan(RunConfig(), ARMS, range(5)), tmp_path).order
+    rows = [list(more.labels[start : start + 5]) for start in range(0, 25, 5)]
+    assert _range(list(ARMS), rows) == 0
+
+
+def test_arms_and_seeds_that_the_record_lacks(tmp_path: Path) -> None:
+    """Added arms follow those of a recorded block, and removed cells are left out."""
+    first = make_plan(RunConfig(), ARMS[:3], [1, 2])
+    _write(tmp_path, first)
+    plan = with_recorded_order(make_plan(RunConfig(), [*ARMS[:2], ARMS[4]], [0, 2]), tmp_path)
+    blocks = [plan.order[place] for place in plan.blocks()[1]]
+    kept = [name for name in first.order if name.endswith("@2") and not name.startswith(ARMS[2])]
+    assert blocks == [*kept, f"{ARMS[4]}@2"]
+    assert sorted(plan.order[:3]) == sorted(f"{arm}@0" for arm in [*ARMS[:2], ARMS[4]])
+    assert [cell.recipe.seed for cell in plan.cells] == [0, 0, 0, 2, 2, 2]
+    assert [cell.arm for cell in plan.cells] == list(plan.labels)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"order": 3}', '{"order": [1]}', '{"order": [], "order_seed": "x"}'])
+def test_a_damaged_plan_is_no_order(tmp_path: Path, text: str) -> None:
+    """A plan.json that holds no order changes nothing; the run writes it again."""
+    plan = make_plan(RunConfig(), ARMS, range(2))
+    (tmp_path / "plan.json").write_text(text)
+    assert with_recorded_order(plan, tmp_path) is plan
+
+
+def test_a_plan_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
+    """An order without its seed is kept as well, and extended by the seed of this plan."""
+    first, plan = make_plan(RunConfig(), ARMS, range(2)), make_plan(RunConfig(), ARMS, range(3))
+    (tmp_path / "plan.json").write_text(json.dumps({"order": first.order, "order_seed": None}))
+    kept = with_recorded_order(plan, tmp_path)
+    assert (kept.order[:10], kept.order_seed) == (first.order, plan.order_seed)
+
+
+def test_the_order_is_by_start() -> None:
+    """Cells are listed by when they ran; those without a start came first, those that did not run come last."""
+    plan = make_plan(RunConfig(), ["fp32", "half"], [0, 1])
+    starts = ["2026-01-05T10:00:00.000+00:00", "", "2026-01-05T09:00:00.000+00:00", None]
+    order = plan.order
+    assert order_as_run(plan, starts) == [order[1], order[2], order[0], order[3]]
