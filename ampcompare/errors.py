@@ -1,4 +1,4 @@
-"""Every error that a user can meet, and the exit code that the command line gives it.
+"""Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be.
 
 AmpCompareError
 ├── ConfigError                 2   an option, arm, recipe or user's factory that cannot be used
@@ -19,6 +19,7 @@ AmpCompareError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -37,7 +38,12 @@ __all__ = [
     "RecordError",
     "ScalingError",
     "UnsupportedCombination",
+    "close_matches",
+    "did_you_mean",
 ]
+
+MAX_LENGTH = 80  # matching takes time with the square of the length, and a name can come from anywhere
+MAX_LISTED = 12
 
 
 class AmpCompareError(Exception):
@@ -120,3 +126,25 @@ class Ended(AmpCompareError):
     """Asked to end by SIGTERM or SIGHUP."""
 
     exit_code = 143
+
+
+def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the `known` names most similar to `name`, best first; empty if none is.
+
+    Args:
+        count: how many at most.
+        cutoff: similarity, 0 to 1, below which a name is no match.
+    """
+    from difflib import get_close_matches  # here, since every command line imports this file and few need it
+
+    return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> str:
+    """Return the end of an error sentence: what `name` was probably meant to be, or else which names are known."""
+    names = list(known)
+    matches = close_matches(name, names, count=count, cutoff=cutoff)
+    if matches:
+        return f"did you mean {' or '.join(map(repr, matches))}?"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"known are {', '.join(names[:MAX_LISTED]) or 'none'}{more}"

@@ -15,7 +15,7 @@ import torch
 import ampcompare
 from ampcompare import api
 from ampcompare.cli.compare_command import command, options_from
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import ConfigError, GateFailed, RecordError
 from ampcompare.experiment.compare import ComparisonOutcome
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions

@@ -28,28 +28,22 @@ FLOORS = {
     "report": 6,
     "records": 4,
     "parallel": 4,
-    "recipes": 4,
     "settings": 3,
     "checkpoint": 3,
     "doctor": 3,
     "backends": 2,
+    "tasks": 2,
     "apex": 1,
     "guards": 1,
-    "tasks": 1,
-    "cuda_presence": 1,
-    "environment": 1,
+    "environment": 0,
     "files": 1,
-    "isolate": 1,
-    "user_files": 0,
-    "nested": 0,
-    "suggest": 0,
+    "isolate": 0,
     "formatting": 0,
     "tensor_lists": 0,
     "errors": 0,
-    "start": 0,
     "version": 0,
 }
-TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "recipes", "report", "settings")
+TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings")
 HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.environment import fingerprint, installed_version, probe_apex
-from ampcompare.version import __version__
+from ampcompare import __version__
+from ampcompare.environment.apex import probe_apex
+from ampcompare.environment.versions import fingerprint, installed_version
 
 
 def _package(folder: Path, *files: str) -> Path:
@@ -102,7 +103,8 @@ def test_fingerprint_is_what_results_depend_on() -> None:
 def test_nothing_is_imported_to_find_out() -> None:
     """Probe and fingerprint run without torch, numpy or apex being imported."""
     code = (
-        "import sys; from ampcompare.environment import fingerprint, probe_apex; fingerprint(); probe_apex();"
+        "import sys; from ampcompare.environment.apex import probe_apex; "
+        "from ampcompare.environment.versions import fingerprint; fingerprint(); probe_apex();"
         "print(*{'torch', 'numpy', 'apex'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

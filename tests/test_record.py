@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from ampcompare.errors import EnvironmentUnfit, RecordError
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import read_comparison
 from ampcompare.records.run import (
     SCHEMA,

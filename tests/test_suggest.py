@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.suggest import close_matches, did_you_mean
+from ampcompare.errors import close_matches, did_you_mean
 
 
 def test_the_closest_names_are_suggested() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ampcompare.errors import ConfigError
+from ampcompare.files.read import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.user_files import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
 
 needs_fifo = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ampcompare.nested import flatten
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.paths import flatten
 
 __all__ = ["accuracy_incomparable_reason", "changed_settings", "settings", "time_incomparable_reason"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.errors import RecordError
-from ampcompare.formatting import parse_duration
-from ampcompare.user_files import read_text
+from ampcompare.files.read import read_text
+from ampcompare.settings.durations import parse_duration
 
 __all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file"]
 

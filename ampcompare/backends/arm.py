@@ -13,8 +13,7 @@ from typing import Any
 from ampcompare.backends.catalog import described_backends, find_spec, third_party_backends
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
 from ampcompare.backends.spec import BackendSpec, EffectiveArm
-from ampcompare.errors import ConfigError
-from ampcompare.suggest import close_matches
+from ampcompare.errors import ConfigError, close_matches
 
 __all__ = ["Arm"]
 

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from types import ModuleType
 
-from ampcompare.environment import installed_version
+from ampcompare.environment.versions import installed_version
 from ampcompare.errors import BackendUnavailable
 
 __all__ = ["Library"]

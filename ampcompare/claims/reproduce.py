@@ -14,19 +14,18 @@ from ampcompare.claims.definition import Claim, ExperimentSpec, Study
 from ampcompare.claims.evaluate import ClaimResult, judge_claim
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.gpu import has_nvidia_gpu
-from ampcompare.environment import fingerprint
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.environment.versions import fingerprint
+from ampcompare.errors import ConfigError, LaunchError, did_you_mean
 from ampcompare.experiment.plan import make_plan, parse_seeds
 from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.experiment.run_folder import check_output_dir
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
+from ampcompare.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, resolve_settings
-from ampcompare.start import isolated_environment, start_command
-from ampcompare.suggest import did_you_mean
 
 __all__ = ["Reproduction", "reproduce", "sees_gpu", "select_claims"]
 

@@ -12,7 +12,7 @@ from ampcompare.claims.reproduce import Reproduction, reproduce, sees_gpu, selec
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.run import Observer
 from ampcompare.experiment.single_run import WhileRunning
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.launch.dispatch import make_launcher
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.run import dump_json

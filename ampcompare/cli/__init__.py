@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
+from ampcompare import __version__
 from ampcompare.cli.output import describe_unforeseen, drop_output, open_standard_streams
 from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
-from ampcompare.errors import AmpCompareError
-from ampcompare.suggest import close_matches
-from ampcompare.version import __version__
+from ampcompare.errors import AmpCompareError, close_matches
 
 __all__ = ["COMMANDS", "cli", "main"]
 

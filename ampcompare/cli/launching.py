@@ -104,7 +104,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
     Raises:
         Ended: the signal came between two cells.
     """
-    from ampcompare.training.stop_signal import end_signals
+    from ampcompare.launch.stop_signal import end_signals
 
     def end(number: int, frame: object) -> None:
         leave_closed_terminal()

@@ -35,7 +35,7 @@ def wait_seconds(wait: str | None) -> float:
     Raises:
         ConfigError: it is not a time.
     """
-    from ampcompare.formatting import parse_duration
+    from ampcompare.settings.durations import parse_duration
 
     if wait is None:
         return 0.0

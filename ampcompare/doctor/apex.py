@@ -10,7 +10,7 @@ from typing import Literal
 
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.finding import Check
-from ampcompare.environment import ApexInstall, probe_apex
+from ampcompare.environment.apex import ApexInstall, probe_apex
 from ampcompare.isolate.call import Answer, search_path
 
 __all__ = ["INSTALL", "State", "examine_apex"]

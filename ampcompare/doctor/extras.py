@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.doctor.finding import Check
-from ampcompare.environment import installed_version
+from ampcompare.environment.versions import installed_version
 
 __all__ = ["EXTRAS", "examine_extras"]
 

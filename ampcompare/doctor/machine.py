@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampcompare.doctor.finding import Check
 from ampcompare.doctor.processor import usable_cores
-from ampcompare.environment import THREAD_VARIABLES
+from ampcompare.environment.threads import THREAD_VARIABLES
 
 __all__ = ["examine_machine"]
 

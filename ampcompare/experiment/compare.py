@@ -31,7 +31,7 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord

@@ -13,11 +13,11 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.experiment.run import labeled, load_records
+from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.validation import validated
-from ampcompare.user_files import FileFault, read_json
 
 __all__ = ["reload_comparison"]
 

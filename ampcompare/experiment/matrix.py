@@ -9,11 +9,10 @@ from typing import Any
 
 from ampcompare.analysis.comparability import settings
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, close_matches
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
-from ampcompare.suggest import close_matches
 
 __all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_setting", "first_matching"]
 

@@ -10,10 +10,10 @@ from typing import Any
 from ampcompare.analysis.criteria import Preference
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.sources import SettingsRequest
-from ampcompare.formatting import parse_duration
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import make_launcher
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.durations import parse_duration
 
 __all__ = ["CompareOptions", "LaunchOptions", "RunOptions", "to_seconds"]
 

@@ -17,11 +17,11 @@ from filelock import FileLock, Timeout
 
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.run_folder import check_output_dir
-from ampcompare.files import write_atomically
+from ampcompare.files.read import FileFault, read_json
+from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.leftovers import remove_leftovers
 from ampcompare.records.run import dump_json
-from ampcompare.user_files import FileFault, read_json
 
 __all__ = ["LOCK", "OWNER", "owned"]
 

@@ -12,10 +12,10 @@ from typing import Any
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_setting
 from ampcompare.experiment.run_order import balanced_rows
+from ampcompare.files.read import FileFault, parse_yaml
 from ampcompare.records.published import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.user_files import FileFault, parse_yaml
 
 __all__ = ["DEFAULT_ARMS", "Plan", "make_plan", "parse_seeds", "parse_vary", "plan_rows"]
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ampcompare.backends.apex_engine import require_real_apex
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.checkpoint.store.frame import require_checkpoint
-from ampcompare.cuda_presence import why_no_cuda
-from ampcompare.environment import probe_apex
+from ampcompare.environment.cuda import why_no_cuda
 from ampcompare.errors import BackendUnavailable, EnvironmentUnfit
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
@@ -64,11 +64,7 @@ def _check_arm(arm: Arm, *, on_cpu: bool) -> None:
     if arm.inner is not None:
         _check_arm(arm.inner, on_cpu=on_cpu)
     if arm.backend == "apex" and arm.options.get("engine") == "nvidia":
-        installed = probe_apex()
-        if not installed.has_amp:
-            raise BackendUnavailable(installed.reason)
-        if on_cpu:
-            raise BackendUnavailable("the real Apex runs on CUDA only, and the device is cpu: use --engine compat")
+        require_real_apex("cpu" if on_cpu else "cuda")
     if arm.backend not in BUILT_IN:
         registered = arm.spec.implementation
         if not find_module(registered.partition(":")[0])[0]:

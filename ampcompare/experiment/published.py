@@ -10,9 +10,9 @@ from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import Row, find_setting
-from ampcompare.formatting import parse_duration
 from ampcompare.records.published import Published, PublishedRow
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.durations import parse_duration
 from ampcompare.settings.file import PublishedResult, Reference
 
 __all__ = ["RecipeAtSize", "published_beside"]

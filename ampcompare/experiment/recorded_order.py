@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ampcompare.experiment.plan import Plan
-from ampcompare.user_files import FileFault, read_json
+from ampcompare.files.read import FileFault, read_json
 
 __all__ = ["order_as_run", "with_recorded_order"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
-from ampcompare.environment import fingerprint, installed_version
+from ampcompare.environment.versions import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import Comparison

@@ -11,12 +11,12 @@ from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.experiment.published import RecipeAtSize, published_beside
-from ampcompare.nested import flatten
-from ampcompare.recipes.catalog import load_recipe
 from ampcompare.records.published import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import Matrix, SettingsFile, joined, read_settings_file
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.settings.paths import flatten
+from ampcompare.settings.recipes.catalog import load_recipe
 
 __all__ = [
     "SettingsRequest",

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.errors import AmpCompareError
-from ampcompare.launch.worker.device import resolve_device
-from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.training.assemble import Assembly, assemble, make_task
+from ampcompare.training.assemble import Assembly, assemble_single, make_task
+from ampcompare.training.device import resolve_device
 
 __all__ = ["observe"]
 
@@ -51,7 +50,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     device = resolve_device(config.device)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(config.recipe)
-    assembly = assemble(config.recipe, task, precision, Single(), device)
+    assembly = assemble_single(config.recipe, task, precision, device)
     (model,), (optimizer,) = assembly.models, assembly.optimizers
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.start import isolated_environment
+from ampcompare.isolate.start import isolated_environment
 
 __all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.errors import EnvironmentUnfit
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Progress
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig

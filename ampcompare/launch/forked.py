@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 
-from ampcompare.environment import THREAD_VARIABLES
+from ampcompare.environment.threads import THREAD_VARIABLES
+from ampcompare.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
 from ampcompare.launch.server_process import ServerGone, ServerProcess
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
-from ampcompare.start import isolated_environment, start_command
 
 __all__ = ["ForkedLauncher", "worker_environment"]
 

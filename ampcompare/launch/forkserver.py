@@ -29,11 +29,11 @@ import torch
 
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import log_name, send_output_to
+from ampcompare.launch.stop_signal import end_signals
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.catalog import BUILTIN_MODELS, TORCHVISION_FILES
 from ampcompare.tasks.torchvision_loader import load_torchvision
-from ampcompare.training.stop_signal import end_signals
 
 __all__ = ["main"]
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import psutil
 
 from ampcompare.errors import UnsupportedCombination
+from ampcompare.isolate.start import start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,
@@ -30,7 +31,6 @@ from ampcompare.launch.leftovers import remove_leftovers_of_cell
 from ampcompare.launch.rank_agent import RANK_MODULE, Request
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
-from ampcompare.start import start_command
 
 __all__ = ["MultiProcessLauncher"]
 

@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
+from ampcompare.isolate.start import __file__ as START
+from ampcompare.isolate.start import start_command
 from ampcompare.launch.distributed_env import loopback
 from ampcompare.launch.leftovers import private_folder
-from ampcompare.start import __file__ as START
-from ampcompare.start import start_command
-from ampcompare.training.stop_signal import end_signals
+from ampcompare.launch.stop_signal import end_signals
 
 __all__ = ["Request", "main"]
 

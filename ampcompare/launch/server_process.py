@@ -14,7 +14,7 @@ from typing import IO, Any
 import psutil
 
 from ampcompare.errors import LaunchError
-from ampcompare.start import start_command
+from ampcompare.isolate.start import start_command
 
 __all__ = ["ServerGone", "ServerProcess"]
 

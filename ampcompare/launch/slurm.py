@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.environment import THREAD_VARIABLES
+from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
+from ampcompare.isolate.start import __file__ as START
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,
@@ -30,7 +31,6 @@ from ampcompare.launch.forked import worker_environment
 from ampcompare.launch.slurm_queue import STATES_OF_JOBS, active_jobs, ending
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
-from ampcompare.start import __file__ as START
 
 __all__ = ["SlurmLauncher", "parse_slurm_options", "require_slurm"]
 

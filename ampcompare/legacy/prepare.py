@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
-from ampcompare.environment import probe_apex
+from ampcompare.environment.apex import probe_apex
 from ampcompare.errors import BackendUnavailable
 from ampcompare.legacy import child_processes, opt_level, torchvision_import
 from ampcompare.legacy.missing_names import watch_names

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.environment import probe_apex
+from ampcompare.backends.apex_engine import select_engine
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
 from ampcompare.precision.base import Precision, StepOutcome
@@ -119,44 +119,20 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
     Raises:
         BackendUnavailable: "nvidia" was asked for and is not usable here.
     """
-    installed = probe_apex()
-    on_cuda = torch.device(device).type == "cuda"
-    breaks_o1 = opt_level == "O1" and torch.__version__ >= torch.torch_version.TorchVersion("2.4")
-    # Without its CUDA extensions the real Apex waits for the device at each parameter, which nobody trained with.
-    if engine == "nvidia" or (engine == "auto" and installed.kind == "full" and on_cuda and not breaks_o1):
-        if not installed.has_amp:
-            raise BackendUnavailable(installed.reason)
-        if not on_cuda:
-            raise BackendUnavailable(
-                f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat"
-            )
-        if breaks_o1:
-            warnings.warn(
-                f"O1 of the real Apex can raise on torch {torch.__version__} (a weight used twice, a second forward, "
-                "RNN modules, evaluation without no_grad); --engine compat does not",
-                stacklevel=2,
-            )
+    choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
+    if choice.caution:
+        warnings.warn(choice.caution, stacklevel=2)
+    if choice.name == "nvidia":
         try:
             amp = importlib.import_module("apex.amp")
         except Exception as error:
             raise BackendUnavailable(
-                f"{installed.reason}, and importing apex.amp failed: {type(error).__name__}: {error}"
+                f"{choice.reason}, and importing apex.amp failed: {type(error).__name__}: {error}"
             ) from error
-        version = installed.version if installed.kind == "full" else f"{installed.version}, Python only"
-        return amp, EngineInfo(name="nvidia", version=version, reason=installed.reason)
-    if engine == "compat":
-        reason = "asked for"
-    elif not installed.has_amp:
-        reason = installed.reason.partition(";")[0]
-    elif not on_cuda:
-        reason = f"the real Apex runs on CUDA only, and the device is {device}"
-    elif installed.kind != "full":
-        reason = f"{installed.reason}; --engine nvidia takes it all the same"
-    else:
-        reason = f"O1 of the real Apex can raise on torch {torch.__version__}"
+        return amp, EngineInfo(name="nvidia", version=choice.version, reason=choice.reason)
     package = importlib.import_module("ampcompare.apex")
     amp = importlib.import_module("ampcompare.apex.amp")
-    return amp, EngineInfo(name="compat", version=package.__version__, reason=reason)
+    return amp, EngineInfo(name="compat", version=package.__version__, reason=choice.reason)
 
 
 def make_apex(

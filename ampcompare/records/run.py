@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, parse_json, read_text
 from ampcompare.settings.config import RunConfig
-from ampcompare.user_files import FileFault, parse_json, read_text
 
 __all__ = [
     "SCHEMA",

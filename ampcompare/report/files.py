@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from ampcompare.files import write_atomically
+from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.formats import FORMATS
 

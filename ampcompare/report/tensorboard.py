@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
-from ampcompare.files import write_file
+from ampcompare.files.write import write_file
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import EpochResult, RunRecord, iter_steps
 

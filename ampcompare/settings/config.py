@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
-from ampcompare.user_files import check_plain
+from ampcompare.files.read import check_plain
 
 __all__ = [
     "NON_NUMERIC_SETTINGS",

@@ -12,11 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, close_matches
+from ampcompare.files.read import FileFault, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import setting_paths, suggest, validated
-from ampcompare.suggest import close_matches
-from ampcompare.user_files import FileFault, parse_yaml, read_text
 
 __all__ = [
     "Matrix",

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.errors import ConfigError
-from ampcompare.nested import flatten
+from ampcompare.files.read import FileFault, parse_yaml
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.paths import flatten
 from ampcompare.settings.validation import validated
-from ampcompare.user_files import FileFault, parse_yaml
 
 __all__ = [
     "MUTUALLY_EXCLUSIVE",

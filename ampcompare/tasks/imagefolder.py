@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.files.read import FileFault, open_regular
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.layout import check_layout
 from ampcompare.tasks.torchvision_loader import load_torchvision
-from ampcompare.user_files import FileFault, open_regular
 
 __all__ = ["imagefolder"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.errors import ConfigError
-from ampcompare.suggest import did_you_mean
+from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.builtin import digits, synthetic
 from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
 from ampcompare.tasks.data import Data

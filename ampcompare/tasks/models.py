@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ampcompare.errors import ConfigError
-from ampcompare.suggest import did_you_mean
+from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer

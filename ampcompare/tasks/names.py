@@ -15,8 +15,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.errors import BackendUnavailable, ConfigError
-from ampcompare.suggest import did_you_mean
+from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.tasks.catalog import (
     BUILTIN_MODELS,
     DATA_SETS,

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
+from ampcompare.parallel.single import Single
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.settings.config import Recipe
 from ampcompare.tasks.load import load_data
@@ -31,7 +32,7 @@ from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.fit import Owned, owned_by
 from ampcompare.training.state.schema import require_position
 
-__all__ = ["Assembly", "assemble", "make_task"]
+__all__ = ["Assembly", "assemble", "assemble_single", "make_task"]
 
 
 @dataclass
@@ -82,6 +83,13 @@ def make_task(recipe: Recipe) -> Task:
         augment=recipe.data.augment,
     )
     return Task(data, label_smoothing=recipe.label_smoothing)
+
+
+def assemble_single(
+    recipe: Recipe, task: Task, precision: Precision, device: torch.device, *, state: Mapping[str, Any] | None = None
+) -> Assembly:
+    """Assemble a run of one process, as `assemble` does."""
+    return assemble(recipe, task, precision, Single(), device, state=state)
 
 
 def assemble(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
 from ampcompare.records.run import EpochResult, Resumption, StepRecord
@@ -29,7 +29,7 @@ from ampcompare.training.state.capture import rank_states, restore_rank, trainin
 from ampcompare.training.state.position import Position
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.state.stateful import Stateful
-from ampcompare.training.stop_signal import StopRequest
+from ampcompare.training.stop_request import StopRequest
 from ampcompare.training.tta import make_views
 
 __all__ = ["Session"]

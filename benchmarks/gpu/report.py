@@ -109,7 +109,7 @@ def environment(device: str, rehearse: bool) -> dict[str, Any]:
     """Return what figures depend on; asks torch, and on CUDA the device."""
     import torch
 
-    from ampcompare.version import __version__
+    from ampcompare import __version__
 
     facts: dict[str, Any] = {
         "rehearsal": rehearse,

@@ -1,11 +1,13 @@
 """The rooms of the package and its files, drawn from their docstrings and from `FLOORS` of the architecture test.
 
 mkdocs calls `on_page_markdown`. Nothing of the package is imported: everything is read with `ast`.
+`python docs/hooks/rooms.py [CHECKOUT]` prints how many imports lead from room to room, and which.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,40 @@ def floors() -> dict[str, int]:
     raise ValueError("tests/test_architecture.py has no FLOORS")
 
 
+def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
+    """Return for each room the other rooms that its files import, lazily and for type checkers too.
+
+    The package's own `__init__.py` is a room like any other. Importing a name from the package itself is no arrow.
+
+    Args:
+        root: of a checkout.
+    """
+    package = root / "ampcompare"
+    rooms = {path.stem for path in package.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))} - {"__init__"}
+    found: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        room = place.parts[0].removesuffix(".py")
+        targets = found.setdefault(room, set())
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for name in _imported(node, ("ampcompare", *place.parent.parts)):
+                head, _, rest = name.partition(".")
+                target = rest.partition(".")[0]
+                if head == "ampcompare" and target in rooms and target != room:
+                    targets.add(target)
+    return found
+
+
+def _imported(node: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names that an import statement of a file in `package` names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else ()
+        base = ".".join([*above, *filter(None, [node.module])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
 def summary_of(path: Path) -> str:
     """Return the first line of a module's docstring."""
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
@@ -39,11 +75,12 @@ def summary_of(path: Path) -> str:
 
 def rooms_table() -> str:
     """Return a table of all rooms, the top floor first, with the first line of each docstring."""
-    rows = ["| floor | room | what it is |", "|---|---|---|"]
+    rows = ["| floor | room | what it is | imports |", "|---|---|---|---|"]
+    imports = room_imports()
     for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
         for name, path in ((f"{room}/", PACKAGE / room / "__init__.py"), (f"{room}.py", PACKAGE / f"{room}.py")):
             if path.is_file():
-                rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} |")
+                rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {' '.join(sorted(imports[room]))} |")
     return "\n".join(rows)
 
 
@@ -68,3 +105,10 @@ def _sections() -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    arrows = room_imports(Path(sys.argv[1]) if sys.argv[1:] else ROOT)
+    lines = [f"{room}: {' '.join(sorted(targets))}" for room, targets in arrows.items()]
+    total = f"{sum(map(len, arrows.values()))} imports between {len(arrows)} rooms"
+    sys.stdout.write("\n".join([*lines, total]) + "\n")

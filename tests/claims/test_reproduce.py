@@ -13,7 +13,7 @@ from ampcompare.claims import reproduce as module
 from ampcompare.claims.definition import Study
 from ampcompare.claims.report import claim_table, findings_data, render_markdown, render_text
 from ampcompare.claims.reproduce import reproduce, select_claims
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import reusable, run_plan
 from ampcompare.launch.base import Launcher

@@ -40,7 +40,7 @@ def test_an_unforeseen_error(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("ampcompare.recipes.catalog.list_recipes", fail)
+    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["list"]) == 70
     (line,) = capsys.readouterr().err.splitlines()
@@ -56,7 +56,7 @@ def test_an_unforeseen_error_without_room_for_details(
 ) -> None:
     """Where the traceback cannot be written, the line says so."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
-    monkeypatch.setattr("ampcompare.recipes.catalog.list_recipes", lambda: 1 / 0)
+    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", lambda: 1 / 0)
     assert main(["list"]) == 70
     assert "ZeroDivisionError: division by zero (no details: " in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.start import isolated_environment, start_command
+from ampcompare.isolate.start import isolated_environment, start_command
 
 NAMES = (
     *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),

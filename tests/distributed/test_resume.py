@@ -25,7 +25,7 @@ from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
-from ampcompare.training.stop_signal import StopRequest
+from ampcompare.training.stop_request import StopRequest
 
 CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")

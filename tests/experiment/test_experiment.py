@@ -12,7 +12,7 @@ import pytest
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
 from ampcompare.experiment.estimate import estimate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.environment import ApexInstall
+from ampcompare.environment.apex import ApexInstall
 from ampcompare.errors import AmpCompareError, LaunchError
 from ampcompare.explain.explain import bytes_per_parameter
 from ampcompare.explain.observation import observe_in_child
@@ -138,7 +138,7 @@ def test_errors_of_users(arm: str, arch: str, exit_code: int, text: str, monkeyp
     """What a user can mend is the same error as in a run, also when it comes from the child."""
     if "nvidia" in arm:
         usable = ApexInstall("full", Path("apex"), "0.1", "there")
-        monkeypatch.setattr("ampcompare.precision.apex.probe_apex", lambda: usable)
+        monkeypatch.setattr("ampcompare.backends.apex_engine.probe_apex", lambda: usable)
     config = _config(arm, arch)
     told = observe(config.model_dump(mode="json"))
     assert told["exit_code"] == exit_code

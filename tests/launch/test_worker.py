@@ -13,11 +13,11 @@ import torch
 
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.forked import ForkedLauncher
-from ampcompare.launch.worker.device import resolve_device
 from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.records.run import dump_json, read_record
 from ampcompare.settings.config import RunConfig
+from ampcompare.training.device import resolve_device
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -100,7 +100,7 @@ def test_a_failure_keeps_its_exit_code(
 
 
 def _has_nvidia_apex() -> bool:
-    from ampcompare.environment import probe_apex
+    from ampcompare.environment.apex import probe_apex
 
     return probe_apex().has_amp
 

@@ -8,10 +8,10 @@ from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
 from ampcompare.experiment.published import RecipeAtSize, published_beside
-from ampcompare.recipes.catalog import list_recipes, load_recipe
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import joined
 from ampcompare.settings.layers import Layer, resolve_settings
+from ampcompare.settings.recipes.catalog import list_recipes, load_recipe
 
 NAMES = [
     "cifar10-r18",

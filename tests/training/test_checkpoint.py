@@ -16,19 +16,18 @@ from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.parallel.single import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import EpochResult, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.assemble import assemble_single, make_task
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.fit import require_fit
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
-from ampcompare.training.stop_signal import StopRequest
+from ampcompare.training.stop_request import StopRequest
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +75,7 @@ class Played:
             state, resumption = validate_resume(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
-        assembly = assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+        assembly = assemble_single(settings.recipe, task, precision, CPU, state=state)
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
         if precision.key == "amp":  # a scale that changes while the run goes on
@@ -260,7 +259,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path, monkeypa
         try:
             task = make_task(settings.recipe)
             with pytest.raises(CheckpointError, match=said):
-                assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+                assemble_single(settings.recipe, task, precision, CPU, state=state)
         finally:
             _amp_state.close()
 

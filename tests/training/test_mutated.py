@@ -22,17 +22,16 @@ from ampcompare.checkpoint.render import inspection_lines
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.errors import AmpCompareError, CheckpointError
-from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.assemble import assemble_single, make_task
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
-from ampcompare.training.stop_signal import StopRequest
+from ampcompare.training.stop_request import StopRequest
 
 MUTATIONS = int(os.environ.get("MUTATIONS", "30"))
 """For each arm; a longer hunt sets another number."""
@@ -65,7 +64,7 @@ def play(settings: RunConfig, folder: Path, *, path: Path | None = None, stop: i
     precision = make_precision(settings.arm)
     try:
         task = make_task(settings.recipe)
-        assembly = assemble(settings.recipe, task, precision, Single(), CPU, state=state)
+        assembly = assemble_single(settings.recipe, task, precision, CPU, state=state)
         if state is None and precision.key == "amp":
             for scaler in precision._scalers:  # type: ignore[attr-defined]
                 scaler._loss_scale = min(scaler._loss_scale, 1024.0)

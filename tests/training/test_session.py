@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import EpochResult, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.assemble import assemble_single, make_task
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics
@@ -32,7 +31,7 @@ def config(arm: str = "fp32", **options: Any) -> RunConfig:
 def session(settings: RunConfig) -> Session:
     """The session that a worker would make."""
     precision = make_precision(settings.arm)
-    return Session(settings, assemble(settings.recipe, make_task(settings.recipe), precision, Single(), CPU))
+    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
 
 
 def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Session]:

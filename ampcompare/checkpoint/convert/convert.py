@@ -27,7 +27,7 @@ from ampcompare.checkpoint.reader.foreign import explained
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.checkpoint.store.layout import CONVERTED, apex_layout, one_or_list
 from ampcompare.errors import ConversionError
-from ampcompare.files import write_file
+from ampcompare.files.write import write_file
 
 __all__ = ["convert_file", "convert_state"]
 

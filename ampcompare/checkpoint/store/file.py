@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,9 +24,9 @@ from ampcompare.checkpoint.reader.foreign import Contents, explained, open_membe
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.files import write_atomically, write_file
+from ampcompare.files.write import write_atomically, write_file
 
-__all__ = ["read_checkpoint", "verify_file", "write_checkpoint", "write_weights"]
+__all__ = ["read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
 
 LOCAL_HEADER_SIZE = 30
 CHUNK = 1 << 20
@@ -85,6 +85,17 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
             ) from error
 
     write_file(path, write, verify=verify)
+
+
+def write_pickle(path: Path, state: Any) -> None:
+    """Write what `torch.save` makes of any state, without a checksum, in one move.
+
+    Raises:
+        EnvironmentUnfit: as for `write_checkpoint`.
+    """
+    content = BytesIO()  # torch cannot be stopped inside a write that fails
+    torch.save(state, content)
+    write_atomically(path, content.getvalue())
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.files import flush_to_disk
+from ampcompare.files.write import flush_to_disk
 
 __all__ = ["BEST", "CheckpointFolder"]
 

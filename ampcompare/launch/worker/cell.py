@@ -20,11 +20,11 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import CHECKPOINTS, read_config, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker.device import resolve_device
+from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.monitor import SystemMonitor
@@ -43,11 +43,12 @@ from ampcompare.records.run import EpochResult, RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.compile import cpu_half_of
+from ampcompare.training.device import resolve_device
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.saver import Saver
-from ampcompare.training.stop_signal import StopRequest, stopped_by_signal
+from ampcompare.training.stop_request import StopRequest
 
 __all__ = ["Cell", "build", "configure_process", "record", "run", "run_cell", "train_cell"]
 

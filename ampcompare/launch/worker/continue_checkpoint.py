@@ -11,13 +11,12 @@ import torch
 
 from ampcompare.checkpoint.convert.load import load_ours
 from ampcompare.errors import AmpCompareError
-from ampcompare.launch.worker.device import resolve_device
-from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.training.assemble import assemble_single, make_task
+from ampcompare.training.device import resolve_device
 from ampcompare.training.loop import Loop
 from ampcompare.training.metrics.clock import make_clock
 
@@ -43,7 +42,7 @@ def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> d
     state = load_ours(checkpoint, trust=trust)
     precision = make_precision(config.arm, device=str(device))
     task = make_task(recipe)
-    assembly = assemble(recipe, task, precision, Single(), device, state=state)
+    assembly = assemble_single(recipe, task, precision, device, state=state)
     fp16_mode, context = cpu_half(config.cpu_half, precision.half_dtype, device)
 
     def batches() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Which device a process of a cell uses."""
+"""Which device a rank of a cell uses."""
 
 from __future__ import annotations
 
@@ -7,31 +7,7 @@ import torch
 from ampcompare.errors import ConfigError, EnvironmentUnfit
 from ampcompare.launch.distributed_env import DistributedEnv
 
-__all__ = ["local_device", "resolve_device"]
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu", "cuda" or "cuda:INDEX"; a GPU always with its index.
-
-    Raises:
-        EnvironmentUnfit: the GPU that was asked for does not exist.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
-            raise EnvironmentUnfit(
-                f"device {name} was asked for and {reason}; use --device cpu, or install torch for CUDA"
-            )
-        if device.index is not None and device.index >= torch.cuda.device_count():
-            raise EnvironmentUnfit(
-                f"device {name} was asked for and there are {torch.cuda.device_count()} GPUs, from cuda:0"
-            )
-        if device.index is None:  # `torch.cuda.set_device` requires an index
-            return torch.device("cuda", torch.cuda.current_device())
-    return device
+__all__ = ["local_device"]
 
 
 def local_device(name: str, world: DistributedEnv) -> str:

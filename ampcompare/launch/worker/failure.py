@@ -6,7 +6,7 @@ import errno
 
 import torch
 
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

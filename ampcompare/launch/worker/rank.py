@@ -18,11 +18,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, world_of
+from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.cell import train_cell
 from ampcompare.launch.worker.device import local_device
 from ampcompare.launch.worker.failure import failed_with
@@ -31,7 +32,7 @@ from ampcompare.launch.worker.stall import Roll, is_timeout, show_stack_on_signa
 from ampcompare.parallel.ranks import ProcessGroup, require_equal
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.stop_signal import StopRequest, stopped_by_signal
+from ampcompare.training.stop_request import StopRequest
 
 __all__ = ["run_rank"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import ampcompare.apex
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.legacy.settings import ExecSettings

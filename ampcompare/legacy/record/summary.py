@@ -13,10 +13,10 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.formatting import printable
 from ampcompare.records.run import dump_json, to_float
 from ampcompare.report.tables import grid
-from ampcompare.user_files import FileFault, open_regular, parse_json, read_text
 
 __all__ = [
     "FORMAT",

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ampcompare import __version__
 from ampcompare.errors import BackendUnavailable
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -23,7 +24,6 @@ from ampcompare.report.html.shared_settings import arm_facts, shared_environment
 from ampcompare.report.html.traces import Plot
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
-from ampcompare.version import __version__
 
 __all__ = ["SHOWN_AT_FIRST", "Html"]
 

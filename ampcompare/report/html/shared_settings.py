@@ -9,9 +9,9 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
 from ampcompare.formatting import printable
-from ampcompare.nested import flatten
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.paths import flatten
 
 __all__ = ["Shared", "arm_facts", "listed", "shared_environment", "shared_settings"]
 

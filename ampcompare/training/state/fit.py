@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ampcompare.checkpoint.convert.between_arms import has_masters
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
 from ampcompare.checkpoint.store.layout import CONVERTED, as_list
-from ampcompare.environment import installed_version
+from ampcompare.environment.versions import installed_version
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import Precision, owned_params
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ampcompare.environment import fingerprint
+from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import CheckpointError
 from ampcompare.records.run import Resumption
 from ampcompare.settings.config import Recipe, RunConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,16 +126,11 @@ class Saver:
 
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
-        import torch
-
-        from ampcompare.checkpoint.store.file import write_weights
+        from ampcompare.checkpoint.store.file import write_pickle, write_weights
         from ampcompare.checkpoint.store.layout import apex_layout, weights_only
-        from ampcompare.files import write_atomically
 
         if self.config.apex_layout and "amp" in state:
-            content = io.BytesIO()  # torch cannot be stopped inside a write that fails
-            torch.save(apex_layout(state), content)
-            write_atomically(self.folder / APEX_FILE, content.getvalue())
+            write_pickle(self.folder / APEX_FILE, apex_layout(state))
         if self.config.weights_format == "safetensors":
             notes = {"arm": str(state["arm"]), "step": str(state["progress"]["step"])}
             for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):

@@ -10,23 +10,9 @@ import signal
 import threading
 from collections.abc import Iterator
 
-__all__ = ["StopRequest", "end_signals", "stopped_by_signal"]
+from ampcompare.training.stop_request import StopRequest
 
-
-class StopRequest:
-    """Whether a run was asked to stop.
-
-    Args:
-        step: stop at the first drain point at or after this many updates, as if asked.
-    """
-
-    def __init__(self, step: int | None = None) -> None:
-        self.asked = False
-        self.step = step
-
-    def is_due(self, before: int, after: int) -> bool:
-        """Return whether to stop after the updates from `before` up to `after`."""
-        return self.asked or (self.step is not None and before < self.step <= after)
+__all__ = ["end_signals", "stopped_by_signal"]
 
 
 def end_signals() -> list[signal.Signals]:

@@ -1,4 +1,4 @@
-"""What this machine offers, each answer with its reason. Nothing here imports torch or Apex.
+"""Which Apex is installed, with the reason. Nothing here imports it.
 
 `find_spec("apex.amp")` would execute `apex`, which may be broken, so an installation is identified by its files.
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ampcompare.version import __version__
+__all__ = ["ApexInstall", "probe_apex"]
 
-__all__ = ["THREAD_VARIABLES", "ApexInstall", "fingerprint", "installed_version", "probe_apex"]
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Kind = Literal["absent", "namespace", "impostor", "no_amp", "python_only", "full"]
 REMEDY = "use --engine compat, or install NVIDIA Apex at tag 25.05"
 NVIDIA_FOLDERS = ("normalization", "optimizers", "multi_tensor_apply", "contrib")
@@ -58,14 +54,6 @@ class ApexInstall:
     def has_amp(self) -> bool:
         """Whether `apex.amp` can be expected to import."""
         return self.kind in ("python_only", "full")
-
-
-def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
@@ -160,24 +148,3 @@ def _cloned_commit(folder: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return head or None
-
-
-def fingerprint() -> dict[str, Any]:
-    """Return what the result of a cell depends on outside its configuration: versions and processor."""
-    return {
-        "ampcompare": __version__,
-        "torch": installed_version("torch"),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "processor": _processor(),
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -6,9 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, close_matches
 from ampcompare.settings.file import SettingsFile, read_settings
-from ampcompare.suggest import close_matches
 
 __all__ = ["list_recipes", "load_recipe"]
 

@@ -1,13 +1,13 @@
 """Start a module in a process of its own whose import path lacks the working directory.
 
-`python PACKAGE/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a file
-of the working directory with the name of a library, such as `json.py`, is never imported. The package is also
+`python PACKAGE/isolate/start.py -m MODULE ARGUMENTS` is `python -P -m MODULE ARGUMENTS`, which Python 3.10 lacks: a
+file of the working directory with the name of a library, such as `json.py`, is never imported. The package is also
 found in a checkout, whose folder comes last.
 """
 
 import sys
 
-# Before any other import: Python puts the folder of a script first, and this one holds `record.py` and `apex`.
+# Before any other import: Python puts the folder of a script first, and this one holds `call.py`.
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 __all__ = ["isolated_environment", "start_command"]
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def start_command(module: str, *arguments: str) -> list[str]:

@@ -1,0 +1,69 @@
+"""What there is to choose from: arms, models, data, launchers, recipes and guards, and why something is unavailable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+
+from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
+from ampcompare.backends.spec import BackendSpec
+from ampcompare.environment.apex import probe_apex
+from ampcompare.guards.catalog import GUARDS
+from ampcompare.settings.recipes.catalog import list_recipes
+from ampcompare.tasks.catalog import list_data, list_models
+
+__all__ = ["Choice", "list_choices"]
+
+Choice = tuple[str, bool, str]
+
+
+def list_choices() -> dict[str, list[Choice]]:
+    """Return (name, available, what it is or why not) of each choice, by kind; no library is imported to find out."""
+    described = described_backends()
+    arms = [_arm(name, spec) for name, spec in described.items()]
+    apex = probe_apex()
+    arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
+    real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
+    arms.append(("apex:...,engine=nvidia", apex.has_amp, real))
+    for name, value in third_party_backends().items():
+        taken = f"registered by another package ({value}) and by this one: uninstall that package"
+        if name in BUILT_IN or name not in described:
+            arms.append((name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}"))
+    return {
+        "arms": arms,
+        "models": list_models(),
+        "data": list_data(),
+        "launchers": _launchers(),
+        "recipes": list_recipes(),
+        "guards": [(name, True, guard.mistake) for name, guard in GUARDS.items()],
+    }
+
+
+def _arm(backend: str, spec: BackendSpec) -> Choice:
+    """Return the row of a backend; the library that it may need is looked for, and not imported."""
+    if spec.library is None:
+        return backend, True, spec.summary
+    installed = spec.library.found()
+    if installed is None:
+        return backend, False, spec.library.missing()
+    return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
+
+
+def _launchers() -> list[Choice]:
+    """Return the ways in which processes are started; torch itself is not imported to find out."""
+    with_torch = find_spec("torch") is not None
+    lacks = "torch is not installed: pip install torch"
+    forked = "one process per cell, forked from a server that has torch imported"
+    fresh = "one new process per cell, since this system cannot fork"
+    ways = {
+        "auto": (forked if hasattr(os, "fork") else fresh) + "; torchrun where a cell has several",
+        "torchrun": "the processes of a cell by torchrun's own code; or in front: torchrun -m ampcompare run ...",
+        "spawn": "the processes of a cell one by one, which starts faster",
+    }
+    choices = [(name, with_torch, text if with_torch else lacks) for name, text in ways.items()]
+    if shutil.which("sbatch") is None:
+        return [*choices, ("slurm", False, "sbatch is not on the path: call it where jobs can be submitted")]
+    if find_spec("submitit") is None:
+        return [*choices, ("slurm", False, "submitit is not installed: pip install submitit")]
+    return [*choices, ("slurm", True, "a job of Slurm per cell, by submitit; or in front: srun ampcompare run ...")]

@@ -1,0 +1,1 @@
+"""Complete, named configurations with the figures that others published for them."""

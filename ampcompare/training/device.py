@@ -1,0 +1,33 @@
+"""The device that a setting names."""
+
+from __future__ import annotations
+
+import torch
+
+from ampcompare.errors import EnvironmentUnfit
+
+__all__ = ["resolve_device"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for "auto", "cpu", "cuda" or "cuda:INDEX"; a GPU always with its index.
+
+    Raises:
+        EnvironmentUnfit: the GPU that was asked for does not exist.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
+            raise EnvironmentUnfit(
+                f"device {name} was asked for and {reason}; use --device cpu, or install torch for CUDA"
+            )
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise EnvironmentUnfit(
+                f"device {name} was asked for and there are {torch.cuda.device_count()} GPUs, from cuda:0"
+            )
+        if device.index is None:  # `torch.cuda.set_device` requires an index
+            return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,21 @@
+"""Whether a run was asked to stop: it saves and ends at its next drain point."""
+
+from __future__ import annotations
+
+__all__ = ["StopRequest"]
+
+
+class StopRequest:
+    """Whether a run was asked to stop.
+
+    Args:
+        step: stop at the first drain point at or after this many updates, as if asked.
+    """
+
+    def __init__(self, step: int | None = None) -> None:
+        self.asked = False
+        self.step = step
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Return whether to stop after the updates from `before` up to `after`."""
+        return self.asked or (self.step is not None and before < self.step <= after)
