@@ -45,6 +45,7 @@ FLOORS = {
 }
 TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings")
 HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 
 
@@ -227,6 +228,30 @@ def test_no_file_is_called_utils() -> None:
 def test_modules_say_what_they_are(module: str) -> None:
     """Every module begins with a docstring."""
     assert ast.get_docstring(_tree(module)), f"{MODULES[module]} has no docstring"
+
+
+def misplaced_tests(tests: Path) -> list[str]:
+    """Return the test files in no folder of the package, and those that are named after a module of another folder."""
+    files = [path.relative_to(PACKAGE) for path in MODULES.values()]
+    folders = {path.parent for path in files}
+    wrong = []
+    for path in (path.relative_to(tests) for path in tests.rglob("test_*.py")):
+        if len(path.parts) == 1 or path.parts[0] in TESTS_WITHOUT_A_ROOM:
+            continue
+        module = f"{path.stem.removeprefix('test_')}.py"
+        homes = {file.parent for file in files if file.name == module and file.parts[0] == path.parts[0]}
+        if path.parent not in (homes or folders):
+            wrong.append(path.as_posix())
+    return sorted(wrong)
+
+
+def test_tests_mirror_the_package(tmp_path: Path) -> None:
+    """The tests of a file are in the folder of the same name, and a file in another folder is found out."""
+    assert not misplaced_tests(PACKAGE.parent / "tests")
+    for name in ("launch/test_stall.py", "launch/worker/test_stall.py", "launch/test_cells.py", "lunch/test_cells.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    assert misplaced_tests(tmp_path) == ["launch/test_stall.py", "lunch/test_cells.py"]
 
 
 def test_import_is_instant() -> None:

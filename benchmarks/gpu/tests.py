@@ -39,19 +39,21 @@ class Suite:
 
 ON_CUDA = ("-p", "benchmarks.gpu.default_device")
 SUITES = (
-    Suite("tests that need a GPU", ("tests", "-m", "requires"), ("tests/training/test_clock.py",), seconds=90.0),
+    Suite(
+        "tests that need a GPU", ("tests", "-m", "requires"), ("tests/training/metrics/test_clock.py",), seconds=90.0
+    ),
     Suite("contract on the device", ("tests/precision",), ("tests/precision/test_half_cast.py",)),
-    Suite("engine on the CPU", ("tests/apex", "-m", "not slow"), ("tests/apex/test_larc.py",)),
+    Suite("engine on the CPU", ("tests/apex", "-m", "not slow"), ("tests/apex/parallel/test_larc.py",)),
     Suite(
         "checkpoints on the CPU",
         ("tests/checkpoint", "-m", "not slow"),
-        ("tests/checkpoint/test_folder.py",),
+        ("tests/checkpoint/store/test_folder.py",),
         seconds=90.0,
     ),
     Suite(
         "engine and checkpoints with CUDA as the default device",
         (*ON_CUDA, "tests/apex", "tests/checkpoint", "-m", "not slow"),
-        (*ON_CUDA, "tests/apex/test_larc.py"),
+        (*ON_CUDA, "tests/apex/parallel/test_larc.py"),
         judged=False,
         seconds=80.0,
     ),

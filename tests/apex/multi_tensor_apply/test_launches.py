@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ampcompare.apex.multi_tensor_apply import per_tensor_scalars
 from ampcompare.apex.parallel.LARC import LARC
 
-PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "launches.py"
+PROGRAM = Path(__file__).resolve().parents[3] / "benchmarks" / "launches.py"
 
 
 @pytest.fixture(scope="module")
