@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampcompare.analysis.accuracy import accuracy_effect, accuracy_verdicts
+from ampcompare.analysis.accuracy import accuracy_effect, accuracy_verdicts, failure_verdict
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.pairs import Pair, divergence_verdict, finished, pairs_by_seed
+from ampcompare.analysis.pairs import Pair, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
@@ -83,7 +83,7 @@ def _rows(
             by_arm[arm],
             pairs[arm],
             times[arm].ratio,
-            accuracy.get(arm, Verdict(divergence_verdict(by_arm[arm]))),
+            accuracy.get(arm, Verdict(failure_verdict(by_arm[arm]))),
             time.get(arm, Verdict()),
         ).model_copy(update={"memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None})
         for arm in arms
