@@ -12,15 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ampcompare.analysis.statistics import ERROR_RATE, Effect, min_resolvable_spread, p_values, paired
 from ampcompare.records.run import RunRecord
 
-__all__ = [
-    "LEARNED_NOTHING",
-    "NO_VERDICT",
-    "correlations",
-    "idle_sentences",
-    "idle_verdict",
-    "still_improving",
-    "why_idle",
-]
+__all__ = ["NO_VERDICT", "idle_sentences", "idle_verdict", "still_improving", "why_idle"]
 
 LEARNED_NOTHING = "learned nothing"
 NO_VERDICT = f"no verdict (the reference {LEARNED_NOTHING})"
@@ -55,7 +47,7 @@ def why_idle(record: RunRecord) -> str:
 def idle_verdict(records: Sequence[RunRecord]) -> str:
     """Return the verdict on an arm of which no completed run learned anything; "" if one did, or none is there."""
     reasons = [why_idle(record) for record in records if record.status == "completed"]
-    return f"{LEARNED_NOTHING} ({reasons[0]})" if reasons and all(reasons) else ""
+    return f"{LEARNED_NOTHING} ({statistics.mode(reasons)})" if reasons and all(reasons) else ""
 
 
 def idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterator[str]:
@@ -96,14 +88,6 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     if not rising:
         return ""
     return f"Still improving at the end, so that more epochs may change the order: {', '.join(rising)}."
-
-
-def correlations(known: Mapping[str, float | None], reference: str) -> str:
-    """Return how far the accuracies of the arms follow the reference's over seeds; "" if that is not known."""
-    shown = [f"{arm} {value:.2f}" for arm, value in known.items() if value is not None]
-    if not shown:
-        return ""
-    return f"Correlation of top-1 with {reference} over seeds, which is what pairs gain by: {', '.join(shown)}."
 
 
 def _fell(losses: Sequence[float]) -> bool:

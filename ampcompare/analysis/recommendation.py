@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical
-from ampcompare.analysis.learning import correlations, idle_sentences, idle_verdict, still_improving
+from ampcompare.analysis.learning import idle_sentences, idle_verdict, still_improving
 from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary
@@ -24,8 +24,14 @@ FP16_ON_CPU = (
 )
 
 
-def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str, terms: Criteria) -> Iterable[str]:
-    """Yield the lines under the table: what learned nothing, then the recommendation, then the rest."""
+def read(
+    rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str, terms: Criteria, margin: float
+) -> Iterable[str]:
+    """Yield the lines under the table: what learned nothing, then the recommendation, then the rest.
+
+    Args:
+        margin: of top-1, as a share.
+    """
     by_arm = {
         arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
     }
@@ -54,7 +60,7 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
     averaged = [text for row in completed if (text := _averaged(row.arm, records))]
     if averaged:
         yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    yield from _learning(rows, by_arm, reference, terms)
+    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference)))
     yield from _same_bits(by_arm, reference)
     hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
@@ -146,12 +152,16 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
         yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
-def _learning(
-    rows: Sequence[ArmSummary], by_arm: Mapping[str, Sequence[RunRecord]], reference: str, terms: Criteria
-) -> Iterable[str]:
-    """Yield whether arms still improved when they ended, and how closely they follow the reference over seeds."""
-    others = {row.arm: row.top1_correlation for row in rows if row.arm != reference}
-    yield from filter(None, (still_improving(by_arm, terms.accuracy().size), correlations(others, reference)))
+def _correlations(rows: Sequence[ArmSummary], reference: str) -> str:
+    """Return how far the accuracies of the arms follow the reference's over seeds; "" where that is not known."""
+    shown = [
+        f"{row.arm} {row.top1_correlation:.2f}"
+        for row in rows
+        if row.arm != reference and row.top1_correlation is not None
+    ]
+    if not shown:
+        return ""
+    return f"Correlation of top-1 with {reference} over seeds, which is what pairs gain by: {', '.join(shown)}."
 
 
 def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
