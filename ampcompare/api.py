@@ -108,7 +108,7 @@ def compare(
     sweep: Mapping[str, Sequence[Any]] | None = None,
     output_dir: str | Path | None = None,
     force: bool = False,
-    margin: float = 0.5,
+    margin: float | str | None = None,
     time_margin: float = 2.0,
     objective: Preference = "time",
     prefer: Preference | None = None,
@@ -138,7 +138,9 @@ def compare(
         sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: run every cell again.
-        margin: equivalence margin in percentage points of top-1, chosen before the runs.
+        margin: equivalence margin of top-1, chosen before the runs: percentage points, or "10%" of the reference's
+            errors, "2sd" (standard deviations over seeds) or "auto", the smaller of 0.5 points and 10 % of the errors.
+            By default that of the recipe or file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
         objective: what the recommended arm improves while it keeps the accuracy.
         prefer: the former name of `objective`.
@@ -198,7 +200,7 @@ def judge_table(
     *,
     reference: str | None = None,
     sd: float | None = None,
-    margin: float = 0.5,
+    margin: float | str = "auto",
     time_margin: float = 2.0,
     objective: Preference = "time",
 ) -> Comparison:
@@ -208,7 +210,7 @@ def judge_table(
         table: a file with a line per run and the columns arm, accuracy and, if known, seed, time, memory and diverged.
         reference: the arm that the others are compared with; by default fp32, or else the first.
         sd: standard deviation over seeds in percentage points, for arms with fewer than three runs.
-        margin: equivalence margin in percentage points.
+        margin: equivalence margin: percentage points, or a rule as for `compare`.
         time_margin: equivalence margin in percent of the time.
         objective: what the recommended arm improves while it keeps the accuracy.
 

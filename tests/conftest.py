@@ -160,6 +160,7 @@ def make_record() -> Callable[..., Any]:
         half: str | None = None,
         device: str = "cpu",
         error: str | None = None,
+        majority: int | None = None,
         **summary: Any,
     ) -> RunRecord:
         config = RunConfig(arm=arm, recipe=Recipe(seed=seed))
@@ -170,6 +171,7 @@ def make_record() -> Callable[..., Any]:
             top1_correct=correct,
             top5_correct=1000,
             loss=1.0,
+            majority_correct=majority,
             train_seconds=1.0,
             eval_seconds=0.1,
         )

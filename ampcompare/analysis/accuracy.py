@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ampcompare.analysis.comparability import accuracy_incomparable_reason
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.identity import IDENTICAL, identical
+from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
+from ampcompare.analysis.margins import AccuracyMargin, moving_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
 from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired
 from ampcompare.records.run import RunRecord
 
-__all__ = ["accuracy_effect", "accuracy_effects", "accuracy_verdicts"]
+__all__ = ["accuracy_effect", "accuracy_effects", "accuracy_margin", "accuracy_verdicts", "failure_verdict"]
 
 
-def accuracy_effect(pairs: Sequence[Pair]) -> Effect | None:
-    """Return the effect on top-1, as a share."""
+def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria) -> AccuracyMargin:
+    """Return the margin of top-1 that the rule gives for the runs of the reference."""
+    runs = [record.summary for record in records if record.status == "completed" and record.summary.epochs]
+    top1 = [100 * run.top1_final for run in runs if run.top1_final is not None]
+    images = min((run.epochs[-1].samples for run in runs), default=1)
+    return resolve_margin(terms.rule, top1, resolution=100 / images, reference=reference)
+
+
+def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0) -> Effect | None:
+    """Return the effect on top-1, as a share.
+
+    Args:
+        error_share: share of the reference's errors that the margin is, where it moves with them.
+    """
     both = [
         (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples)
         for arm, reference in pairs
@@ -24,22 +40,37 @@ def accuracy_effect(pairs: Sequence[Pair]) -> Effect | None:
     if not whole:
         return None
     samples = min(samples for *_, samples in whole)
-    return paired([here for here, *_ in whole], [there for _, there, _ in whole], min_resolvable_spread(samples))
+    arm, reference = [here for here, *_ in whole], [there for _, there, _ in whole]
+    floor = min_resolvable_spread(samples)
+    return replace(paired(arm, reference, floor), margin_error=moving_error(arm, reference, floor, error_share))
 
 
 def accuracy_verdicts(
-    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], terms: Criteria
+    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], margin: AccuracyMargin
 ) -> dict[str, Verdict]:
-    """Return the verdict of each arm; one that diverged in some runs or did other work has no test and no interval."""
-    closed: dict[str, Verdict] = {}
-    for arm, (records, pairs) in arms.items():
-        differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
-        word = divergence_verdict(records) or (f"not comparable ({differs})" if differs else "")
-        if word:
-            closed[arm] = Verdict(word)
-    tested = [arm for arm in arms if arm not in closed]
-    verdicts = decide([accuracy_effect(arms[arm][1]) for arm in tested], terms.accuracy())
-    return {**closed, **dict(zip(tested, verdicts, strict=True))}
+    """Return the verdict of each arm; one that needs no test has no interval and takes no share of the error rate."""
+    untested = {arm: Verdict(word) for arm, (records, pairs) in arms.items() if (word := _untested(records, pairs))}
+    tested = [arm for arm in arms if arm not in untested]
+    effects = [accuracy_effect(arms[arm][1], margin.error_share) for arm in tested]
+    verdicts = decide(effects, margin.of_share())
+    return {**untested, **dict(zip(tested, verdicts, strict=True))}
+
+
+def failure_verdict(records: Sequence[RunRecord]) -> str:
+    """Return what an arm shows of itself, the reference too: that it diverged or learned nothing; "" if neither."""
+    return divergence_verdict(records) or idle_verdict(records)
+
+
+def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair]) -> str:
+    """Return the word for an arm that no test decides: why it cannot be judged, or that it is identical."""
+    differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
+    return (
+        divergence_verdict(records)
+        or (f"not comparable ({differs})" if differs else "")
+        or idle_verdict(records)
+        or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or (IDENTICAL if identical(pairs) else "")
+    )
 
 
 def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ampcompare.analysis.recommendation import bitwise_equal
+from ampcompare.analysis.identity import equal_losses
+from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.records.comparison import ArmSummary, Twin
 from ampcompare.records.run import Effective, RunRecord
 
@@ -32,15 +33,14 @@ def find_twins(
             continue
         together = [other for other, its in twins.items() if its == twin]
         row = next(row for row in rows(twin, together) if row.arm == label)
-        same_bits = bitwise_equal(label, twin, [*by_arm[label], *by_arm[twin]])
         results.append(
             bare.model_copy(
                 update={
                     "pairs": row.pairs,
                     "top1_difference": row.top1_difference,
-                    "accuracy_verdict": "identical" if same_bits else row.accuracy_verdict,
+                    "accuracy_verdict": row.accuracy_verdict,
                     "time_ratio": row.time_ratio,
-                    "same_bits": same_bits,
+                    "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
                 }
             )
         )

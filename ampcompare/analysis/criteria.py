@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ampcompare.analysis.margins import MarginRule, parse_margin
 from ampcompare.analysis.statistics import Margin
 from ampcompare.errors import ConfigError
 
@@ -19,30 +20,32 @@ class Criteria:
     """The equivalence margins of the verdicts, and what the recommendation optimizes.
 
     Attributes:
-        margin: equivalence margin in percentage points of top-1.
+        margin: equivalence margin of top-1: percentage points, or a rule such as "10%" (of the reference's errors),
+            "2sd" (standard deviations over seeds) or "auto".
         time_margin: equivalence margin as a share of the step time.
         prefer: what the recommended arm improves while it keeps the accuracy.
         tag: a label for the report.
 
     Raises:
-        ConfigError: a margin is not a positive number, or there is no such preference.
+        ConfigError: a margin cannot be read or is not positive, or there is no such preference.
     """
 
-    margin: float = 0.5
+    margin: float | str = "auto"
     time_margin: float = 0.02
     prefer: Preference = "time"
     tag: str = ""
 
     def __post_init__(self) -> None:
-        for name, value in (("margin", self.margin), ("time margin", self.time_margin)):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"the {name} is {value}; give a positive number, chosen before the runs")
+        object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
+        if not (math.isfinite(self.time_margin) and self.time_margin > 0):
+            raise ConfigError(f"the time margin is {self.time_margin}; give a positive number, chosen before the runs")
         if self.prefer not in get_args(Preference):
             raise ConfigError(f"the objective is {self.prefer!r}; choose one of {', '.join(get_args(Preference))}")
 
-    def accuracy(self) -> Margin:
-        """Return the margin of top-1 as a share of images."""
-        return Margin(self.margin / 100, f"{self.margin:g}")
+    @property
+    def rule(self) -> MarginRule:
+        """The rule for the margin of top-1."""
+        return parse_margin(self.margin)
 
     def time(self) -> Margin:
         """Return the margin of the logarithm of a ratio of times."""

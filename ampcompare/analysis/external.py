@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import ResultsTable, Run, read_table
+from ampcompare.analysis.margins import resolve_margin
 from ampcompare.analysis.recommendation import recommend
 from ampcompare.analysis.statistics import (
     MIN_PAIRS,
@@ -73,7 +74,11 @@ def judge(
     accuracy = {group.label: _accuracy(group, base, sd, table.resolution) for group in groups}
     times = {group.label: _effect(group, base, _log_speed, TIME_FLOOR, None) for group in groups}
     open_arms = [group for group in others if not _closed(group, base)]
-    verdicts = _verdicts(open_arms, accuracy, terms.accuracy())
+    margin = resolve_margin(
+        terms.rule, [100 * share for run in base.runs if (share := _share(run)) is not None],
+        resolution=table.resolution, reference=base.label, sd=sd, least=True,
+    )  # fmt: skip
+    verdicts = _verdicts(open_arms, accuracy, margin.of_share())
     time_verdicts = _verdicts([group for group in others if not _differs(group, base)], times, terms.time())
     rows = []
     for group in groups:
@@ -87,7 +92,9 @@ def judge(
         command="",
         reference=base.label,
         seeds=seeds,
-        margin=terms.margin,
+        margin=margin.points,
+        margin_rule=str(terms.margin),
+        margin_reason=margin.reason,
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.comparability import accuracy_incomparable_reason, time_incomparable_reason
+from ampcompare.analysis.learning import idle_verdict
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -133,6 +134,9 @@ def _value(gate: Gate, row: ArmSummary, comparison: Comparison, base: Sequence[R
     if reason and gate.measure != "time":
         return None, f"not comparable ({reason})"
     if gate.measure == "accuracy":
+        idle = idle_verdict(runs) or idle_verdict(base_runs)
+        if idle:
+            return None, idle
         return _points(runs, base_runs)
     return _time(runs, base_runs) if gate.measure == "time" else _memory(runs, base_runs)
 

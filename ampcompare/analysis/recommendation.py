@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical
+from ampcompare.analysis.learning import idle_sentences, idle_verdict, still_improving
+from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary
 from ampcompare.records.run import RunRecord
 
-__all__ = ["bitwise_equal", "read", "recommend"]
+__all__ = ["KEEPS_ACCURACY", "read", "recommend"]
 
-KEEPS_ACCURACY = ("equivalent", "not inferior", "better")
+KEEPS_ACCURACY = (IDENTICAL, "equivalent", "not inferior", "better")
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 HALF_ON_CPU = {"fp16 emulated": "was computed in fp32 and rounded (emulated)", "fp16 native": "ran natively"}
 FP16_ON_CPU = (
@@ -22,11 +24,21 @@ FP16_ON_CPU = (
 )
 
 
-def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str, terms: Criteria) -> Iterable[str]:
-    """Yield the lines under the table, the recommendation first."""
+def read(
+    rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: str, terms: Criteria, margin: float
+) -> Iterable[str]:
+    """Yield the lines under the table: what learned nothing, then the recommendation, then the rest.
+
+    Args:
+        margin: of top-1, as a share.
+    """
+    by_arm = {
+        arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
+    }
+    yield from idle_sentences(by_arm, reference)
     completed = [row for row in rows if row.completed]
     seeds = max((row.completed for row in rows), default=0)
-    if completed and len(rows) > 1:
+    if completed and len(rows) > 1 and not idle_verdict(by_arm[reference]):
         if seeds < MIN_PAIRS:
             yield (
                 f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise, so "
@@ -48,9 +60,8 @@ def read(rows: Sequence[ArmSummary], records: Sequence[RunRecord], reference: st
     averaged = [text for row in completed if (text := _averaged(row.arm, records))]
     if averaged:
         yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    same = [row.arm for row in rows if row.arm != reference and bitwise_equal(row.arm, reference, records)]
-    if same:
-        yield f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(same)}."
+    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference)))
+    yield from _same_bits(by_arm, reference)
     hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if said:
@@ -141,6 +152,32 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
         yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
+def _correlations(rows: Sequence[ArmSummary], reference: str) -> str:
+    """Return how far the accuracies of the arms follow the reference's over seeds; "" where that is not known."""
+    shown = [
+        f"{row.arm} {row.top1_correlation:.2f}"
+        for row in rows
+        if row.arm != reference and row.top1_correlation is not None
+    ]
+    if not shown:
+        return ""
+    return f"Correlation of top-1 with {reference} over seeds, which is what pairs gain by: {', '.join(shown)}."
+
+
+def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
+    """Yield which arms computed what the reference did, by weights and losses or by losses alone."""
+    pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
+    same = [arm for arm, its in pairs.items() if identical(its)]
+    if same:
+        yield f"Identical to {reference}, all final weights and every loss to the last bit: {', '.join(same)}."
+    alike = [arm for arm, its in pairs.items() if equal_losses(its) and arm not in same]
+    if alike:
+        yield (
+            f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(alike)}; "
+            "their final weights are not known to be equal."
+        )
+
+
 def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
     """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
     reached = [
@@ -148,13 +185,3 @@ def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
     ]
     known = [share for share in reached if share is not None]
     return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""
-
-
-def bitwise_equal(arm: str, reference: str, records: Sequence[RunRecord]) -> bool:
-    """Return whether all seeds of two arms have the same losses bit for bit, and the same counts."""
-    seen: dict[str, dict[int, Any]] = {arm: {}, reference: {}}
-    for record in records:
-        if record.arm in seen and record.status == "completed":
-            results = [(epoch.loss, epoch.top1_correct, epoch.top5_correct) for epoch in record.summary.epochs]
-            seen[record.arm][record.config.recipe.seed] = (record.summary.losses_sha256, results)
-    return bool(seen[arm]) and seen[arm] == seen[reference]

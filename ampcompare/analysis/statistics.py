@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "ERROR_RATE",
@@ -48,6 +48,7 @@ class Effect:
         error: standard error of `mean`.
         freedom: degrees of freedom behind `error`.
         pairs: runs of the smaller side.
+        margin_error: standard error of the distance to a margin that moves with the reference; None if that of `mean`.
     """
 
     mean: float
@@ -55,6 +56,12 @@ class Effect:
     error: float
     freedom: float
     pairs: int
+    margin_error: float | None = None
+
+    @property
+    def to_margin(self) -> Effect:
+        """The effect as tests against the margin see it."""
+        return self if self.margin_error is None else replace(self, error=self.margin_error)
 
     @property
     def testable(self) -> bool:
@@ -167,14 +174,16 @@ def p_values(effect: Effect, margin: float) -> PValues:
     """
     from scipy.special import stdtr
 
-    def above(bound: float) -> float:
-        return float(stdtr(effect.freedom, (bound - effect.mean) / effect.error))
+    def above(bound: float, error: float) -> float:
+        return float(stdtr(effect.freedom, (bound - effect.mean) / error))
 
-    def below(bound: float) -> float:
-        return float(stdtr(effect.freedom, (effect.mean - bound) / effect.error))
+    def below(bound: float, error: float) -> float:
+        return float(stdtr(effect.freedom, (effect.mean - bound) / error))
 
-    not_inferior = above(-margin)
-    return PValues(min(1.0, 2 * min(above(0), below(0))), not_inferior, max(not_inferior, below(margin)))
+    error, to_margin = effect.error, effect.to_margin.error
+    not_inferior = above(-margin, to_margin)
+    different = min(1.0, 2 * min(above(0, error), below(0, error)))
+    return PValues(different, not_inferior, max(not_inferior, below(margin, to_margin)))
 
 
 def pairs_needed(spread: float, distance: float, alpha: float = ERROR_RATE, power: float = POWER) -> int:
@@ -280,7 +289,8 @@ def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float)
         if holding:
             level = alpha / (len(effects) - rank)
         confidence = 1 - level * 2 / claim.sides
-        low, high = _bounds(effects[number], confidence)
+        effect = effects[number] if claim is DIFFERENT else effects[number].to_margin
+        low, high = _bounds(effect, confidence)
         holding = holding and claim.holds(low, high, margin)
         steps[number] = _Step(holding, low, high, confidence)
     return [steps[number] for number in range(len(effects))]
@@ -299,7 +309,7 @@ def _verdict(
     if different.shown and matters:
         return _worded("inferior", different)
     # The widest of the three fails every claim that failed, so that it suggests none of the other words.
-    widest = max((different, not_inferior, equivalent), key=lambda step: step.confidence)
+    widest = max((different, not_inferior, equivalent), key=lambda step: step.high - step.low)
     return _worded(_cannot_tell(_more_pairs(effect, margin, alpha)), widest)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampcompare.analysis.accuracy import accuracy_effect, accuracy_verdicts
+from ampcompare.analysis.accuracy import accuracy_effect, accuracy_margin, accuracy_verdicts, failure_verdict
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.pairs import Pair, divergence_verdict, finished, pairs_by_seed
+from ampcompare.analysis.pairs import Pair, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
@@ -44,6 +44,7 @@ def summarize(
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
     rows = _rows(by_arm, arms, reference, terms)
     twins = find_twins(
         {arm: by_arm[arm] for arm in arms},
@@ -56,11 +57,13 @@ def summarize(
         order=list(order),
         environment=next((record.environment for record in records if record.status != "failed"), {}),
         tag=terms.tag,
-        margin=terms.margin,
+        margin=margin.points,
+        margin_rule=str(terms.margin),
+        margin_reason=margin.reason,
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=[*read(rows, records, reference, terms), *map(twin_sentence, twins)],
+        reading=[*read(rows, records, reference, terms, margin.of_share().size), *map(twin_sentence, twins)],
         twins=twins,
         records=list(records),
         published=published,
@@ -73,7 +76,8 @@ def _rows(
     """Return the row of each arm, with its verdicts against `reference`."""
     pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
     others = [arm for arm in arms if arm != reference]
-    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
+    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin)
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
     peak = _peak(by_arm.get(reference, []))
@@ -83,7 +87,7 @@ def _rows(
             by_arm[arm],
             pairs[arm],
             times[arm].ratio,
-            accuracy.get(arm, Verdict(divergence_verdict(by_arm[arm]))),
+            accuracy.get(arm, Verdict(failure_verdict(by_arm[arm]))),
             time.get(arm, Verdict()),
         ).model_copy(update={"memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None})
         for arm in arms

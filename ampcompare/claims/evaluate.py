@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.identity import IDENTICAL
 from ampcompare.analysis.statistics import wilson
 from ampcompare.analysis.summary import summarize
 from ampcompare.claims.definition import Accuracy, Below, Claim, Diverges, Memory, Test, Time, Trains
@@ -130,6 +131,8 @@ def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: flo
     row = _pair(test, by_row, margin)
     word = row.accuracy_verdict or "no verdict"
     seen = f"{test.row} against {test.against}: {_points(row)}, {word}"
+    if word == IDENTICAL:
+        word = "equivalent"
     if word.startswith(tuple(test.verdicts)):
         return _Answer(seen, True)
     if word.startswith(("better", "equivalent", "not inferior", "inferior")):
@@ -141,6 +144,8 @@ def _below(test: Below, by_row: Mapping[str, list[RunRecord]], margin: float) ->
     row = _pair(test, by_row, margin)
     seen = f"{test.row} against {test.against}: {_points(row)}"
     low, high = row.top1_difference_low, row.top1_difference_high
+    if row.accuracy_verdict == IDENTICAL:
+        return _Answer(seen, False)
     if low is None or high is None:
         return _Answer(seen, None, row.accuracy_verdict or "no pair was completed")
     if high < 0:

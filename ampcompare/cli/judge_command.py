@@ -51,7 +51,8 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     if example and sd is None:
         sd = EXAMPLE_SD
     results = example_table() if table is None else _read(table)
-    terms = Criteria(parameters["margin"], parameters["time_margin"] / 100, parameters["objective"])
+    margin = "auto" if parameters["margin"] is None else parameters["margin"]
+    terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
     comparison = judge(results, reference=parameters["reference"], sd=sd, terms=terms)
     reporter = FORMATS["json"].reporter() if as_json else Judged(sd, room())
     click.echo(reporter.render(comparison), nl=False)

@@ -194,10 +194,10 @@ def margin_options(function: Function) -> Function:
     options = [
         click.option(
             "--margin",
-            type=float,
-            default=0.5,
-            show_default=True,
-            help="equivalence margin in percentage points of top-1; choose it before the runs",
+            callback=lambda context, parameter, value: number_or_text(value),
+            metavar="MARGIN",
+            help="equivalence margin of top-1: 0.5 (points), 10% (of the errors), 2sd (over seeds) or auto: the "
+            "smaller of 0.5 and 10%; choose it before the runs  [default: auto]",
         ),
         click.option(
             "--time-margin",
@@ -208,6 +208,14 @@ def margin_options(function: Function) -> Function:
         ),
     ]
     return _add(options, function)
+
+
+def number_or_text(value: str | None) -> float | str | None:
+    """Return a number as a number, so that the command and Python ask for the same; any other text as it is."""
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return value
 
 
 def objective_option(function: Function) -> Function:

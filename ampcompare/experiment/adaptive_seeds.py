@@ -63,10 +63,10 @@ def run_auto(
         observer.note(f"no arm has a completed pair with {pilot.reference}, so how many seeds are needed is not known")
         return pilot
     if needed <= MIN_PAIRS:
-        observer.note(f"the pilot of {MIN_PAIRS} seeds is enough for a margin of {terms.margin:g} points")
+        observer.note(f"the pilot of {MIN_PAIRS} seeds is enough for a margin of {pilot.margin:g} points")
         return pilot
     observer.note(
-        f"a margin of {terms.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's {MIN_PAIRS}"
+        f"a margin of {pilot.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's {MIN_PAIRS}"
     )
     ended = ""
 

@@ -116,10 +116,10 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         EnvironmentUnfit: this machine lacks something that is asked for.
         RecordError: the baseline cannot be read.
     """
-    criteria = Criteria(options.margin, options.time_margin / 100, options.objective, options.tag)
     gates = tuple(map(parse_gate, options.fail_on))
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
+    criteria = Criteria(_margin(options, sources), options.time_margin / 100, options.objective, options.tag)
     rows = tuple(matrix_rows(sources, arms=options.arms, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:
@@ -196,6 +196,12 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
     """Return the seeds as text: those asked for, or else of recipe or file, or else the one of the settings."""
     texts = (options.seeds, matrix_seeds(sources.matrix), str(sources.config.recipe.seed))
     return next(text for text in texts if text is not None).strip()
+
+
+def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:
+    """Return the margin that was asked for, or else that of recipe or file, or else the default rule."""
+    values = (options.margin, sources.matrix.margin, Criteria.margin)
+    return next(value for value in values if value is not None)
 
 
 def _folder_part(tag: str) -> list[str]:

@@ -100,7 +100,7 @@ class CompareOptions:
         seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file.
         budget_seconds: wall time limit of seeds "auto".
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
-        margin: equivalence margin in percentage points of top-1.
+        margin: equivalence margin of top-1 as in `Criteria`; by default that of recipe and file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
         objective: what the recommended arm improves while it keeps the accuracy.
         tag: label of the report and its folder.
@@ -121,7 +121,7 @@ class CompareOptions:
     seeds: str | None = None
     budget_seconds: float = 1800.0
     sweep: tuple[tuple[str, Sequence[Any]], ...] = ()
-    margin: float = 0.5
+    margin: float | str | None = None
     time_margin: float = 2.0
     objective: Preference = "time"
     tag: str = ""

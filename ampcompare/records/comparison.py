@@ -84,6 +84,8 @@ class Comparison(FrozenRecord):
     environment: dict[str, Any] = Field({}, description="what the machine offers")
     tag: str = ""
     margin: float = Field(0.5, description="points of top-1 that do not matter")
+    margin_rule: str = Field("", description="as it was given: points, 10%, 2sd or auto; empty in older reports")
+    margin_reason: str = Field("", description="where the points of the rule come from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
     error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
     prefer: str = "time"

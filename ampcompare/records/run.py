@@ -105,6 +105,9 @@ class EpochResult(FrozenRecord):
     ema_top1_correct: Count | None = Field(None, description="of the averaged weights; None where none are kept")
     ema_top5_correct: Count | None = None
     ema_loss: Number | None = None
+    majority_correct: Count | None = Field(
+        None, description="samples of the most frequent class: what a constant guess gets right"
+    )
     train_seconds: Finite
     eval_seconds: Finite
 
@@ -182,6 +185,10 @@ class RunSummary(FrozenRecord):
     )
     ended: str | None = Field(None, description="why training ended before its last epoch, in a good state")
     rollbacks: list[int] = Field([], description="updates made at each return to the last good state")
+    weights_sha256: str | None = Field(
+        None, description="of the weights at the end: parameters and buffers by value, as float32"
+    )
+    weights_moved: bool | None = Field(None, description="whether training changed any bit of a parameter")
 
 
 class Trace(FrozenRecord):

@@ -9,7 +9,7 @@ from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import COLUMNS, VERDICTS
 from ampcompare.report.tables import grid
-from ampcompare.report.terminal import WIDTH
+from ampcompare.report.terminal import WIDTH, margin_words
 
 __all__ = ["Judged"]
 
@@ -59,8 +59,8 @@ class Judged(Reporter):
     def _legend(self, comparison: Comparison) -> str:
         spread = f", with a published spread of {self.sd:g} points over seeds" if self.sd is not None else ""
         return (
-            f"Against {printable(comparison.reference, 60)}. Equivalence margins: {comparison.margin:g} points of "
-            f"accuracy{spread}, {100 * comparison.time_margin:g} % of time; error rate "
+            f"Against {printable(comparison.reference, 60)}. Equivalence margins: "
+            f"{margin_words(comparison)}{spread}, {100 * comparison.time_margin:g} % of time; error rate "
             f"{100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the "
             "interval of the test that decided."
         )

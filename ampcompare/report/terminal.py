@@ -11,7 +11,7 @@ from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_row
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.tables import grid
 
-__all__ = ["WIDTH", "Terminal", "legend", "verdict_legend"]
+__all__ = ["WIDTH", "Terminal", "legend", "margin_words", "verdict_legend"]
 
 WIDTH = 100
 
@@ -27,11 +27,18 @@ def legend(comparison: Comparison) -> str:
     )
 
 
+def margin_words(comparison: Comparison) -> str:
+    """Return the margin of accuracy in points, with the rule that gave it and why."""
+    shown = f"{comparison.margin:g} points of accuracy"
+    rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
+    return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
+
+
 def verdict_legend(comparison: Comparison) -> str:
     """Return one line that says what the verdicts go by."""
     return (
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
-        f"{comparison.margin:g} points of accuracy, {100 * comparison.time_margin:g} % of step time; error rate "
+        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time; error rate "
         f"{100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the interval of the test that decided, "
         "two-sided 1 - 2 alpha for equivalent and not inferior, 1 - alpha otherwise. MiB: difference in peak memory."
     )

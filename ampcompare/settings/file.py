@@ -62,6 +62,7 @@ class Matrix(_Part):
     title: str = Field("", description="one line for `ampcompare list`")
     arms: list[str] | None = Field(None, description="arms of a comparison, such as [fp32, 'apex:O2']")
     seeds: int | str | list[int] | None = Field(None, description="such as 0-4, [0, 2, 7] or auto")
+    margin: float | str | None = Field(None, description="equivalence margin of top-1: 0.5 (points), 10%, 2sd or auto")
     vary: dict[str, list[Any]] | None = Field(None, description="settings with the values that are crossed with arms")
     rows: list[dict[str, Any]] | None = Field(
         None, description="rows one by one, each an arm with settings of its own, in place of arms and vary"

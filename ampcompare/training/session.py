@@ -156,6 +156,7 @@ class Session:
                 ema_top1_correct=None if averaged is None else averaged.top1_correct,
                 ema_top5_correct=None if averaged is None else averaged.top5_correct,
                 ema_loss=None if averaged is None else averaged.loss,
+                majority_correct=result.majority_correct,
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
@@ -258,6 +259,7 @@ class Session:
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             self._views,
+            assembly.task.data.num_classes,
         )
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()

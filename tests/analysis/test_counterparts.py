@@ -20,7 +20,9 @@ FP32, OURS = [0.90, 0.92, 0.91, 0.93, 0.92], [0.80, 0.83, 0.81, 0.82, 0.80]
 
 def _runs(make_record: MakeRecord, arm: str, top1: list[float], ran: Effective | None, losses: str) -> list[RunRecord]:
     return [
-        make_record(arm, seed, top1=share, losses=f"{losses} {seed}").model_copy(update={"effective": ran})
+        make_record(arm, seed, top1=share, losses=f"{losses} {seed}", weights_sha256=f"{losses} {seed}").model_copy(
+            update={"effective": ran}
+        )
         for seed, share in enumerate(top1)
     ]
 

@@ -226,23 +226,6 @@ def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
     assert _row(comparison, "half").status == "not run"
 
 
-def test_equal_bits_are_named(make_record: MakeRecord) -> None:
-    """An arm whose losses and counts equal the reference's in every seed is named as equal to the last bit."""
-    records = [
-        *(make_record("fp32", seed, losses=f"hash {seed}") for seed in (0, 1)),
-        *(make_record("apex:O0", seed, losses=f"hash {seed}") for seed in (0, 1)),
-        *(make_record("half", seed, losses=f"hash {min(seed, 0)}") for seed in (0, 1)),
-    ]
-    text = _reading(summarize(records, arms=["fp32", "apex:O0", "half"], reference="fp32"))
-    assert "Equal to fp32 to the last bit of every loss, training and validation: apex:O0." in text
-
-
-def test_equal_losses_with_other_counts_are_not_equal(make_record: MakeRecord) -> None:
-    """The same training losses and another validation result is another result."""
-    records = [make_record("fp32", 0, losses="x"), make_record("apex:O0", 0, losses="x", top1=0.4)]
-    assert "last bit" not in _reading(summarize(records, arms=["fp32", "apex:O0"], reference="fp32"))
-
-
 @pytest.mark.parametrize(
     ("half", "device", "said"),
     [

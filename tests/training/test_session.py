@@ -105,8 +105,10 @@ def test_evaluation_counts_every_sample_once() -> None:
     labels = torch.arange(21) % 7
     labels[:4] = (labels[:4] + 1) % 7
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate([Fixed()], make_precision("fp32"), batches, CPU)
+    result = evaluate([Fixed()], make_precision("fp32"), batches, CPU, num_classes=7)
     assert (result.samples, result.top1_correct) == (21, 17)
+    assert result.majority_correct == max(labels.bincount()) == 4
+    assert evaluate([Fixed()], make_precision("fp32"), batches, CPU).majority_correct is None
     assert result.top5_correct == int((logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1).sum())
     assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-6)
 

@@ -46,6 +46,7 @@ from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
 from ampcompare.training.session import Session
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
@@ -188,7 +189,9 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     session = Session(config, assembly, saver=saver, stop=stop)
     metrics = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
     session.stateful["tally"] = metrics  # saved and restored with the session
-    if point is not None:
+    if point is None:
+        metrics.initial_parameters = parameters_sha256(assembly.replicas)
+    else:
         session.load_state_dict(point.state, point.resumption)
     mode = cpu_half_of(config.cpu_half, config.recipe.compile)
     fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
@@ -243,7 +246,14 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     summary = metrics.summary(
         session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
     )
-    summary = summary.model_copy(update={"start_seconds": max(0.0, start_seconds)})
+    models, initial = session.assembly.replicas, metrics.initial_parameters
+    summary = summary.model_copy(
+        update={
+            "start_seconds": max(0.0, start_seconds),
+            "weights_sha256": weights_sha256(models),  # now: facts of processes take further steps
+            "weights_moved": None if initial is None else parameters_sha256(models) != initial,
+        }
+    )
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
     steps_done = session.position.step

@@ -29,6 +29,7 @@ class RunMetrics:
     Args:
         warmup_steps: first steps, whose times are left out.
         batch_size: samples in one update.
+        initial_parameters: hash of the parameters before the first step of the run; None where it is not known.
     """
 
     warmup_steps: int
@@ -42,6 +43,7 @@ class RunMetrics:
     epochs: list[EpochResult] = field(default_factory=list)
     losses: array[float] = field(default_factory=lambda: array("d"))
     tracer: Tracer = field(default_factory=Tracer)
+    initial_parameters: str | None = None
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
         """Add a block of steps."""
@@ -69,6 +71,7 @@ class RunMetrics:
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "epochs": [epoch.model_dump() for epoch in self.epochs],
             "tracer": self.tracer.state_dict(),
+            "initial_parameters": self.initial_parameters,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -81,6 +84,7 @@ class RunMetrics:
         self.losses = array("d", state["losses"].tolist())
         self.epochs = [EpochResult.model_validate(epoch) for epoch in state["epochs"]]
         self.tracer.load_state_dict(state["tracer"])
+        self.initial_parameters = state.get("initial_parameters")  # older checkpoints lack it
 
     def summary(
         self, divergence: DivergenceDetector, memory: PeakMemory, wall_seconds: float, **facts: Any

@@ -88,6 +88,7 @@ class RunMetrics(_Strict):
     losses: Tensor
     epochs: list[dict[str, Any]]
     tracer: Trace
+    initial_parameters: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
 
 
 class EarlyStop(_Strict):

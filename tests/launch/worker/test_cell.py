@@ -18,6 +18,7 @@ from ampcompare.launch.worker.cell import Cell, build, configure_process, record
 from ampcompare.parallel.ranks import SingleProcess
 from ampcompare.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
+from ampcompare.training.metrics.weights_hash import parameters_sha256
 from ampcompare.training.session import Session
 
 MakeConfig = Callable[..., RunConfig]
@@ -147,6 +148,26 @@ def test_record_describes_the_run(build_cell: Callable[..., Cell]) -> None:
     assert result.summary.num_steps == 4
     assert result.processes is None
     assert result.notes == ["--pin-memory does nothing here: it is for copies to a GPU, and the device is cpu"]
+
+
+def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+    """Training moves the weights, a learning rate that is rounded away does not, and their hash at the end is kept."""
+    moved, again, unmoved = (build_cell(recipe={"optimizer": {"lr": lr}}) for lr in (0.05, 0.05, 1e-30))
+    for cell in (moved, again, unmoved):
+        run(cell)
+    one, two, three = (record(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved))
+    assert (one.weights_moved, three.weights_moved) == (True, False)
+    assert one.weights_sha256 == two.weights_sha256 != three.weights_sha256
+    assert one.epochs[-1].majority_correct is not None
+
+
+def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., Cell]) -> None:
+    """Whether weights moved is asked of the whole run, not of what came after its checkpoint."""
+    run(build_cell(saving={"stop_at_step": 3}))
+    cell = build_cell(saving={"resume": "auto"})
+    before = cell.metrics.initial_parameters
+    fresh = build_cell(saving={})
+    assert before == fresh.metrics.initial_parameters != parameters_sha256(cell.session.assembly.replicas)
 
 
 def test_record_of_a_run_that_stopped(build_cell: Callable[..., Cell]) -> None:

@@ -1,0 +1,37 @@
+"""Hashes of a model's weights: to see whether training moved them, and whether two runs ended with the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["parameters_sha256", "weights_sha256"]
+
+
+def parameters_sha256(models: Sequence[nn.Module]) -> str:
+    """Return a hash that changes with any bit of a parameter; buffers move in every forward pass and are left out."""
+    return _sha256(parameter for model in models for parameter in model.parameters())
+
+
+def weights_sha256(models: Sequence[nn.Module]) -> str:
+    """Return a hash of all parameters and buffers by value: floating ones as float32, so that storage does not count.
+
+    Equal hashes mean equal weights: fp16 and bf16 are exact in float32. float64 stays what it is.
+    """
+    return _sha256(_as_float32(tensor) for model in models for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _as_float32(tensor: Tensor) -> Tensor:
+    narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.detach().cpu().float() if narrow else tensor
+
+
+def _sha256(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
