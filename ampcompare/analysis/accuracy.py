@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ampcompare.analysis.comparability import accuracy_incomparable_reason
+from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
 from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired
@@ -28,12 +28,12 @@ def accuracy_effect(pairs: Sequence[Pair]) -> Effect | None:
 
 
 def accuracy_verdicts(
-    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], terms: Criteria
+    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], terms: Criteria, *, same_software: bool = True
 ) -> dict[str, Verdict]:
     """Return the verdict of each arm; one that diverged in some runs or did other work has no test and no interval."""
     closed: dict[str, Verdict] = {}
     for arm, (records, pairs) in arms.items():
-        differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
+        differs = accuracy_reason(pairs, same_software=same_software)
         word = divergence_verdict(records) or (f"not comparable ({differs})" if differs else "")
         if word:
             closed[arm] = Verdict(word)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.gates import Check, Gate, check_gates, parse_gate
+from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import ConfigError, Ended
 from ampcompare.experiment.adaptive_seeds import run_auto
@@ -58,7 +58,7 @@ class PlannedComparison:
     plan: Plan
     folder: Path
     criteria: Criteria
-    gates: tuple[Gate, ...]
+    gates: tuple[Gate | VerdictGate, ...]
     baseline: Comparison | None
 
     def plan_for(self, seeds: Sequence[int]) -> Plan:

@@ -5,9 +5,10 @@ Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSO
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -35,6 +36,8 @@ __all__ = [
     "iter_steps",
     "read_model",
     "read_record",
+    "record_checksum",
+    "sealed",
     "to_float",
 ]
 
@@ -250,6 +253,7 @@ class RunRecord(FrozenRecord):
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
+    host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()
     trace: Trace | None = None
@@ -261,6 +265,7 @@ class RunRecord(FrozenRecord):
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
+    checksum: str | None = Field(None, description="SHA-256 over all other fields, as they were written")
 
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""
@@ -290,6 +295,17 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
         value = value._asdict()
     # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
     return json.dumps(_strict(value), indent=indent, allow_nan=False)
+
+
+def record_checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over what JSON holds of a record, without the field of the checksum itself."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(record: RunRecord) -> RunRecord:
+    """Return a record with its checksum, by which a later edit of its file is noticed."""
+    return record.model_copy(update={"checksum": record_checksum(_strict(record.model_dump(by_alias=True)))})
 
 
 def read_model(path: Path, model: type[Stored], what: str) -> Stored:

@@ -92,7 +92,7 @@ def test_a_baseline_of_other_arms_is_no_baseline(make_record: MakeRecord) -> Non
 
 def test_an_invalid_time_fails_no_gate(make_record: MakeRecord) -> None:
     """A time that means nothing is left out with its reason, for invalid is not slower."""
-    comparison = _comparison(make_record, {"seconds": 9.0, "num_steps": 5})
+    comparison = _comparison(make_record, {"seconds": 9.0, "warmup_steps": 95})
     (check,) = check_gates([parse_gate("time>1.10x")], comparison)
     assert (check.failure, check.skipped) == ("", "invalid measurement (5 timed steps, 30 needed)")
 
