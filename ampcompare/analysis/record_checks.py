@@ -66,9 +66,9 @@ def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
 
 
 def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
-    if record.checksum is None:
+    if raw.get("checksum") is None:  # an old record has neither
         return "it has no checksum, as every record with a host has" if record.host is not None else ""
-    if record.checksum != record_checksum(raw):
+    if raw["checksum"] != record_checksum(raw):
         return "it was changed after it was written: its checksum does not fit"
     return ""
 

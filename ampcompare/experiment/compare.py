@@ -157,6 +157,8 @@ def run_comparison(
     launchers = [options.launch.launcher(planned.sources.config, several_cells=True) for _ in range(options.jobs)]
     is_main = launchers[0].is_main
     observer = observer if observer is not None and is_main else Observer()
+    for text in planned.baseline.excluded if planned.baseline is not None else []:
+        observer.note(f"of the baseline a record is not used: {text}")
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
 
     def save(comparison: Comparison, folder: Path) -> None:

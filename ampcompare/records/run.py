@@ -37,7 +37,7 @@ __all__ = [
     "read_model",
     "read_record",
     "record_checksum",
-    "sealed",
+    "sealed_json",
     "to_float",
 ]
 
@@ -265,7 +265,6 @@ class RunRecord(FrozenRecord):
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
-    checksum: str | None = Field(None, description="SHA-256 over all other fields, as they were written")
 
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""
@@ -303,9 +302,10 @@ def record_checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(record: RunRecord) -> RunRecord:
-    """Return a record with its checksum, by which a later edit of its file is noticed."""
-    return record.model_copy(update={"checksum": record_checksum(_strict(record.model_dump(by_alias=True)))})
+def sealed_json(record: RunRecord) -> str:
+    """Return the JSON of a record with a checksum, by which a later edit of its file is noticed."""
+    values = _strict(record.model_dump(by_alias=True))
+    return dump_json({**values, "checksum": record_checksum(values)})
 
 
 def read_model(path: Path, model: type[Stored], what: str) -> Stored:
