@@ -204,8 +204,6 @@ def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunReco
 def _unnamed(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
     named = named_settings(arm) | named_settings(reference)
-    # Several processes are DDP unless told otherwise, so the one names the other.
-    named |= {"kind"} if "processes" in named else set()
     return _apart([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
 
 

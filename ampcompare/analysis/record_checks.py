@@ -10,7 +10,7 @@ import hashlib
 import math
 import statistics
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,29 +199,27 @@ def _steps_fault(path: Path, record: RunRecord) -> str:
     return ""
 
 
-def unique_runs(records: Iterable[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """Return the records that are one run each, and a sentence for each that is not used.
 
     A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
-    losses equal those of another seed of its arm to the last bit is not another run.
+    losses equal those of a lower seed of its arm to the last bit is not another run.
     """
-    kept: list[RunRecord] = []
-    excluded: list[str] = []
-    cells: dict[tuple[str, int], RunRecord] = {}
+    faults: dict[int, str] = {}
+    cells: set[tuple[str, int]] = set()
     losses: dict[tuple[str, str], int] = {}
-    for record in records:
-        seed = record.config.recipe.seed
+    for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
+        seed, digest = record.config.recipe.seed, record.summary.losses_sha256
         fault = implausible(record)
         if not fault and (record.arm, seed) in cells:
             fault = "a second record of this cell"
-        digest = record.summary.losses_sha256
         if not fault and record.status == "completed" and digest is not None:
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
                 fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
         if fault:
-            excluded.append(f"{record.arm}, seed {seed}: {fault}")
-            continue
-        cells[record.arm, seed] = record
-        kept.append(record)
-    return kept, excluded
+            faults[number] = f"{record.arm}, seed {seed}: {fault}"
+        else:
+            cells.add((record.arm, seed))
+    kept = [record for number, record in enumerate(records) if number not in faults]
+    return kept, [faults[number] for number in sorted(faults)]
