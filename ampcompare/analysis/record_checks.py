@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.run import EpochResult, RunRecord, iter_steps, read_record, record_checksum
 from ampcompare.settings.config import settings_digest
-from ampcompare.user_files import FileFault, read_json
 
 __all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
 
