@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ampcompare.analysis.comparability import accuracy_incomparable_reason
+from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
 from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
@@ -46,10 +46,14 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0) -> Effect |
 
 
 def accuracy_verdicts(
-    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]], margin: AccuracyMargin
+    arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]],
+    margin: AccuracyMargin,
+    *,
+    same_software: bool = True,
 ) -> dict[str, Verdict]:
     """Return the verdict of each arm; one that needs no test has no interval and takes no share of the error rate."""
-    untested = {arm: Verdict(word) for arm, (records, pairs) in arms.items() if (word := _untested(records, pairs))}
+    words = {arm: _untested(records, pairs, same_software) for arm, (records, pairs) in arms.items()}
+    untested = {arm: Verdict(word) for arm, word in words.items() if word}
     tested = [arm for arm in arms if arm not in untested]
     effects = [accuracy_effect(arms[arm][1], margin.error_share) for arm in tested]
     verdicts = decide(effects, margin.of_share())
@@ -61,9 +65,9 @@ def failure_verdict(records: Sequence[RunRecord]) -> str:
     return divergence_verdict(records) or idle_verdict(records)
 
 
-def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair]) -> str:
+def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software: bool) -> str:
     """Return the word for an arm that no test decides: why it cannot be judged, or that it is identical."""
-    differs = next(filter(None, (accuracy_incomparable_reason(*pair) for pair in pairs)), "")
+    differs = accuracy_reason(pairs, same_software=same_software)
     return (
         divergence_verdict(records)
         or (f"not comparable ({differs})" if differs else "")

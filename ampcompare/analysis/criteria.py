@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from ampcompare.analysis.margins import MarginRule, parse_margin
 from ampcompare.analysis.statistics import Margin
 from ampcompare.errors import ConfigError
+from ampcompare.records.comparison import Comparison
 
-__all__ = ["Criteria", "Preference"]
+__all__ = ["Criteria", "Preference", "criteria_of"]
 
 Preference = Literal["accuracy", "time", "memory"]
 
@@ -50,3 +51,9 @@ class Criteria:
     def time(self) -> Margin:
         """Return the margin of the logarithm of a ratio of times."""
         return Margin(math.log1p(self.time_margin), f"{100 * self.time_margin:g} %", practical=True)
+
+
+def criteria_of(comparison: Comparison) -> Criteria:
+    """Return the criteria by which a stored comparison was judged."""
+    margin = comparison.margin_rule or comparison.margin
+    return Criteria(margin, comparison.time_margin, cast(Preference, comparison.prefer), comparison.tag)

@@ -7,19 +7,35 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.comparability import accuracy_incomparable_reason, time_incomparable_reason
+from ampcompare.analysis.accuracy import accuracy_margin, accuracy_verdicts
+from ampcompare.analysis.comparability import accuracy_reason, memory_reason, time_reason
+from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.learning import idle_verdict
+from ampcompare.analysis.pairs import conditional, counterparts, pairs_by_seed
+from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 
-__all__ = ["Check", "Gate", "check_gates", "parse_gate"]
+__all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
 
 GRAMMAR = re.compile(r"(accuracy|time|memory|diverged|failed)\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
-EXAMPLES = '"accuracy<-0.5" (points), "time>1.10x", "memory>5%", "diverged>0" or "failed>0"'
+VERDICT_GRAMMAR = re.compile(r"(accuracy|time)\s*:\s*(inferior|not-inferior|equivalent|better)")
+EXAMPLES = (
+    '"accuracy<-0.5" (points), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: '
+    '"accuracy:not-inferior", "accuracy:inferior", "time:better"'
+)
 RATIOS = ("time", "memory")
+# The verdicts that show what a gate asks for, by their first words.
+SHOWN_BY = {
+    "not-inferior": ("identical", "equivalent", "not inferior", "better"),
+    "equivalent": ("identical", "equivalent"),
+    "better": ("better",),
+}
+REFUSED = ("inferior", "diverged")
 Measured = tuple[float | None, str]  # a value, or why there is none
+Runs = Sequence[RunRecord]
 
 
 @dataclass(frozen=True)
@@ -58,12 +74,41 @@ class Gate:
         return value > self.limit if self.above else value < self.limit
 
 
-def parse_gate(text: str) -> Gate:
-    """Read a gate such as `accuracy<-0.5` or `time>1.10x`; a percentage of time or memory is one more than the ratio 1.
+@dataclass(frozen=True)
+class VerdictGate:
+    """A verdict that an arm must have, or must not have.
+
+    `inferior` fails an arm that is shown to be inferior or that diverged. Every other word fails an arm for which it is
+    not shown, so that too few seeds, an invalid time and a verdict that is conditional on survivors fail too.
+
+    Attributes:
+        text: as the user wrote it.
+        measure: accuracy or time.
+        word: inferior, not-inferior, equivalent or better.
+    """
+
+    text: str
+    measure: str
+    word: str
+
+    def fails(self, verdict: str) -> bool:
+        """Return whether an arm with this verdict fails."""
+        if self.word == "inferior":
+            return verdict.startswith(REFUSED)
+        return not verdict.startswith(SHOWN_BY[self.word])
+
+
+def parse_gate(text: str) -> Gate | VerdictGate:
+    """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:not-inferior`.
+
+    A percentage of time or memory is one more than the ratio 1.
 
     Raises:
         ConfigError: it cannot be read, or has a unit that its measure does not have.
     """
+    asked = VERDICT_GRAMMAR.fullmatch(text.strip())
+    if asked is not None:
+        return VerdictGate(text.strip(), *asked.groups())
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")
@@ -75,11 +120,15 @@ def parse_gate(text: str) -> Gate:
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
 
 
-def check_gates(gates: Sequence[Gate], comparison: Comparison, baseline: Comparison | None = None) -> list[Check]:
+def check_gates(
+    gates: Sequence[Gate | VerdictGate], comparison: Comparison, baseline: Comparison | None = None
+) -> list[Check]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
-    A gate compares means and ignores verdicts, since the limit is the user's. What cannot be measured because a run
-    failed or diverged fails; a time that is invalid or from another machine is skipped, with the reason.
+    A limit is held against means, whatever the verdicts. All pairs must have done the same work. What is not known
+    because runs of the arm failed or diverged, or did other work, fails; times and memory of another machine, and times
+    that are invalid, are skipped with the reason. A baseline may be of other versions of torch: to see what they change
+    is what it is for.
 
     Raises:
         ConfigError: the baseline has none of the arms.
@@ -88,57 +137,101 @@ def check_gates(gates: Sequence[Gate], comparison: Comparison, baseline: Compari
         raise ConfigError(
             f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
         )
+    verdicts = _verdicts(comparison, baseline)
     checks = []
     for row in comparison.arms:
-        base = _base(row, comparison, baseline)
+        base = _base(row.arm, comparison, baseline)
         for gate in gates:
             if base is None and gate.measure not in ("diverged", "failed"):
                 if baseline is not None:
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
-                continue
-            value, why = _value(gate, row, comparison, base or [])
-            if value is not None:
-                exceeded = f"{gate.measure} {_shown(gate, value)}, and {gate.text} fails"
-                checks.append(Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else ""))
-            elif gate.measure == "time" and row.completed:
-                checks.append(Check(row.arm, gate.text, skipped=why))
+            elif isinstance(gate, VerdictGate):
+                checks.append(_check_verdict(gate, row.arm, verdicts[gate.measure].get(row.arm, "")))
             else:
-                checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}"))
+                runs = [record for record in comparison.records if record.arm == row.arm]
+                checks.append(_check_limit(gate, row, runs, base or [], same_software=baseline is None))
     return checks
 
 
-def _base(row: ArmSummary, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
+def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
     """Return the runs that an arm is compared with, if any."""
     if baseline is None:
-        arm = comparison.reference
-        return None if row.arm == arm else [record for record in comparison.records if record.arm == arm]
-    if row.arm not in {other.arm for other in baseline.arms}:
+        reference = comparison.reference
+        return None if arm == reference else [record for record in comparison.records if record.arm == reference]
+    if arm not in {other.arm for other in baseline.arms}:
         return None
-    return [record for record in baseline.records if record.arm == row.arm]
+    return [record for record in baseline.records if record.arm == arm]
 
 
-def _value(gate: Gate, row: ArmSummary, comparison: Comparison, base: Sequence[RunRecord]) -> Measured:
-    if gate.measure == "diverged":
-        return row.diverged, ""
-    if gate.measure == "failed":
-        return row.failed, ""
-    runs = [record for record in comparison.records if record.arm == row.arm and record.status == "completed"]
-    base_runs = [record for record in base if record.status == "completed"]
-    if not runs or not base_runs:
-        return None, f"no run of {'the arm' if not runs else 'the baseline'} was completed"
-    seeds = {record.config.recipe.seed for record in runs} & {record.config.recipe.seed for record in base_runs}
-    if seeds:  # paired where possible; a baseline of other seeds is still a baseline
-        runs = [record for record in runs if record.config.recipe.seed in seeds]
-        base_runs = [record for record in base_runs if record.config.recipe.seed in seeds]
-    reason = accuracy_incomparable_reason(runs[0], base_runs[0])
-    if reason and gate.measure != "time":
-        return None, f"not comparable ({reason})"
-    if gate.measure == "accuracy":
-        idle = idle_verdict(runs) or idle_verdict(base_runs)
-        if idle:
-            return None, idle
-        return _points(runs, base_runs)
-    return _time(runs, base_runs) if gate.measure == "time" else _memory(runs, base_runs)
+def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, dict[str, str]]:
+    """Return the verdicts of each arm on accuracy and time: those of its row, or against its runs in a baseline."""
+    if baseline is None:
+        return {
+            "accuracy": {row.arm: row.accuracy_verdict for row in comparison.arms},
+            "time": {row.arm: row.time_verdict for row in comparison.arms},
+        }
+    criteria = criteria_of(comparison)
+    sides: dict[str, tuple[list[RunRecord], list[RunRecord]]] = {}
+    for row in comparison.arms:
+        base = _base(row.arm, comparison, baseline)
+        if base is not None:
+            sides[row.arm] = [record for record in comparison.records if record.arm == row.arm], base
+    pairs = {arm: pairs_by_seed(runs, base) for arm, (runs, base) in sides.items()}
+    reference = comparison.reference
+    margin = accuracy_margin([run for run in baseline.records if run.arm == reference], reference, criteria)
+    accuracy = accuracy_verdicts({arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, same_software=False)
+    time = time_verdicts({arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria)
+    return {
+        "accuracy": {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
+        "time": {arm: verdict.word for arm, verdict in time.items()},
+    }
+
+
+def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:
+    if not gate.fails(verdict):
+        return Check(arm, gate.text)
+    return Check(arm, gate.text, failure=f"{gate.measure} {verdict or 'has no verdict'}, and {gate.text} fails")
+
+
+def _check_limit(gate: Gate, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool) -> Check:
+    value: float | None
+    if gate.measure in ("diverged", "failed"):
+        value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
+    else:
+        value, why, may_skip = _measured(gate.measure, runs, base, same_software=same_software)
+    if value is not None:
+        exceeded = f"{gate.measure} {_shown(gate, value)}, and {gate.text} fails"
+        return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
+    if may_skip:
+        return Check(row.arm, gate.text, skipped=why)
+    return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
+
+
+def _measured(measure: str, runs: Runs, base: Runs, *, same_software: bool) -> tuple[float | None, str, bool]:
+    """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
+    here, there = _completed(runs), _completed(base)
+    if not here or not there:
+        return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
+    lost = len(runs) - len(here)
+    if measure == "accuracy" and lost:
+        return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
+    pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
+    if pairs_by_seed(here, there):
+        here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
+    work = accuracy_reason(pairs, same_software=same_software)
+    if work and measure != "time":
+        return None, f"not comparable ({work})", False
+    if measure == "accuracy":
+        idle = idle_verdict(here) or idle_verdict(there)
+        return (None, idle, False) if idle else (*_points(here, there), False)
+    reason = (time_reason if measure == "time" else memory_reason)(pairs, same_software=same_software)
+    if reason:
+        return None, f"not comparable ({reason})", True
+    return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
+
+
+def _completed(runs: Runs) -> list[RunRecord]:
+    return [record for record in runs if record.status == "completed"]
 
 
 def _points(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
@@ -150,9 +243,6 @@ def _points(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measur
 
 
 def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    reason = time_incomparable_reason(runs[0], base_runs[0])
-    if reason:
-        return None, f"not comparable ({reason})"
     seconds = [record.summary.step_seconds_median for record in runs if not invalid_reason(record)]
     base_seconds = [record.summary.step_seconds_median for record in base_runs if not invalid_reason(record)]
     if not any(seconds) or not any(base_seconds):

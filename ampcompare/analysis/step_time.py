@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.comparability import time_incomparable_reason
+from ampcompare.analysis.comparability import time_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
@@ -29,10 +29,10 @@ class StepTimes:
     why_not: str
 
 
-def step_times(pairs: Sequence[Pair]) -> StepTimes:
+def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTimes:
     timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
     ratio = ratio_of(-_time_effect(timed).mean) if timed else None
-    differs = next(filter(None, (time_incomparable_reason(*pair) for pair in pairs)), "")
+    differs = time_reason(pairs, same_software=same_software)
     if differs:
         return StepTimes(None, ratio, f"not comparable ({differs})")
     reasons = [invalid_reason(arm) or invalid_reason(reference) for arm, reference in pairs]

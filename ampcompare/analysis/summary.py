@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.analysis.accuracy import accuracy_effect, accuracy_margin, accuracy_verdicts, failure_verdict
+from ampcompare.analysis.circumstances import circumstances
+from ampcompare.analysis.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.pairs import Pair, finished, pairs_by_seed
+from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
+from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -28,6 +31,7 @@ def summarize(
     order: Sequence[str] = (),
     terms: Criteria | None = None,
     published: Published | None = None,
+    excluded: Sequence[str] = (),
 ) -> Comparison:
     """Sum up records into one row per arm and a reading.
 
@@ -39,8 +43,11 @@ def summarize(
         order: cells as they ran.
         terms: margins and preference.
         published: published results of the rows.
+        excluded: files that were read and are not used, each with its reason.
     """
     terms = terms or Criteria()
+    records, repeated = unique_runs(records)
+    excluded = [*excluded, *repeated]
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
@@ -63,7 +70,13 @@ def summarize(
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=[*read(rows, records, reference, terms, margin.of_share().size), *map(twin_sentence, twins)],
+        reading=[
+            *(f"Not used: {text}." for text in excluded),
+            *read(rows, records, reference, terms, margin.of_share().size),
+            *map(twin_sentence, twins),
+            *circumstances(records, reference),
+        ],
+        excluded=excluded,
         twins=twins,
         records=list(records),
         published=published,
@@ -80,16 +93,18 @@ def _rows(
     accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin)
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
-    peak = _peak(by_arm.get(reference, []))
+    against = by_arm.get(reference, [])
     return [
         _row(
             arm,
             by_arm[arm],
             pairs[arm],
             times[arm].ratio,
-            accuracy.get(arm, Verdict(failure_verdict(by_arm[arm]))),
+            conditional(accuracy[arm], by_arm[arm], against)
+            if arm in accuracy
+            else Verdict(failure_verdict(by_arm[arm])),
             time.get(arm, Verdict()),
-        ).model_copy(update={"memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None})
+        ).model_copy(update=_memory(by_arm[arm], against) if arm != reference else {})
         for arm in arms
     ]
 
@@ -104,12 +119,18 @@ def _sd(values: Iterable[float | None]) -> float | None:
     return statistics.stdev(known) if len(known) > 1 else None
 
 
-def _peak(records: Sequence[RunRecord]) -> int | None:
+def _peak(records: Iterable[RunRecord]) -> int | None:
     return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
 
 
-def _difference(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one - other
+def _memory(records: Sequence[RunRecord], reference: Sequence[RunRecord]) -> dict[str, int | str | None]:
+    """Return the fields of a row on the difference of the largest peaks, or on why there is none."""
+    pairs = counterparts(finished(records), finished(reference))
+    reason = memory_reason(pairs)
+    here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
+    if reason or here is None or there is None:
+        return {"memory_difference": None, "memory_verdict": f"not comparable ({reason})" if reason else ""}
+    return {"memory_difference": here - there}
 
 
 def _row(
@@ -200,4 +221,6 @@ def _status(records: Sequence[RunRecord]) -> str:
         elif status == "failed":
             detail = f": {matching[0].error}"
         words.append(("ok" if status == "completed" else status) + share + detail)
+    mixed = list(filter(None, map(foreign_steps, records)))
+    words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, RecordError
 from ampcompare.report.formats import FORMATS
 
 __all__ = ["command"]
@@ -26,6 +26,8 @@ def command(path: str, form: str) -> int:
     """Render the records of a run directory again.
 
     Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote.
+
+    Records that cannot be believed (edited, copied, of another cell) are left out and named; the exit code is then 2.
     """
     from ampcompare.legacy.record.summary import REPORT_FORMATS, is_exec_record, read_exec_record, render
     from ampcompare.report.tables import room
@@ -38,5 +40,8 @@ def command(path: str, form: str) -> int:
         return 0
     from ampcompare.experiment.load import reload_comparison
 
-    click.echo(FORMATS[form].reporter(room()).render(reload_comparison(Path(path))), nl=False)
-    return 0
+    comparison = reload_comparison(Path(path))
+    click.echo(FORMATS[form].reporter(room()).render(comparison), nl=False)
+    for text in comparison.excluded:
+        click.echo(f"not used: {text}", err=True)
+    return RecordError.exit_code if comparison.excluded else 0

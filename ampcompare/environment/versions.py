@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare import __version__
 
-__all__ = ["fingerprint", "installed_version"]
+__all__ = ["fingerprint", "host_name", "installed_version"]
 
 
 def installed_version(distribution: str) -> str | None:
@@ -29,6 +29,11 @@ def fingerprint() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor(),
     }
+
+
+def host_name() -> str:
+    """Return the name of this machine."""
+    return platform.node() or "unknown"
 
 
 def _processor() -> str:

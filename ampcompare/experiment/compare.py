@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.gates import Check, Gate, check_gates, parse_gate
+from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import ConfigError, Ended
 from ampcompare.experiment.adaptive_seeds import run_auto
@@ -58,7 +58,7 @@ class PlannedComparison:
     plan: Plan
     folder: Path
     criteria: Criteria
-    gates: tuple[Gate, ...]
+    gates: tuple[Gate | VerdictGate, ...]
     baseline: Comparison | None
 
     def plan_for(self, seeds: Sequence[int]) -> Plan:
@@ -157,6 +157,8 @@ def run_comparison(
     launchers = [options.launch.launcher(planned.sources.config, several_cells=True) for _ in range(options.jobs)]
     is_main = launchers[0].is_main
     observer = observer if observer is not None and is_main else Observer()
+    for text in planned.baseline.excluded if planned.baseline is not None else []:
+        observer.note(f"of the baseline a record is not used: {text}")
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
 
     def save(comparison: Comparison, folder: Path) -> None:

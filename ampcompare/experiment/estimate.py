@@ -37,7 +37,7 @@ class Estimate:
 def estimate(plan: Plan, folder: Path) -> Estimate:
     """Estimate what a plan will take, an arm taking as long as it did with other seeds of the same recipe."""
     try:
-        records = [record for record in load_records(folder) if record.status in ("completed", "diverged")]
+        records = [record for record in load_records(folder)[0] if record.status in ("completed", "diverged")]
     except RecordError:
         records = []
     left = [

@@ -9,14 +9,15 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.comparability import changed_settings
-from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.criteria import Criteria, criteria_of
+from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.experiment.run import labeled, load_records
 from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.published import Published
-from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.run import RunRecord
 from ampcompare.settings.validation import validated
 
 __all__ = ["reload_comparison"]
@@ -52,10 +53,11 @@ def _row(label: str) -> str:
 def reload_comparison(path: Path) -> Comparison:
     """Read a run directory, a `record.json` or a `report.json`.
 
-    A run directory is summed up again from its records, in the order of its plan, where it has one.
+    A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
+    fault are left out, and named in `excluded`; so it is for those of a `report.json`.
 
     Raises:
-        RecordError: there is nothing to read, or something that cannot be read.
+        RecordError: there is nothing to read, or nothing that can be used.
     """
     if os.path.isdir(path):
         return _from_folder(path)
@@ -66,24 +68,62 @@ def reload_comparison(path: Path) -> Comparison:
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return read_comparison(path)
-    record = read_record(path)
+        return _without_faults(path, read_comparison(path))
+    record = read_checked(path)
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
 def _from_folder(folder: Path) -> Comparison:
-    records = load_records(folder)
+    records, excluded = load_records(folder)
     if not os.path.lexists(folder / "plan.json"):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
-        return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0])
+        return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0], excluded=excluded)
     plan = _read_plan(folder / "plan.json")
     by_cell = {record.cell: record for record in records}
-    mine = [labeled(by_cell[cell], _row(label)) for label, cell in plan.cells.items() if cell in by_cell]
+    mine = []
+    for label, cell in plan.cells.items():
+        record = by_cell.get(cell)
+        if record is None:
+            continue
+        if not _is_cell(label, record):
+            whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
+            excluded.append(f"{folder / 'plan.json'}: it says that {label} is cell {cell}, which is {whose}")
+            continue
+        mine.append(labeled(record, _row(label)))
     return summarize(
         mine, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order, terms=plan.terms,
-        published=plan.published,
+        published=plan.published, excluded=excluded,
     )  # fmt: skip
+
+
+def _is_cell(label: str, record: RunRecord) -> bool:
+    """Return whether the label of a plan, such as `half workers=2@1`, fits the arm and seed of a record."""
+    row, _, seed = label.rpartition("@")
+    arm = record.config.arm
+    return seed == str(record.config.recipe.seed) and (row == arm or row.startswith(f"{arm} "))
+
+
+def _without_faults(path: Path, comparison: Comparison) -> Comparison:
+    """Return a stored comparison as it is, or summed up again without the records that have a fault."""
+    faults = {record.cell: implausible(record) or contradiction(record) for record in comparison.records}
+    excluded = [
+        f"{path}: {record.arm}, seed {record.config.recipe.seed}: {faults[record.cell]}"
+        for record in comparison.records
+        if faults[record.cell]
+    ]
+    if not excluded:
+        return comparison
+    return summarize(
+        [record for record in comparison.records if not faults[record.cell]],
+        arms=[row.arm for row in comparison.arms],
+        reference=comparison.reference,
+        command=comparison.command,
+        order=comparison.order,
+        terms=criteria_of(comparison),
+        published=comparison.published,
+        excluded=excluded,
+    )
 
 
 def _read_plan(path: Path) -> _StoredPlan:

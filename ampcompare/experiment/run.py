@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.environment.versions import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
@@ -29,6 +30,7 @@ from ampcompare.settings.config import RunConfig
 __all__ = ["Observer", "Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
 
 LOOK_SECONDS = 0.2
+MAX_NAMED = 3  # records in the message of an error
 
 
 class Observer:
@@ -68,8 +70,7 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
     try:
         record = read_record(path)
     except RecordError as error:
-        path.replace(path.with_name("record.unreadable.json"))
-        return Reuse(None, f"{error}; the file is kept as record.unreadable.json")
+        return _kept_aside(path, "record.unreadable.json", error)
     if record.status not in ("completed", "diverged"):
         was = "was " if record.status == "interrupted" else ""
         return Reuse(None, f"it {was}{record.status} before")
@@ -80,28 +81,41 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
         changed.append(ran.library)
     if changed:
         return Reuse(None, f"{', '.join(changed)} changed since")
-    return Reuse(record, "")
+    other = record.config.saving.resume
+    if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
+        return Reuse(None, f"it resumed from {other or 'no checkpoint'} before")
+    try:
+        return Reuse(read_checked(path), "")
+    except RecordError as error:
+        return _kept_aside(path, "record.rejected.json", error)
 
 
-def load_records(folder: Path) -> list[RunRecord]:
-    """Read every record of a run directory.
+def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
+    path.replace(path.with_name(name))
+    return Reuse(None, f"{error}; the file is kept as {name}")
+
+
+def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
+    """Read every record of a run directory that can be believed, and why the others cannot.
 
     Raises:
-        RecordError: there is none, or one cannot be read.
+        RecordError: there is none that can.
     """
-    records = []
+    records, excluded = [], []
     for path in sorted(folder.glob("cells/*/record.json")):
         try:
-            records.append(read_record(path))
+            records.append(read_checked(path))
         except RecordError as error:
-            if not os.path.lexists(path):  # a command that runs this cell again has just set it aside
-                continue
-            raise RecordError(f"{error}; the command that wrote {folder}, called again, runs that cell again") from None
+            if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
+                excluded.append(str(error))
+    if excluded and not records:
+        again = f"the command that wrote {folder}, called again, runs such cells again"
+        raise RecordError(f"{folder} holds no record that can be used: {'; '.join(excluded[:MAX_NAMED])}; {again}")
     if not records:
         raise RecordError(
             f"{folder} holds no records (cells/*/record.json); name a folder that run or compare has written"
         )
-    return records
+    return records, excluded
 
 
 def run_plan(

@@ -13,7 +13,7 @@ from pathlib import Path
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.records.run import RunRecord, dump_json, sealed_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 
@@ -71,8 +71,8 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
-    """Write `record.json` atomically."""
-    write_atomically(folder / "record.json", dump_json(record))
+    """Write `record.json` atomically, with its checksum."""
+    write_atomically(folder / "record.json", sealed_json(record))
 
 
 def archive_previous(folder: Path) -> None:

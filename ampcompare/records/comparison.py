@@ -51,6 +51,7 @@ class ArmSummary(FrozenRecord):
     accuracy_verdict: str = ""
     time_verdict: str = ""
     memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
+    memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
     diverged_high: float | None = None
     final_loss_scale: Number | None = None
@@ -93,6 +94,7 @@ class Comparison(FrozenRecord):
     reading: list[str]
     twins: list[Twin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
+    excluded: list[str] = Field([], description="records that are not used, and why")
     published: Published | None = Field(None, description="what others published for these rows")
 
     def __str__(self) -> str:

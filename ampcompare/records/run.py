@@ -5,9 +5,10 @@ Non-finite numbers are written as the strings "nan", "inf" and "-inf", since JSO
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -35,6 +36,8 @@ __all__ = [
     "iter_steps",
     "read_model",
     "read_record",
+    "record_checksum",
+    "sealed_json",
     "to_float",
 ]
 
@@ -257,6 +260,7 @@ class RunRecord(FrozenRecord):
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
+    host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()
     trace: Trace | None = None
@@ -297,6 +301,18 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
         value = value._asdict()
     # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
     return json.dumps(_strict(value), indent=indent, allow_nan=False)
+
+
+def record_checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over what JSON holds of a record, without the field of the checksum itself."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def sealed_json(record: RunRecord) -> str:
+    """Return the JSON of a record with a checksum, by which a later edit of its file is noticed."""
+    values = _strict(record.model_dump(by_alias=True))
+    return dump_json({**values, "checksum": record_checksum(values)})
 
 
 def read_model(path: Path, model: type[Stored], what: str) -> Stored:

@@ -86,7 +86,9 @@ def _difference_interval(row: ArmSummary) -> str:
 
 
 def _memory_difference(row: ArmSummary) -> str:
-    return "-" if row.memory_difference is None else f"{row.memory_difference / MIB:+.1f}"
+    if row.memory_difference is None:
+        return printable(row.memory_verdict, 60) or "-"
+    return f"{row.memory_difference / MIB:+.1f}"
 
 
 def _skipped(row: ArmSummary) -> str:

@@ -30,9 +30,10 @@ __all__ = [
     "RunConfig",
     "SavingConfig",
     "ScheduleConfig",
+    "settings_digest",
 ]
 
-# Settings of a run that change none of its numbers.
+# Settings of a run that change none of its numbers; of `saving`, a resume into another arm does (`settings_digest`).
 NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -214,7 +215,7 @@ class ParallelConfig(_Frozen):
 
 
 class SavingConfig(_Frozen):
-    """When a run is saved, and what it resumes from. No result depends on it, nor does the name of a cell."""
+    """When a run is saved, and what it resumes from. Only a resume into another arm changes results, and the digest."""
 
     every_steps: PositiveInt | None = Field(None, description="save every this many updates, at the next log interval")
     every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
@@ -368,8 +369,19 @@ class RunConfig(_Frozen):
 
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
-        text = json.dumps(self.model_dump(mode="json", exclude=set(NON_NUMERIC_SETTINGS)), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return settings_digest(self.model_dump(mode="json"))
+
+
+def settings_digest(values: Mapping[str, Any]) -> str:
+    """Return the digest of the settings of a run as JSON holds them, which may be those of another version.
+
+    A run that may resume from the checkpoint of another arm is another cell: its weights are not the work of its arm.
+    """
+    numeric = {name: value for name, value in values.items() if name not in NON_NUMERIC_SETTINGS}
+    saving = values.get("saving")
+    if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
+        numeric["resume_into_other_arm"] = True
+    return hashlib.sha256(json.dumps(numeric, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _derived(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.environment.versions import fingerprint
+from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
 from ampcompare.records.run import EpochResult, Resumption, StepRecord
@@ -195,7 +195,7 @@ class Session:
             "arm": config.arm,
             "recipe": config.recipe.model_dump(mode="json"),
             "engine": None if engine is None else {"name": engine.name, "version": engine.version},
-            "versions": fingerprint(),
+            "versions": {**fingerprint(), "host": host_name()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], resumption: Resumption) -> None:

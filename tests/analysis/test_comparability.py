@@ -28,8 +28,8 @@ def test_a_recipe_must_be_equal(make_record: MakeRecord) -> None:
     """A setting of the recipe makes accuracy and time incomparable, and is named with both values."""
     record = make_record()
     other = _with(record, recipe={**record.config.recipe.model_dump(), "batch_size": 32})
-    assert accuracy_incomparable_reason(record, other) == "batch_size 64, not 32"
-    assert time_incomparable_reason(record, other) == "batch_size 64, not 32"
+    assert accuracy_incomparable_reason(record, other) == "global batch size 64, not 32"
+    assert time_incomparable_reason(record, other) == "global batch size 64, not 32"
 
 
 def test_many_differences_are_cut_short(make_record: MakeRecord) -> None:
@@ -40,11 +40,15 @@ def test_many_differences_are_cut_short(make_record: MakeRecord) -> None:
 
 
 @pytest.mark.parametrize("launch", [{"workers": 2}, {"threads": 2}, {"drain_every": 5}])
-def test_how_a_run_is_launched_may_differ(make_record: MakeRecord, launch: dict[str, int]) -> None:
-    """Loader workers, threads and the like change no accuracy, and their effect on time is a fair question."""
+def test_how_a_run_is_launched_may_differ_where_it_is_named(make_record: MakeRecord, launch: dict[str, int]) -> None:
+    """Threads and the like change no accuracy; their effect on time is a fair question where the row names them."""
     record = make_record()
-    assert accuracy_incomparable_reason(record, _with(record, **launch)) == ""
-    assert time_incomparable_reason(record, _with(record, **launch)) == ""
+    ((name, value),) = launch.items()
+    other = _with(record, **launch)
+    named = other.model_copy(update={"arm": f"fp32 {name}={value}"})
+    assert accuracy_incomparable_reason(record, other) == accuracy_incomparable_reason(record, named) == ""
+    assert time_incomparable_reason(other, record).startswith(f"{name} {value}, not ")
+    assert time_incomparable_reason(record, named) == time_incomparable_reason(named, record) == ""
 
 
 def test_times_need_one_machine_to_themselves(make_record: MakeRecord) -> None:

@@ -92,7 +92,7 @@ def test_a_baseline_of_other_arms_is_no_baseline(make_record: MakeRecord) -> Non
 
 def test_an_invalid_time_fails_no_gate(make_record: MakeRecord) -> None:
     """A time that means nothing is left out with its reason, for invalid is not slower."""
-    comparison = _comparison(make_record, {"seconds": 9.0, "num_steps": 5})
+    comparison = _comparison(make_record, {"seconds": 9.0, "warmup_steps": 95})
     (check,) = check_gates([parse_gate("time>1.10x")], comparison)
     assert (check.failure, check.skipped) == ("", "invalid measurement (5 timed steps, 30 needed)")
 
@@ -122,3 +122,116 @@ def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
         ("ampcompare.half", "memory>1x", ["skipped"]),
     ]
     assert suite[1][0].get("message") == "failed: no  <b>&"
+
+
+VERDICTS = [
+    # verdict, gates that it fails
+    ("identical", {"better"}),
+    ("equivalent (±0.5)", {"better"}),
+    ("not inferior (margin 0.5)", {"better", "equivalent"}),
+    ("better", {"equivalent"}),
+    ("inferior", {"better", "equivalent", "not-inferior", "inferior"}),
+    ("cannot tell (about 3 more pairs)", {"better", "equivalent", "not-inferior"}),
+    ("diverged 1/3", {"better", "equivalent", "not-inferior", "inferior"}),
+    ("not comparable (lr 1, not 2)", {"better", "equivalent", "not-inferior"}),
+    ("invalid measurement (5 timed steps, 30 needed)", {"better", "equivalent", "not-inferior"}),
+    ("conditional on 3 of 8 seeds (better)", {"better", "equivalent", "not-inferior"}),
+    ("", {"better", "equivalent", "not-inferior"}),
+]
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "time"])
+@pytest.mark.parametrize(("verdict", "failing"), VERDICTS)
+def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdict: str, failing: set[str]) -> None:
+    """`inferior` fails what is shown to be inferior; the other words fail what they are not shown for."""
+    comparison = _comparison(make_record, {})
+    row = comparison.arms[1].model_copy(update={f"{measure}_verdict": verdict})
+    comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
+    gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "not-inferior", "inferior")]
+    checks = check_gates(gates, comparison)
+    assert {check.gate.partition(":")[2] for check in checks if check.failure} == failing
+    assert all(check.arm == "half" for check in checks)
+    assert not any(check.skipped for check in checks)
+
+
+def test_a_failed_verdict_is_told(make_record: MakeRecord) -> None:
+    """The message has the verdict that was reached and the gate."""
+    (check,) = check_gates([parse_gate("accuracy:not-inferior")], _comparison(make_record, {"top1": 0.4}))
+    assert check.failure == "accuracy inferior, and accuracy:not-inferior fails"
+
+
+@pytest.mark.parametrize("text", ["memory:better", "accuracy:good", "accuracy:not inferior", "time:identical"])
+def test_unknown_verdicts_are_refused(text: str) -> None:
+    """A verdict that cannot be asked for is answered with examples."""
+    with pytest.raises(ConfigError, match="accuracy:not-inferior"):
+        parse_gate(text)
+
+
+def test_verdicts_against_a_baseline(make_record: MakeRecord) -> None:
+    """With a baseline a verdict is reached for every arm, the reference too, against its own runs of that time."""
+    old, new = _comparison(make_record, {}), _comparison(make_record, {"top1": 0.4, "seconds": 0.005})
+    gates = [parse_gate(text) for text in ("accuracy:not-inferior", "accuracy:inferior", "time:better")]
+    checks = {(check.arm, check.gate): check.failure for check in check_gates(gates, new, old)}
+    assert checks["fp32", "accuracy:not-inferior"] == checks["fp32", "accuracy:inferior"] == ""
+    assert checks["half", "accuracy:not-inferior"].startswith("accuracy inferior")
+    assert checks["half", "accuracy:inferior"].startswith("accuracy inferior")
+    assert checks["half", "time:better"] == ""
+    assert checks["fp32", "time:better"].startswith("time equivalent")
+
+
+def _changed(comparison: Comparison, seeds: set[int], **updates: Any) -> Comparison:
+    records = [
+        record.model_copy(update=updates) if record.config.recipe.seed in seeds else record
+        for record in comparison.records
+    ]
+    return comparison.model_copy(update={"records": records})
+
+
+def test_one_seed_of_another_recipe_is_seen(make_record: MakeRecord) -> None:
+    """One of four seeds with more epochs is enough for an accuracy gate not to pass, whichever seed it is."""
+    old, new = _comparison(make_record, {}, seeds=4), _comparison(make_record, {}, seeds=4)
+    for seed in range(4):
+        config = new.records[seed].config
+        longer = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 50})})
+        for check in check_gates([parse_gate("accuracy<-9")], _changed(new, {seed}, config=longer), old):
+            assert "not comparable (epochs" in check.failure
+
+
+def test_one_seed_of_another_gpu_is_seen(make_record: MakeRecord) -> None:
+    """A V100 among H100s in one mean of times is not compared, whichever seed it is."""
+    h100, v100 = ({"device": "cuda:0", "device_name": name} for name in ("H100", "V100"))
+    new = _changed(_comparison(make_record, {}, seeds=4), set(range(4)), environment=h100)
+    for seed in range(4):
+        mixed = _changed(new, {seed}, environment=v100)
+        for check in check_gates([parse_gate("time>1.01x"), parse_gate("memory>5%")], mixed, new):
+            assert check.skipped == "not comparable (device name V100, not H100)"
+            assert check.failure == ""
+
+
+def test_memory_of_another_gpu_is_skipped(make_record: MakeRecord) -> None:
+    """Memory against a baseline of another GPU is left out with a note, and not failed nor passed."""
+    h100, v100 = ({"device": "cuda:0", "device_name": name} for name in ("H100", "V100"))
+    old = _changed(_comparison(make_record, {}), {0, 1, 2}, environment=v100)
+    new = _changed(_comparison(make_record, {"peak_bytes": 9000}), {0, 1, 2}, environment=h100)
+    for check in check_gates([parse_gate("memory>5%")], new, old):
+        assert (check.failure, check.skipped) == ("", "not comparable (device name H100, not V100)")
+
+
+def test_a_baseline_may_be_of_another_torch(make_record: MakeRecord) -> None:
+    """To see what a new version changes is what a baseline is for; inside one comparison it is not comparable."""
+    old = _changed(_comparison(make_record, {}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.12"})
+    new = _changed(_comparison(make_record, {"top1": 0.4}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.13"})
+    gates = [parse_gate(text) for text in ("accuracy<-0.5", "accuracy:inferior", "time>1.1x", "memory>5%")]
+    failed = _failed(check_gates(gates, new, old))
+    assert [arm for arm, _ in failed] == ["half", "half"]
+    assert failed[0][1] == "accuracy -10.00 points, and accuracy<-0.5 fails"
+
+
+def test_verdict_gates_are_junit_cases(make_record: MakeRecord) -> None:
+    """A verdict that was asked for is a case per arm, failed or passed."""
+    comparison = _comparison(make_record, {"top1": 0.4})
+    checks = check_gates([parse_gate("accuracy:not-inferior"), parse_gate("time:not-inferior")], comparison)
+    suite = ElementTree.fromstring(JUnit(checks).render(comparison))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "0")
+    (failure,) = suite.iter("failure")
+    assert failure.get("message") == "accuracy inferior, and accuracy:not-inferior fails"

@@ -282,7 +282,7 @@ def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
 
 def test_an_invalid_time_is_not_slower(make_record: MakeRecord) -> None:
     """Where the machine was not fit to measure there is no verdict on time, and no interval; accuracy has its own."""
-    row = _times(make_record, num_steps=12)
+    row = _times(make_record, warmup_steps=88)
     assert row.time_verdict == "invalid measurement (12 timed steps, 30 needed)"
     assert row.time_ratio == pytest.approx(1.502, abs=0.001)
     assert row.time_ratio_low is None
@@ -305,7 +305,7 @@ def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord
     records = [
         *(make_record("fp32", seed, seconds=SECONDS[seed]) for seed in range(5)),
         *(make_record("half", seed, seconds=1.5 * SECONDS[seed] + 0.001 * seed) for seed in range(4)),
-        make_record("half", 4, seconds=99.0, num_steps=5),
+        make_record("half", 4, seconds=99.0, warmup_steps=95),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
     assert row.time_verdict == "inferior"

@@ -279,7 +279,7 @@ def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan,
 
 def test_force_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """With `force` no record is taken, and the same results come out."""
-    hashes = {record.arm: record.summary.losses_sha256 for record in load_records(done)}
+    hashes = {record.arm: record.summary.losses_sha256 for record in load_records(done)[0]}
     reused, _, comparison = _again(small, done, launcher, force=True)
     assert not any(reused.values())
     assert {record.arm: record.summary.losses_sha256 for record in comparison.records} == hashes

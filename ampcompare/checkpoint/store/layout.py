@@ -50,7 +50,7 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 # arm          canonical text, as "apex:O2"
 # recipe       the recipe as plain data
 # engine       {"name", "version"} of an Apex arm, else None
-# versions     {"ampcompare", "torch", "python"}
+# versions     {"ampcompare", "torch", "python", "machine", "processor", "host"}
 
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Size, torch.dtype, torch.device)
 

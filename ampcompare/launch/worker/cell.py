@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from ampcompare.environment.versions import fingerprint
+from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import CHECKPOINTS, read_config, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
@@ -265,6 +265,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         engine=cell.precision.engine,
         effective=cell.precision.effective,
         half=cell.fp16_mode,
+        host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),

@@ -6,7 +6,7 @@ import errno
 
 import torch
 
-from ampcompare.environment.versions import fingerprint
+from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -34,7 +34,13 @@ def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRe
         text = ": ".join(filter(None, [process, kind, _first_line(error)]))
     environment = {**fingerprint(), "exit_code": exit_code}
     return RunRecord(
-        cell=config.digest(), arm=config.arm, status="failed", config=config, error=text, environment=environment
+        cell=config.digest(),
+        arm=config.arm,
+        status="failed",
+        config=config,
+        host=host_name(),
+        environment=environment,
+        error=text,
     )
 
 

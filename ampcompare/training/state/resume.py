@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ampcompare.environment.versions import fingerprint
+from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.errors import CheckpointError
 from ampcompare.records.run import Resumption
 from ampcompare.settings.config import Recipe, RunConfig
@@ -110,7 +110,7 @@ def validate_resume(
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
     _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    notes = [*notes, *_changes(state.get("versions") or {}, fingerprint())]
+    notes = [*notes, *_changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     if arm != config.arm:

@@ -1,0 +1,225 @@
+"""Whether a record can be believed: it is that of its cell, agrees with itself and with its steps, and is one run.
+
+A fault is one sentence: what was read, and what was expected. A record with a fault is named and not used. Nothing
+here needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, read_json
+from ampcompare.records.run import EpochResult, RunRecord, iter_steps, read_record, record_checksum
+from ampcompare.settings.config import settings_digest
+
+__all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
+
+MAX_CHECKED_BYTES = 2**26  # of a steps.jsonl, about 300,000 steps; beyond that the record stands alone
+ROUNDING = 1e-9  # of the same arithmetic in another order
+SHOWN_DIGITS = 1e-3  # of values that the trace rounds to four digits
+
+
+def read_checked(path: Path) -> RunRecord:
+    """Read the record of a cell, and check it against its folder, itself, its checksum, and `steps.jsonl` next to it.
+
+    Raises:
+        RecordError: it cannot be read, or has a fault; the message names the file, what was read and what was expected.
+    """
+    record = read_record(path)
+    try:
+        raw = read_json(path)
+    except FileFault as fault:
+        raise RecordError(f"cannot read run record {path}: {fault}") from None
+    first = next(filter(None, _faults_of_file(path, raw, record)), "")
+    if first:
+        raise RecordError(f"{path}: {first}")
+    return record
+
+
+def _faults_of_file(path: Path, raw: Mapping[str, Any], record: RunRecord) -> Iterator[str]:
+    yield _foreign(path, raw, record)
+    yield implausible(record)
+    yield contradiction(record)
+    yield _steps_fault(path.with_name("steps.jsonl"), record)
+    yield _edited(raw, record)
+
+
+def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
+    """Return why a file is not the record of the cell whose folder it lies in."""
+    own = settings_digest(raw["config"])
+    whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
+    if record.cell != own:
+        return f"it calls itself cell {record.cell}, and its settings ({whose}) are those of cell {own}"
+    folder = path.absolute().parent
+    if folder.parent.name == "cells" and folder.name != own:
+        return f"it is the record of cell {own} ({whose}), and lies in the folder of cell {folder.name}"
+    if record.arm != record.config.arm:
+        return f"it calls its arm {record.arm}, and its settings say {record.config.arm}"
+    return ""
+
+
+def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
+    if raw.get("checksum") is None:  # an old record has neither
+        return "it has no checksum, as every record with a host has" if record.host is not None else ""
+    if raw["checksum"] != record_checksum(raw):
+        return "it was changed after it was written: its checksum does not fit"
+    return ""
+
+
+def implausible(record: RunRecord) -> str:
+    """Return a value that no run can have; "" if there is none."""
+    summary = record.summary
+    shares = {
+        name: getattr(summary, name)
+        for name in ("top1_final", "top1_best", "top1_last_mean", "ema_top1_final", "ema_top1_best", "top5_final")
+    }
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:  # not for NaN either
+            return f"{name} is {share}, and a share is 0 to 1"
+    times = ("step_seconds_median", "samples_per_second", "epoch_seconds")
+    for name in times:
+        value = getattr(summary, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return f"{name} is {value}, and a time or rate is finite and above 0"
+    for name in ("step_seconds_iqr", "data_seconds_median", "wall_seconds", "peak_bytes", "num_steps", "skipped_steps"):
+        value = getattr(summary, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            return f"{name} is {value}, and it cannot be below 0"
+    if summary.skipped_steps > summary.num_steps:
+        return f"{summary.skipped_steps} of {summary.num_steps} steps were skipped"
+    for epoch in summary.epochs:
+        counts = [epoch.top1_correct, epoch.ema_top1_correct, epoch.top5_correct, epoch.ema_top5_correct]
+        if any(count is not None and not 0 <= count <= epoch.samples for count in counts):
+            right = max(count for count in counts if count is not None)
+            return f"epoch {epoch.epoch} has {right} right of {epoch.samples} samples"
+    return ""
+
+
+def contradiction(record: RunRecord) -> str:
+    """Return two values of a record that cannot both be true; "" if there are none."""
+    summary, epochs = record.summary, record.summary.epochs
+    numbers = [epoch.epoch for epoch in epochs]
+    if numbers != sorted(set(numbers)) or len(numbers) > record.config.recipe.epochs:
+        return f"its epochs are {numbers}, of {record.config.recipe.epochs} in its settings"
+    if len({epoch.samples for epoch in epochs}) > 1:
+        return f"its epochs were evaluated on {sorted({epoch.samples for epoch in epochs})} samples"
+    if any(epoch.top1_correct > epoch.top5_correct for epoch in epochs):
+        return "more samples are right at the first guess than among five"
+    for name, stored, expected in _derived(record):
+        if not _equal(stored, expected):
+            return f"{name} is {stored}, and {_source(name, epochs)} {expected}"
+    trace = record.trace
+    if trace is not None and len(trace.step_seconds) == 21 and summary.step_seconds_median is not None:
+        middle = trace.step_seconds[10]
+        if not math.isclose(middle, summary.step_seconds_median, rel_tol=SHOWN_DIGITS):
+            return f"step_seconds_median is {summary.step_seconds_median}, and the median of its trace is {middle}"
+    choice = record.config.cpu_half
+    if record.half is not None and str(record.environment.get("device", "")).startswith("cpu") and choice != "auto":
+        if record.half.startswith("fp16") and record.half != f"fp16 {choice}":
+            return f"it says {record.half}, and its settings say cpu_half {choice}"
+    return ""
+
+
+def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | None]]:
+    """Yield what the summary repeats of its epochs and settings: name, value, and what it follows to be."""
+    summary, epochs = record.summary, record.summary.epochs
+    if epochs:
+        top1 = [epoch.top1 for epoch in epochs]
+        if record.status == "completed":
+            yield "top1_final", summary.top1_final, top1[-1]
+        if summary.top5_final is not None:
+            yield "top5_final", summary.top5_final, epochs[-1].top5
+        if summary.ema_top1_final is not None:
+            yield "ema_top1_final", summary.ema_top1_final, epochs[-1].ema_top1
+        if summary.top1_last_mean is not None and summary.last_epochs:
+            yield "top1_last_mean", summary.top1_last_mean, statistics.fmean(top1[-summary.last_epochs :])
+        if summary.top1_best is not None:
+            yield "top1_best", summary.top1_best, max(top1)
+        if summary.epoch_seconds is not None:
+            yield "epoch_seconds", summary.epoch_seconds, statistics.median(epoch.train_seconds for epoch in epochs)
+    elif summary.top1_final is not None:
+        yield "top1_final", summary.top1_final, None
+    median, rate = summary.step_seconds_median, summary.samples_per_second
+    if median is not None and rate is not None:
+        processes = record.processes.world_size if record.processes else 1
+        yield "samples_per_second", rate, record.config.recipe.batch_size * processes / median
+
+
+def _source(name: str, epochs: Sequence[EpochResult]) -> str:
+    if name == "samples_per_second":
+        return "batch size over step_seconds_median gives"
+    if name == "top1_final" and epochs:
+        return f"its counts ({epochs[-1].top1_correct} of {epochs[-1].samples}) give"
+    return "its epochs give"
+
+
+def _equal(stored: float | None, expected: float | None) -> bool:
+    if stored is None or expected is None:
+        return stored is expected
+    return math.isclose(stored, expected, rel_tol=ROUNDING, abs_tol=ROUNDING)
+
+
+def _steps_fault(path: Path, record: RunRecord) -> str:
+    """Return how the steps of a run contradict its record; "" too where there are none, or not from the first on."""
+    summary = record.summary
+    if record.status not in ("completed", "diverged") or summary.losses_sha256 is None or summary.rollbacks:
+        return ""
+    try:
+        if path.stat().st_size > MAX_CHECKED_BYTES:
+            return ""
+        steps = list(iter_steps(path))
+    except (OSError, RecordError):
+        return ""  # what cannot be read contradicts nothing
+    if not steps or steps[0].step != 0:
+        return ""
+    if len(steps) != summary.num_steps:
+        return f"it counts {summary.num_steps} steps, and steps.jsonl has {len(steps)}"
+    losses = [step.loss for step in steps]
+    # JSON has one NaN, and the hash is over the bits of each.
+    if not any(map(math.isnan, losses)):
+        found = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
+        if found != summary.losses_sha256:
+            return f"losses_sha256 is {summary.losses_sha256[:12]}, and the losses of steps.jsonl give {found[:12]}"
+    skipped = sum(not all(step.applied) for step in steps)
+    if skipped != summary.skipped_steps:
+        return f"it counts {summary.skipped_steps} skipped steps, and steps.jsonl has {skipped}"
+    seconds = [step.seconds for step in steps if step.step >= summary.warmup_steps]
+    if seconds and not _equal(summary.step_seconds_median, statistics.median(seconds)):
+        return (
+            f"step_seconds_median is {summary.step_seconds_median}, and the median of steps.jsonl is "
+            f"{statistics.median(seconds)}"
+        )
+    return ""
+
+
+def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """Return the records that are one run each, and a sentence for each that is not used.
+
+    A cell counts once: a second record of an arm and seed is a copy or another run of it, and a completed run whose
+    losses equal those of a lower seed of its arm to the last bit is not another run.
+    """
+    faults: dict[int, str] = {}
+    cells: set[tuple[str, int]] = set()
+    losses: dict[tuple[str, str], int] = {}
+    for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
+        seed, digest = record.config.recipe.seed, record.summary.losses_sha256
+        fault = implausible(record)
+        if not fault and (record.arm, seed) in cells:
+            fault = "a second record of this cell"
+        if not fault and record.status == "completed" and digest is not None:
+            other = losses.setdefault((record.arm, digest), seed)
+            if other != seed:
+                fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
+        if fault:
+            faults[number] = f"{record.arm}, seed {seed}: {fault}"
+        else:
+            cells.add((record.arm, seed))
+    kept = [record for number, record in enumerate(records) if number not in faults]
+    return kept, [faults[number] for number in sorted(faults)]

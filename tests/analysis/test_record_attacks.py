@@ -1,0 +1,285 @@
+"""Attacks on the records of a run directory: each is named, and none moves a verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.record_checks import contradiction, implausible, read_checked, unique_runs
+from ampcompare.analysis.summary import summarize
+from ampcompare.environment.versions import fingerprint
+from ampcompare.errors import RecordError
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.run import reusable
+from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.run import RunRecord, dump_json, read_record, record_checksum
+
+MakeFolder = Callable[..., Path]
+FindRecord = Callable[[Path, str, int], Path]
+MakeRecord = Callable[..., RunRecord]
+
+
+def _row(comparison: Comparison, arm: str = "half") -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == arm)
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object], *, seal: bool = True) -> None:
+    """Change a record as somebody does who knows of the checksum, or as somebody who does not."""
+    data = json.loads(path.read_text())
+    change(data)
+    if seal:
+        data["checksum"] = record_checksum(data)
+    path.write_text(json.dumps(data))
+
+
+def _summary(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda data: data["summary"].update(values)
+
+
+def test_an_honest_folder_has_nothing_to_hide(run_folder: MakeFolder) -> None:
+    """Records as runs write them are all used, with their pairs and verdicts: no attack is seen where there is none."""
+    comparison = reload_comparison(run_folder())
+    assert comparison.excluded == []
+    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (5, "equivalent (±0.5)")
+
+
+ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "top-1 above its counts": (_summary(top1_final=0.525), "top1_final is 0.525, and its counts (501 of 1000) give"),
+    "best above its counts": (_summary(top1_best=0.6), "top1_best is 0.6, and its epochs give 0.501"),
+    "top-1 of 900 %": (_summary(top1_final=9.0), "summary.top1_final"),
+    "negative top-1": (_summary(top1_final=-0.1), "summary.top1_final"),
+    "top-1 of NaN": (_summary(top1_final="nan"), "summary.top1_final"),
+    "900 right of 100": (lambda data: data["summary"]["epochs"][0].update(samples=100), "right of 100 samples"),
+    "time of zero": (_summary(step_seconds_median=0.0), "step_seconds_median is 0.0, and a time or rate is finite"),
+    "negative time": (_summary(step_seconds_median=-1.0), "summary.step_seconds_median"),
+    "infinite time": (_summary(step_seconds_median="inf"), "summary.step_seconds_median"),
+    "faster than its steps": (
+        _summary(step_seconds_median=0.005, samples_per_second=64 / 0.005),
+        "the median of steps.jsonl is 0.01001",
+    ),
+    "faster than its throughput": (_summary(step_seconds_median=0.005), "batch size over step_seconds_median gives"),
+    "other losses": (_summary(losses_sha256="0" * 64), "losses_sha256 is 000000000000, and the losses of steps.jsonl"),
+    "more steps": (_summary(num_steps=600), "it counts 600 steps, and steps.jsonl has 60"),
+    "hidden skips": (_summary(skipped_steps=7), "it counts 7 skipped steps, and steps.jsonl has 0"),
+    "skips beyond steps": (_summary(skipped_steps=61), "61 of 60 steps were skipped"),
+    "two first epochs": (
+        lambda data: data["summary"].update(epochs=2 * data["summary"]["epochs"]),
+        "its epochs are [0, 0], of 1 in its settings",
+    ),
+    "another seed": (
+        lambda data: data["config"]["recipe"].update(seed=7),
+        "and its settings (half, seed 7) are those of cell",
+    ),
+    "another arm": (lambda data: data.update(arm="fp32"), "it calls its arm fp32, and its settings say half"),
+    "no checksum": (lambda data: data.update(checksum=None), "it has no checksum, as every record with a host has"),
+}
+
+
+@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "no checksum"])
+def test_an_edited_record_is_named_and_not_used(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A record with a changed value is left out of the report, which names file and value, and the rest is shown."""
+    change, words = ATTACKS[attack]
+    folder = run_folder()
+    path = record_path(folder, "half", 0)
+    _edit(path, change)
+    comparison = reload_comparison(folder)
+    (excluded,) = comparison.excluded
+    assert str(path) in excluded
+    assert words in excluded
+    assert (_row(comparison).pairs, _row(comparison, "fp32").completed) == (4, 5)
+    assert comparison.reading[0] == f"Not used: {excluded}."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda data: data.update(half="fp16 native"), lambda data: data.update(host="there"), _summary(peak_bytes=1)],
+)
+def test_what_contradicts_nothing_is_noticed_by_the_checksum(
+    run_folder: MakeFolder, record_path: FindRecord, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """An edit of a value that stands alone is noticed too, unless its author knows how the checksum is made."""
+    folder = run_folder()
+    path = record_path(folder, "half", 1)
+    _edit(path, change, seal=False)
+    with pytest.raises(RecordError, match="changed after it was written: its checksum does not fit"):
+        read_checked(path)
+
+
+def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """The checksum cannot be taken away: only old records, which have no host either, are without."""
+    path = record_path(run_folder(), "half", 0)
+    _edit(path, ATTACKS["no checksum"][0], seal=False)
+    with pytest.raises(RecordError, match="it has no checksum"):
+        read_checked(path)
+    _edit(path, lambda data: (data.pop("host"), data.pop("checksum")), seal=False)
+    assert read_checked(path).arm == "half"
+
+
+def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Seed 0's record over those of other seeds is foreign there; one pair is left, and no verdict."""
+    folder = run_folder()
+    for arm in ("fp32", "half"):
+        for seed in range(1, 5):
+            shutil.copy(record_path(folder, arm, 0), folder / "cells" / _digest(folder, arm, seed) / "record.json")
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 8
+    assert all("seed 0), and lies in the folder of cell" in text for text in comparison.excluded)
+    assert _row(comparison).pairs == 1
+    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+
+
+def _digest(folder: Path, arm: str, seed: int) -> str:
+    return str(json.loads((folder / "plan.json").read_text())["cells"][f"{arm}@{seed}"])
+
+
+def test_copied_folders_are_no_further_runs(run_folder: MakeFolder) -> None:
+    """Without a plan, copies of cells under other names are named and not counted: pairs do not multiply."""
+    folder = run_folder(range(3), with_plan=False)
+    for cell in list((folder / "cells").iterdir()):
+        for number in range(2):
+            shutil.copytree(cell, cell.with_name(f"{number:012d}{cell.name}"[-12:] + str(number)))
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 12
+    assert _row(comparison).pairs == 3
+
+
+def test_a_forged_seed_is_no_further_run(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A copy with another seed, made with care, has the losses of the seed that it was: it is not counted."""
+    folder = run_folder(range(3), with_plan=False)
+    for arm in ("fp32", "half"):
+        data = json.loads(record_path(folder, arm, 0).read_text())
+        data["config"]["recipe"]["seed"] = 9
+        record = RunRecord.model_validate(data)
+        data["cell"] = record.config.digest()
+        data["checksum"] = record_checksum(data)
+        path = folder / "cells" / data["cell"] / "record.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(data))
+    comparison = reload_comparison(folder)
+    assert [text.partition(": ")[2] for text in comparison.excluded] == [
+        "its losses are those of seed 0 to the last bit, so it is no further run"
+    ] * 2
+    assert _row(comparison).pairs == 3
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int) -> None:
+    """One seed never gives a winner, however often its records are given."""
+    records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    assert _row(comparison).pairs == 1
+    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+    assert len(comparison.excluded) == 2 * (copies - 1)
+    assert "half, seed 0: a second record of this cell" in comparison.excluded
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"top1_final": 9.0}, {"top1_final": float("nan")}, {"top1_final": -0.5}, {"step_seconds_median": -0.01},
+     {"step_seconds_median": 0.0}, {"step_seconds_median": float("nan")}, {"peak_bytes": -1}],
+)  # fmt: skip
+def test_values_that_no_run_has_end_in_no_crash(make_record: MakeRecord, values: dict[str, Any]) -> None:
+    """A record in memory with an impossible value is left out and named, with the value."""
+    records = [make_record(arm, seed) for arm in ("fp32", "half") for seed in range(4)]
+    wrong = records[-1].model_copy(update={"summary": records[-1].summary.model_copy(update=values)})
+    comparison = summarize([*records[:-1], wrong], arms=["fp32", "half"], reference="fp32")
+    ((name, value),) = values.items()
+    assert comparison.excluded == [f"half, seed 3: {implausible(wrong)}"]
+    assert f"{name} is {value}" in comparison.excluded[0]
+    assert _row(comparison).pairs == 3
+
+
+def test_cpu_half_against_the_settings(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A run that was told to emulate fp16 cannot have computed it natively."""
+    record = read_record(record_path(run_folder(), "half", 0))
+    config = record.config.model_copy(update={"cpu_half": "emulated"})
+    forged = record.model_copy(update={"config": config, "half": "fp16 native"})
+    assert contradiction(forged) == "it says fp16 native, and its settings say cpu_half emulated"
+    assert contradiction(forged.model_copy(update={"half": "fp16 emulated"})) == ""
+
+
+def test_a_plan_that_names_another_cell(run_folder: MakeFolder) -> None:
+    """A plan that gives the cell of one arm to the row of another is named, and the cell is not in that row."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["cells"]["half@0"] = plan["cells"]["fp32@0"]
+    path.write_text(json.dumps(plan))
+    comparison = reload_comparison(folder)
+    cell = plan["cells"]["fp32@0"]
+    assert comparison.excluded == [f"{path}: it says that half@0 is cell {cell}, which is fp32, seed 0"]
+    assert _row(comparison).pairs == 4
+
+
+def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) -> None:
+    """An edited record inside a report.json is left out, and the rows are computed again without it."""
+    data = json.loads(dump_json(reload_comparison(run_folder())))
+    for record in data["records"]:
+        if record["arm"] == "half":
+            record["summary"]["top1_final"] += 0.02
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    comparison = reload_comparison(path)
+    assert len(comparison.excluded) == 5
+    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict, _row(comparison).status) == (0, "", "not run")
+
+
+def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Where no record is left there is an error that says why, not an empty table."""
+    folder = run_folder([0])
+    for arm in ("fp32", "half"):
+        _edit(record_path(folder, arm, 0), _summary(top1_final=0.9))
+    with pytest.raises(RecordError, match=r"holds no record that can be used: .*its counts"):
+        reload_comparison(folder)
+
+
+@pytest.mark.parametrize("attack", ["top-1 above its counts", "other losses", "another arm", "time of zero"])
+def test_compare_runs_such_a_cell_again(attack: str, run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """An edited record is not taken for a finished cell; it stays under another name, and the reason is told."""
+    folder = run_folder([0])
+    path = record_path(folder, "half", 0)
+    config = read_record(path).config
+    _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
+    assert reusable(folder, config).record is not None
+    _edit(path, ATTACKS[attack][0])
+    reuse = reusable(folder, config)
+    assert reuse.record is None
+    assert ATTACKS[attack][1] in reuse.reason
+    assert reuse.reason.endswith("; the file is kept as record.rejected.json")
+    assert path.with_name("record.rejected.json").exists()
+    assert not path.exists()
+
+
+def test_compare_takes_no_record_of_another_cell(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Seed 0's record in the folder of seed 1 is not the result of seed 1."""
+    folder = run_folder([0, 1])
+    source, target = record_path(folder, "half", 0), record_path(folder, "half", 1)
+    config = read_record(target).config
+    _edit(source, lambda data: data.update(environment={**data["environment"], **fingerprint()}))
+    shutil.copy(source, target)
+    reuse = reusable(folder, config)
+    assert reuse.record is None
+    assert f"(half, seed 0), and lies in the folder of cell {config.digest()}" in reuse.reason
+
+
+def test_steps_that_are_not_at_hand_prove_nothing(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """A record whose steps were deleted, or begin later, stands for itself."""
+    path = record_path(run_folder([0]), "half", 0)
+    steps = path.with_name("steps.jsonl")
+    lines = steps.read_text().splitlines(keepends=True)
+    steps.write_text("".join(lines[10:]))
+    assert read_checked(path).arm == "half"
+    steps.unlink()
+    assert read_checked(path).arm == "half"
+
+
+def test_diverged_runs_of_equal_losses_all_count(make_record: MakeRecord) -> None:
+    """Runs that are NaN from the first step on have equal losses over seeds, and each is a divergence."""
+    records = [make_record("half", seed, status="diverged", losses="all NaN") for seed in range(3)]
+    kept, excluded = unique_runs(records)
+    assert (len(kept), excluded) == (3, [])
