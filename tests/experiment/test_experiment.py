@@ -136,7 +136,7 @@ def test_values_that_no_setting_takes_are_refused() -> None:
 def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> None:
     """Rows of another batch size say so, rows of another number of workers are compared, read again or not."""
     for name, verdict in (
-        ("batch_size=64,32", "not comparable (batch_size 32, not 64)"),
+        ("batch_size=64,32", "not comparable (global batch size 32, not 64)"),
         ("workers=0,2", "equivalent"),
     ):
         folder = tmp_path / name

@@ -16,7 +16,7 @@ from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import Observer, cell_folder, load_records, run_plan
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.records.run import RunRecord, sealed_json
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
 from ampcompare.settings.config import RunConfig
@@ -172,7 +172,7 @@ def test_crashing_arms_are_rows(ran: Ran) -> None:
 def test_apex_o0_is_fp32_to_the_last_bit(ran: Ran) -> None:
     """O0 trains in fp32, and the reading says that it is equal to the last bit; O1 is not."""
     line = next(line for line in ran[1].reading if "to the last bit" in line)
-    assert line.endswith("training and validation: apex:O0,engine=compat.")
+    assert line == "Identical to fp32, all final weights and every loss to the last bit: apex:O0,engine=compat."
 
 
 def test_two_seeds_name_no_winner(ran: Ran) -> None:
@@ -390,7 +390,7 @@ def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
         record = next(record for record in ran[1].records if record.cell == cell.digest())
         target = cell_folder(tmp_path, cell) / "record.json"
         target.parent.mkdir(parents=True)
-        target.write_text(dump_json(record))
+        target.write_text(sealed_json(record))
     comparison = reload_comparison(tmp_path)
     assert comparison.reference == "fp32"
     assert {row.arm for row in comparison.arms} == set(ARMS)
