@@ -10,6 +10,7 @@ from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
+from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -60,7 +61,11 @@ def summarize(
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=[*read(rows, records, reference, terms), *map(twin_sentence, twins)],
+        reading=[
+            *read(rows, records, reference, terms),
+            *image_sentences(rows, terms.accuracy()),
+            *map(twin_sentence, twins),
+        ],
         twins=twins,
         records=list(records),
         published=published,
@@ -85,7 +90,16 @@ def _rows(
             times[arm].ratio,
             accuracy.get(arm, Verdict(divergence_verdict(by_arm[arm]))),
             time.get(arm, Verdict()),
-        ).model_copy(update={"memory_difference": _difference(_peak(by_arm[arm]), peak) if arm != reference else None})
+        ).model_copy(
+            update={
+                "memory_difference": _difference(_peak(by_arm[arm]), peak),
+                "images": compare_images(
+                    pairs[arm], accuracy_effect(pairs[arm]), accuracy.get(arm, Verdict()), terms.accuracy()
+                ),
+            }
+            if arm != reference
+            else {}
+        )
         for arm in arms
     ]
 
