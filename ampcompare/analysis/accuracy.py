@@ -77,11 +77,13 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software
     )
 
 
-def accuracy_effects(records: Sequence[RunRecord], arms: Sequence[str], reference: str) -> dict[str, Effect]:
+def accuracy_effects(
+    records: Sequence[RunRecord], arms: Sequence[str], reference: str, error_share: float = 0.0
+) -> dict[str, Effect]:
     """Return the effect on top-1, as a share, of every arm that has pairs with the reference."""
     theirs = [record for record in records if record.arm == reference]
     found = {
-        arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs))
+        arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)
         for arm in arms
         if arm != reference
     }

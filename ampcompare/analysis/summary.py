@@ -13,6 +13,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.record_checks import unique_runs
+from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -73,6 +74,7 @@ def summarize(
         reading=[
             *(f"Not used: {text}." for text in excluded),
             *read(rows, records, reference, terms, margin.of_share().size),
+            *image_sentences(rows, margin.of_share()),
             *map(twin_sentence, twins),
             *circumstances(records, reference),
         ],
@@ -104,7 +106,16 @@ def _rows(
             if arm in accuracy
             else Verdict(failure_verdict(by_arm[arm])),
             time.get(arm, Verdict()),
-        ).model_copy(update=_memory(by_arm[arm], against) if arm != reference else {})
+        ).model_copy(
+            update={
+                **_memory(by_arm[arm], against),
+                "images": compare_images(
+                    pairs[arm], accuracy_effect(pairs[arm]), accuracy.get(arm, Verdict()), margin.of_share()
+                ),
+            }
+            if arm != reference
+            else {}
+        )
         for arm in arms
     ]
 

@@ -13,7 +13,32 @@ from pydantic import Field
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
 
-__all__ = ["ArmSummary", "Comparison", "Twin", "read_comparison"]
+__all__ = ["ArmSummary", "Comparison", "ImageComparison", "ModelPair", "Twin", "read_comparison"]
+
+
+class ModelPair(FrozenRecord):
+    """Two single models on the same images: an arm's and the reference's of one seed."""
+
+    seed: int
+    arm_only: int = Field(description="images that only the arm's model classified correctly")
+    reference_only: int = Field(description="images that only the reference's model classified correctly")
+    p: float = Field(description="McNemar's exact test, two-sided: about these two models, not about the arms")
+
+
+class ImageComparison(FrozenRecord):
+    """What single validation images say about an arm and the reference; differences are shares of images."""
+
+    images: int = Field(description="in the validation set")
+    unusable: str = Field("", description="why the runs cannot be compared image by image")
+    models: list[ModelPair] = Field([], description="one for each pair of runs")
+    low: float | None = Field(
+        None, description="of the interval of the difference for new images, at the confidence of the verdict's own"
+    )
+    high: float | None = None
+    holds: bool | None = Field(None, description="whether that interval shows what the verdict says of these images")
+    needed: int | None = Field(
+        None, description="about how many images would bring that interval inside the margin, if the arms do not differ"
+    )
 
 
 class ArmSummary(FrozenRecord):
@@ -49,6 +74,7 @@ class ArmSummary(FrozenRecord):
     top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     accuracy_verdict: str = ""
+    images: ImageComparison | None = Field(None, description="None where no run keeps per-image results")
     time_verdict: str = ""
     memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
     memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")

@@ -24,6 +24,7 @@ __all__ = [
     "EngineInfo",
     "EpochResult",
     "FrozenRecord",
+    "ImageResults",
     "Number",
     "ProcessFacts",
     "Resumption",
@@ -97,6 +98,16 @@ class StepRecord(NamedTuple):
     data_seconds: float
 
 
+class ImageResults(FrozenRecord):
+    """Which validation images a model classified correctly, in the order of the data set (`records.images`)."""
+
+    bits: str = Field(description="base64 of one bit per image, the first in the highest bit of the first byte")
+    sha256: str = Field(description="over the packed bits")
+    labels_sha256: str = Field(
+        description="over the labels in the same order, as little-endian int64: equal where two runs saw one set"
+    )
+
+
 class EpochResult(FrozenRecord):
     """Evaluation after one epoch: exact counts over the whole validation set, and what the epoch took."""
 
@@ -113,6 +124,9 @@ class EpochResult(FrozenRecord):
     )
     train_seconds: Finite
     eval_seconds: Finite
+    images: ImageResults | None = Field(
+        None, description="of the last evaluation of a run; None of earlier ones, and where indices are not known"
+    )
 
     @property
     def top1(self) -> float:

@@ -10,6 +10,7 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.images import image_tables
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
@@ -37,6 +38,8 @@ class Markdown(Reporter):
         verdicts = verdict_rows(comparison)
         if verdicts:
             parts += ["## Verdicts", _table(verdicts, VERDICTS), _escaped(verdict_legend(comparison))]
+        for table in image_tables(comparison):
+            parts += [f"## {table.title}", _table(table.rows, table.headers), _escaped(table.legend)]
         published = published_table(comparison)
         if published is not None:
             parts += ["## Published and measured", _table(published[1], published[0])]

@@ -8,6 +8,7 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.images import images_of_verdicts
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.tables import grid
 
@@ -40,7 +41,8 @@ def verdict_legend(comparison: Comparison) -> str:
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
         f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time; error rate "
         f"{100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the interval of the test that decided, "
-        "two-sided 1 - 2 alpha for equivalent and not inferior, 1 - alpha otherwise. MiB: difference in peak memory."
+        "two-sided 1 - 2 alpha for equivalent and not inferior, 1 - alpha otherwise. MiB: difference in peak memory. "
+        + images_of_verdicts(comparison)
     )
 
 

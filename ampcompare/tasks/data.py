@@ -72,7 +72,11 @@ class Data(abc.ABC):
         world_size: int = 1,
         pin_memory: bool | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield every `world_size`-th validation sample from `rank` on: all ranks together see each exactly once."""
+        """Yield every `world_size`-th validation sample from `rank` on, in the order of their indices.
+
+        All ranks together see each sample exactly once. Per-image results are kept by these indices: a data set that
+        repeats samples to fill batches gets none, and one with another order in each run has none that can be compared.
+        """
 
     def num_batches(self, batch_size: int, world_size: int = 1, *, drop_last: bool = True) -> int:
         """Return how many training batches an epoch has, equal for all ranks.

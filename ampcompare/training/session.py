@@ -157,6 +157,7 @@ class Session:
                 ema_top5_correct=None if averaged is None else averaged.top5_correct,
                 ema_loss=None if averaged is None else averaged.loss,
                 majority_correct=result.majority_correct,
+                images=result.images,
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
@@ -252,14 +253,16 @@ class Session:
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks
+        data = assembly.task.data
         result = evaluate(
             assembly.replicas,
             assembly.precision,
-            assembly.task.data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
+            data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             self._views,
             assembly.task.data.num_classes,
+            range(ranks.rank, data.num_val, ranks.size),
         )
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()

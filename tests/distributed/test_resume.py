@@ -82,7 +82,7 @@ def trained(config: RunConfig, ranks: Communicator, folder: str, stop: int | Non
         with context:
             for event in session.events():
                 if isinstance(event, EpochResult):
-                    tally.epochs.append(event)
+                    tally.add_epoch(event)
                     events.append(event.model_dump(exclude={"train_seconds", "eval_seconds"}))
                 else:
                     tally.add_steps(event)

@@ -159,8 +159,8 @@ def evaluated(kind: str) -> tuple[Any, Any]:
     session = make_session(config, group)
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
-    alone = evaluate(assembly.replicas, assembly.precision, assembly.task.data.val_batches(8, device=CPU), CPU)
-    return together, alone
+    batches = assembly.task.data.val_batches(8, device=CPU)
+    return together, evaluate(assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -170,6 +170,23 @@ def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None
         assert (together.samples, alone.samples) == (33, 33)
         assert (together.top1_correct, together.top5_correct) == (alone.top1_correct, alone.top5_correct)
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert together.images == alone.images is not None
+
+
+def evaluated_with_padding() -> Any:
+    """Return the evaluation of 33 samples of which every rank gets 17, as torch's distributed sampler pads them."""
+    group = ProcessGroup(CPU)
+    logits, labels = torch.eye(11).repeat(3, 1), torch.arange(33) % 11
+    mine = torch.arange(group.rank, 34, group.size) % 33
+    batches = [(logits[part], labels[part]) for part in mine.split(5)]
+    indices = range(group.rank, 33, group.size)
+    return evaluate([nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices)
+
+
+def test_padded_evaluation_has_no_images(ranks: Run) -> None:
+    """Where one rank of two saw a repeated sample, neither has per-image results, and the counts stay."""
+    for result in ranks(2, evaluated_with_padding):
+        assert (result.samples, result.images) == (34, None)
 
 
 def drift(what: str) -> str:

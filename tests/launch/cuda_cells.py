@@ -162,6 +162,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "devices_set": ledger.devices_set,
         "collectives_before_device": ledger.collectives_before_device,
         "evaluations": len(record.summary.epochs),
+        "images": record.summary.epochs[-1].images is not None if record.summary.epochs else None,
         "averaged": record.summary.ema_top1_final is not None,
     }
 

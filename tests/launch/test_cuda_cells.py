@@ -46,6 +46,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "larc": (O2, {"optimizer": {"layer_lr": "larc", "implementation": "foreach"}}, {}),
     "adam": ("half:master_weights,dynamic", {"optimizer": {"name": "adam", "implementation": "foreach"}}, {}),
     "fused": (O2, {"optimizer": {"implementation": "fused"}}, {}),
+    "many batches": ("fp32", {"data": {**RECIPE["data"], "val_size": 44}}, {}),
     "fused native": ("native:fp16", {"optimizer": {"implementation": "fused"}}, {}),
 }
 # Host reads of a step that a method is documented to add.
@@ -103,6 +104,13 @@ def test_a_block_is_read_at_once(notes: dict[str, Any], name: str) -> None:
     """A drain reads the losses of its steps in one transfer, outcomes in another, and norms in a third."""
     kinds = 2 + (name == "clipped parts")
     assert STEPS / DRAIN <= notes[name]["reads"]["drain"] <= kinds * STEPS / DRAIN
+
+
+@pytest.mark.parametrize("name", [*ARMS, *METHODS])
+def test_an_evaluation_is_read_at_once(notes: dict[str, Any], name: str) -> None:
+    """Counts and per-image results of all batches come in one transfer; the average is evaluated separately."""
+    assert notes[name]["reads"]["evaluation"] == 1 + notes[name]["averaged"]
+    assert notes[name]["images"]
 
 
 @pytest.mark.parametrize("name", [*ARMS, *METHODS])

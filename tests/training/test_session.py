@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
+from ampcompare.records.images import pack_images, unpack_images
 from ampcompare.records.run import EpochResult, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble_single, make_task
@@ -47,6 +49,13 @@ def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult], Sess
             else:
                 steps.extend(event)
     return steps, epochs, made
+
+
+class Identity(nn.Module):
+    """Takes samples for logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 def test_o0_equals_fp32_to_the_last_bit() -> None:
@@ -97,20 +106,59 @@ def test_on_nan_continue_trains_to_the_end() -> None:
 def test_evaluation_counts_every_sample_once() -> None:
     """Counts over uneven batches equal those over the whole set at once."""
 
-    class Fixed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
     logits = torch.eye(7).repeat(3, 1)
     labels = torch.arange(21) % 7
     labels[:4] = (labels[:4] + 1) % 7
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate([Fixed()], make_precision("fp32"), batches, CPU, num_classes=7)
+    result = evaluate([Identity()], make_precision("fp32"), batches, CPU, num_classes=7)
     assert (result.samples, result.top1_correct) == (21, 17)
     assert result.majority_correct == max(labels.bincount()) == 4
-    assert evaluate([Fixed()], make_precision("fp32"), batches, CPU).majority_correct is None
+    assert evaluate([Identity()], make_precision("fp32"), batches, CPU).majority_correct is None
     assert result.top5_correct == int((logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1).sum())
     assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-6)
+
+
+def test_evaluation_knows_which_images_were_right() -> None:
+    """The bits are those of the images by index, whatever the batches, and the labels are hashed in that order."""
+    logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
+    labels[[0, 5, 20]] = 3
+    batches = list(zip(logits.split(4), labels.split(4), strict=True))
+    result = evaluate([Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
+    expected = (logits.argmax(1) == labels).numpy()
+    assert expected.sum() == 18
+    assert result.images == pack_images(expected, labels.numpy())
+
+
+@pytest.mark.parametrize("count", [20, 22])
+def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> None:
+    """Padded or missing samples leave it open which image is which: there are counts and no bits."""
+    logits, labels = torch.eye(7).repeat(4, 1)[:count], (torch.arange(28) % 7)[:count]
+    result = evaluate([Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21))
+    assert (result.samples, result.top1_correct, result.images) == (count, count, None)
+
+
+def test_evaluation_does_not_keep_the_batches() -> None:
+    """A data set that writes every batch into the same memory gets its own bits."""
+    logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
+    labels[9] = 0
+
+    def reused() -> Iterator[tuple[Tensor, Tensor]]:
+        samples, targets = torch.empty(7, 7), torch.empty(7, dtype=torch.int64)
+        for start in range(0, 21, 7):
+            yield samples.copy_(logits[start : start + 7]), targets.copy_(labels[start : start + 7])
+
+    result = evaluate([Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
+    assert result.images == pack_images((logits.argmax(1) == labels).numpy(), labels.numpy())
+
+
+def test_every_arm_has_per_image_results() -> None:
+    """The bits of each arm's last evaluation sum to its count, and are of the same images."""
+    ends = [play(config(arm))[1][-1] for arm in ("fp32", "apex:O2,engine=compat", "native:bf16", "half")]
+    for end in ends:
+        bits = unpack_images(end)
+        assert bits is not None
+        assert (len(bits), bits.sum()) == (64, end.top1_correct)
+    assert len({end.images.labels_sha256 for end in ends if end.images}) == 1
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:

@@ -225,7 +225,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
     with cell.compute, cell.saver, StepFile(cell.steps_path) as steps, stopped_by_signal(cell.stop):
         for event in cell.session.events():
             if isinstance(event, EpochResult):
-                metrics.epochs.append(event)
+                metrics.add_epoch(event)
                 continue
             metrics.add_steps(event)
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)

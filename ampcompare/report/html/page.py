@@ -22,6 +22,7 @@ from ampcompare.report.formats import FORMATS
 from ampcompare.report.html.figures import make_figures
 from ampcompare.report.html.shared_settings import arm_facts, shared_environment, shared_settings
 from ampcompare.report.html.traces import Plot
+from ampcompare.report.images import image_tables
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
@@ -77,6 +78,7 @@ class Html(Reporter):
             verdict_headers=list(VERDICTS),
             verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
             verdict_legend=verdict_legend(comparison),
+            image_tables=list(image_tables(comparison)),
             published=published_table(comparison),
             published_legend=published_legend(comparison),
             summary=_summary(comparison),

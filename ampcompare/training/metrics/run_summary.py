@@ -60,6 +60,12 @@ class RunMetrics:
                 self.seconds.append(record.seconds)
                 self.data_seconds.append(record.data_seconds)
 
+    def add_epoch(self, result: EpochResult) -> None:
+        """Add an evaluation; only the last one keeps its per-image results."""
+        if self.epochs:
+            self.epochs[-1] = self.epochs[-1].model_copy(update={"images": None})
+        self.epochs.append(result)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was collected: plain values and float64 tensors, which keep every bit of a NaN."""
         return {

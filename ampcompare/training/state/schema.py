@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.errors import CheckpointError
+from ampcompare.errors import CheckpointError, RecordError
+from ampcompare.records.images import unpack_images
 from ampcompare.records.run import EpochResult, Resumption
 from ampcompare.training.state.generators import require_random_states
 
@@ -249,6 +250,10 @@ def _in_tally(tally: RunMetrics, progress: Progress, epochs: list[EpochResult]) 
         averaged = (epoch.ema_top1_correct, epoch.ema_top5_correct)
         if any(count is not None and not 0 <= count <= epoch.samples for count in averaged):
             yield f"parts.tally.epochs.{epoch.epoch} counts {averaged} of {epoch.samples} samples"
+        try:
+            unpack_images(epoch)
+        except RecordError as error:
+            yield f"the per-image results of parts.tally.epochs.{epoch.epoch} are damaged: {error}"
     yield from _in_trace(tally)
 
 

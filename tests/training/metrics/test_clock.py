@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
+from ampcompare.records.images import pack_images
 from ampcompare.records.run import EpochResult, StepRecord
 from ampcompare.settings.config import ScheduleConfig
 from ampcompare.training.metrics.clock import PeakMemory, make_clock, make_memory_meter
@@ -128,7 +130,7 @@ def test_tally_leaves_warm_up_out_of_times_but_counts_its_skips() -> None:
     tally = RunMetrics(warmup_steps=2, batch_size=32)
     tally.add_steps([record(0, 9.0, applied=False), record(1, 9.0)])
     tally.add_steps([record(step, 0.1 * step, scale=4.0) for step in range(2, 7)])
-    tally.epochs.append(
+    tally.add_epoch(
         EpochResult(epoch=0, samples=10, top1_correct=7, top5_correct=9, loss=0.5, train_seconds=3.0, eval_seconds=1.0)
     )
     summary = tally.summary(DivergenceDetector(3, []), PeakMemory(100, None), 12.0)
@@ -141,13 +143,26 @@ def test_tally_leaves_warm_up_out_of_times_but_counts_its_skips() -> None:
 def test_tally_of_a_diverged_run_claims_no_final_accuracy() -> None:
     """Accuracy of weights that are NaN is not a result; the best epoch before stays."""
     tally = RunMetrics(warmup_steps=0, batch_size=1)
-    tally.epochs.append(
+    tally.add_epoch(
         EpochResult(epoch=0, samples=10, top1_correct=7, top5_correct=9, loss=0.5, train_seconds=3.0, eval_seconds=1.0)
     )
     watch = DivergenceDetector(3, [])
     watch.diverged_step, watch.reason = 4, "non-finite weights"
     summary = tally.summary(watch, PeakMemory(1, 2), 1.0)
     assert (summary.top1_final, summary.top1_best, summary.diverged_step) == (None, 0.7, 4)
+
+
+def test_only_the_last_evaluation_keeps_its_images() -> None:
+    """Per-image results of earlier epochs are dropped, and those of the last survive a checkpoint."""
+    tally = RunMetrics(warmup_steps=0, batch_size=1)
+    kept = [pack_images(np.arange(10) < count, np.arange(10)) for count in (5, 7)]
+    for epoch, images in enumerate(kept):
+        counts = {"samples": 10, "top1_correct": 5 + 2 * epoch, "top5_correct": 9, "loss": 0.5}
+        tally.add_epoch(EpochResult(epoch=epoch, **counts, train_seconds=3.0, eval_seconds=1.0, images=images))
+    restored = RunMetrics(warmup_steps=0, batch_size=1)
+    restored.load_state_dict(tally.state_dict())
+    for each in (tally, restored):
+        assert [epoch.images for epoch in each.epochs] == [None, kept[1]]
 
 
 def test_equal_losses_have_equal_digests() -> None:

@@ -78,7 +78,7 @@ def play(settings: RunConfig, folder: Path, *, path: Path | None = None, stop: i
             with context:
                 for event in session.events():
                     if isinstance(event, EpochResult):
-                        tally.epochs.append(event)
+                        tally.add_epoch(event)
                     else:
                         tally.add_steps(event)
         end = session.state_dict()

@@ -95,7 +95,7 @@ class Played:
             with context:
                 for event in self.session.events():
                     if isinstance(event, EpochResult):
-                        self.tally.epochs.append(event)
+                        self.tally.add_epoch(event)
                     else:
                         self.tally.add_steps(event)
                         self.steps += event
