@@ -17,12 +17,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from ampcompare.cli import COMMANDS
+from ampcompare.cli import COMMANDS, main
+from ampcompare.launch.forked import ForkedLauncher
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -32,6 +34,7 @@ BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flag
 # Pages without a mark on every block: commands of exec.md run in tests/legacy; what programs under benchmarks/ wrote
 # names the command that it was made by.
 UNMARKED = ("docs/exec.md", "docs/benchmarks/")
+AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
 GIVEN_FILES = {
     "mynets.py": """
@@ -115,6 +118,34 @@ def run(words: list[str], folder: Path, *path: str) -> subprocess.CompletedProce
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
+    """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.
+
+    All commands of a page share the server that has torch imported: importing it takes longer than the commands.
+    """
+    monkeypatch.chdir(tmp_path)
+    with ForkedLauncher() as launcher:
+
+        class Shared(ForkedLauncher):
+            launch = launcher.launch  # type: ignore[assignment]
+
+        def invoke(words: list[str]) -> tuple[int, str, str]:
+            # A script under `exec` changes the process, and cells in parallel need a server each.
+            if words[0] == "exec" or "--jobs" in words:
+                done = run([sys.executable, "-m", "ampcompare", *words], tmp_path)
+                return done.returncode, done.stdout, done.stderr
+            capfd.readouterr()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ampcompare.launch.forked.ForkedLauncher", Shared)
+                code = main(words)
+            return code, *capfd.readouterr()
+
+        yield invoke
+
+
 def runs(page: Path) -> bool:
     """Whether a page has commands to run."""
     return any(re.match(r"run(?! as python)", block.marker) for block in blocks(page))
@@ -134,8 +165,16 @@ def with_plugin(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name)
-def test_commands_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Each command of a page ends with exit code 0 and prints something, in the order of the page."""
+def test_commands_run(
+    page: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    command: Callable[[list[str]], tuple[int, str, str]],
+) -> None:
+    """Each command of a page ends with exit code 0 and prints something, in the order of the page.
+
+    Those of one page, and those with a package on the path, are processes of their own, as for a user.
+    """
     plugin = with_plugin(tmp_path_factory.mktemp("plugin"))
     for block in blocks(page):
         kind, _, file = block.marker.partition(" in a folder with ")
@@ -148,9 +187,13 @@ def test_commands_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempP
         for line in block.commands:
             words = shlex.split(line)
             assert words[0] == "ampcompare", line
-            done = run([sys.executable, "-m", *words], tmp_path, *(plugin if "backend" in kind else ()))
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
-            assert done.stdout.strip(), line
+            if name(page) == AS_PROCESSES or "backend" in kind:
+                done = run([sys.executable, "-m", *words], tmp_path, *(plugin if "backend" in kind else ()))
+                code, out, err = done.returncode, done.stdout, done.stderr
+            else:
+                code, out, err = command(words[1:])
+            assert code == 0, f"{line}\n{err}"
+            assert out.strip(), line
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_ddp_of_one_process(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kinds_are_an_axis(call: Call, tmp_path: Path) -> None:
-    """`compare` trains each arm over two processes by torch's DDP and by Apex's, side by side."""
+    """`compare` plans each arm with torch's DDP and with Apex's, and trains over two processes by both."""
     words = [
         "--nproc-per-node",
         "2",
@@ -96,10 +96,14 @@ def test_kinds_are_an_axis(call: Call, tmp_path: Path) -> None:
         "-o",
         str(tmp_path),
     ]
-    done = call("compare", "--arm", "fp32", "--arm", "apex:O2", *words, tiny=True)
+    planned = call("compare", "--arm", "fp32", "--arm", "apex:O2", *words, "--dry-run", "--json", tiny=True).json()
+    rows = {f"{arm} kind={kind}" for arm in ("fp32", "apex:O2") for kind in ("ddp", "apex-ddp")}
+    assert {cell["arm"] for cell in planned["cells"]} == rows
+
+    done = call("compare", "--arm", "apex:O2", *words, tiny=True)
     assert done.code == 0, done.err
     records = read_comparison(tmp_path / "report.json").records
     assert {(record.config.arm, record.config.parallel.kind) for record in records} == {
-        (arm, kind) for arm in ("fp32", "apex:O2") for kind in ("ddp", "apex-ddp")
+        ("apex:O2", kind) for kind in ("ddp", "apex-ddp")
     }
     assert all(record.processes is not None and record.processes.world_size == 2 for record in records)

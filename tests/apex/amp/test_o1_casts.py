@@ -15,9 +15,8 @@ from torch import nn
 
 from ampcompare.apex import amp
 
-ROWS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" / "o1-casts.json").read_text())[
-    "rows"
-]
+GOLDEN = Path(__file__).parents[1] / "golden" / "o1-casts.json"
+ROWS: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["rows"]
 CODES = {torch.float16: "h", torch.float32: "f", torch.float64: "d", torch.int64: "l", torch.bool: "?"}
 DTYPES = {"f": torch.float32, "h": torch.float16}
 
