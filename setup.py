@@ -68,8 +68,8 @@ setup(
         "xxhash>=3",
     ],
     extras_require=EXTRAS,
-    # Other packages register backends under the entry-point groups `ampcompare.precisions` and `ampcompare.backends`; those
-    # of this package are in ampcompare/backends/catalog.py.
+    # Other packages register backends under the entry-point groups `ampcompare.precisions` and `ampcompare.backends`;
+    # those of this package are in ampcompare/backends/catalog.py.
     entry_points={"console_scripts": ["ampcompare = ampcompare.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -61,7 +61,7 @@ def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = 
     """
     kind, colon, path = name.partition(":")
     if kind == "imagefolder" or not colon:
-        if name not in TORCHVISION_FILES and kind not in ("digits", "synthetic", "imagefolder"):
+        if name not in DATA_SETS and kind != "imagefolder":
             raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")
         module, package = PACKAGES.get(kind, ("", ""))
         if module and find_spec(module) is None:

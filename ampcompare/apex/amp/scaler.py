@@ -325,11 +325,7 @@ class LossScaler:
         count = self._num_before_overflow(model_grads)
         if not count:
             return
-        model_grads, stashed_master_grads, master_grads = (
-            model_grads[:count],
-            stashed_master_grads[:count],
-            master_grads[:count],
-        )
+        model_grads, master_grads = model_grads[:count], master_grads[:count]
         with torch.no_grad(), self._override(grad_scale / out_scale):
             fresh = [
                 torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads, strict=True)
@@ -337,7 +333,7 @@ class LossScaler:
             if self.dynamic or self._loss_scale != 1.0:
                 self._unscale_all(fresh)
             factor = out_scale / stash_scale
-            stashed = list(stashed_master_grads)
+            stashed = list(stashed_master_grads[:count])
             torch._foreach_add_(fresh, stashed if factor == 1.0 else torch._foreach_mul(stashed, factor))
             torch._foreach_copy_(master_grads, fresh)  # type: ignore[arg-type]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +16,8 @@ from ampcompare.checkpoint.store.layout import CONVERTED, as_list
 from ampcompare.environment.versions import installed_version
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import Precision, owned_params
+from ampcompare.training.state.fit_optimizer import OptimizerFit, require_settings
+from ampcompare.training.state.unlike import alike, short, unlike
 
 __all__ = ["Names", "Owned", "owned_by", "require_fit", "require_training_fits"]
 
@@ -109,9 +109,9 @@ def require_training_fits(
             torch.float32 if name in wanted[model] else param.dtype
             for param, (model, name) in zip(owned_params(optimizer), owned.names[index], strict=True)
         ]
-        _Optimizer(optimizer, types, owned.slots[index], place, stateless[index], own=own).require(saved)
+        OptimizerFit(optimizer, types, owned.slots[index], place, stateless[index], own=own).require(saved)
         if "arm" in state:
-            _require_settings(optimizer, saved, place, rates_stay=rates_stay, complete=own and _same_torch(state))
+            require_settings(optimizer, saved, place, rates_stay=rates_stay, complete=own and _same_torch(state))
     _require_zeroed(state, optimizers)
     _require_buffers(state, models)
     _require_precision(state, precision, own=own)
@@ -131,7 +131,7 @@ def require_fit(model: nn.Module, weights: Any, *, same_types: bool = False) -> 
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is unexpected" for name in weights if name not in wanted]
     for name, tensor in wanted.items():
-        if name in weights and (fault := _unlike(weights[name], tensor, same_type=same_types)):
+        if name in weights and (fault := unlike(weights[name], tensor, same_type=same_types)):
             faults.append(f"{name} {fault}")
     if faults:
         more = f" and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
@@ -139,20 +139,6 @@ def require_fit(model: nn.Module, weights: Any, *, same_types: bool = False) -> 
             f"the checkpoint is of another model: {len(faults)} of its tensors do not fit: "
             f"{'; '.join(faults[:MAX_NAMED])}{more}; use one of this model"
         )
-
-
-def _unlike(found: Any, wanted: Any, *, same_type: bool = True) -> str:
-    """Return how a tensor differs in kind, shape or dtype; "" if it does not."""
-    if not isinstance(wanted, Tensor):
-        return ""
-    if not isinstance(found, Tensor):
-        return f"is a {type(found).__name__} there and a tensor here"
-    if found.shape != wanted.shape:
-        return f"is {list(found.shape)} there and {list(wanted.shape)} here"
-    castable = found.is_floating_point() and wanted.is_floating_point() and not same_type
-    if found.dtype is not wanted.dtype and not castable:
-        return f"is {found.dtype} there and {wanted.dtype} here"
-    return ""
 
 
 def _wanted_masters(
@@ -193,7 +179,7 @@ def _require_masters(
         if alone:
             faults += [f"{name} is unexpected" for name in found if name not in params]
         for name, param in params.items():
-            if name in found and (fault := _unlike(found[name], param.detach().float())):
+            if name in found and (fault := unlike(found[name], param.detach().float())):
                 faults.append(f"{name} {fault}")
     if faults:
         more = f" and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
@@ -215,143 +201,10 @@ def _require_rounded(masters: list[Any], saved_models: list[Any], wanted: list[d
                 )
 
 
-class _Optimizer:
-    """Checks the state dict of one optimizer."""
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        types: Sequence[torch.dtype],
-        slots: Sequence[Mapping[str, bool]],
-        place: str,
-        stateless: Sequence[int] | None,
-        *,
-        own: bool,
-    ) -> None:
-        self.stateless = stateless
-        self.optimizer = optimizer
-        self.types = types
-        self.slots = slots
-        self.place = place
-        self.own = own
-
-    def refuse(self, entry: str, text: str) -> NoReturn:
-        raise CheckpointError(
-            f"the optimizer of the checkpoint does not fit {type(self.optimizer).__name__}: {self.place}.{entry} "
-            f"{text}; use one of this recipe"
-        )
-
-    def require(self, saved: Any) -> None:
-        if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
-            raise CheckpointError(f"{self.place} of the checkpoint has no state; use one of this recipe")
-        numbers = self._numbers(saved.get("param_groups"))
-        for number in saved["state"]:
-            if number not in numbers:
-                self.refuse(f"state.{number!r}", "belongs to no parameter")
-        params = owned_params(self.optimizer)
-        for at, (number, param) in enumerate(zip(numbers, params, strict=True)):
-            entry = saved["state"].get(number, {})
-            if not isinstance(entry, Mapping):
-                self.refuse(f"state.{number}", f"is a {type(entry).__name__}")
-            if self.stateless is not None and (at in self.stateless) != (not entry):
-                self.refuse(f"state.{number}", "is missing" if not entry else "exists, and did not when it was saved")
-            if entry:
-                self._entry(entry, at, param, f"state.{number}")
-
-    def _numbers(self, groups: Any) -> list[Any]:
-        """Return the numbers of all parameters, group by group."""
-        own = self.optimizer.param_groups
-        if not isinstance(groups, list) or len(groups) != len(own):
-            self.refuse("param_groups", f"is not of {len(own)} groups")
-        for index, (group, here) in enumerate(zip(groups, own, strict=True)):
-            params = group.get("params") if isinstance(group, Mapping) else None
-            if not isinstance(params, list) or len(params) != len(here["params"]):
-                self.refuse(f"param_groups.{index}.params", f"is not of {len(here['params'])} parameters")
-        numbers = list(chain.from_iterable(group["params"] for group in groups))
-        if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
-            self.refuse("param_groups", "names a parameter twice, or not by a number")
-        if self.own and numbers != list(range(len(numbers))):
-            self.refuse("param_groups", "names the parameters in another order")
-        return numbers
-
-    def _entry(self, entry: Mapping[Any, Any], at: int, param: Tensor, place: str) -> None:
-        slots = self.slots[at]
-        for name in slots:
-            if name not in entry:
-                self.refuse(place, f"has no {name}")
-        for name, value in entry.items():
-            if name not in slots:
-                if self.own or isinstance(value, Tensor):
-                    self.refuse(f"{place}.{name}", "is not a state of it")
-            elif slots[name]:
-                if value is None and not self.own:
-                    continue
-                if fault := _unlike(value, param.detach().to(self.types[at]), same_type=self.own):
-                    self.refuse(f"{place}.{name}", fault)
-            else:
-                self._scalar(value, f"{place}.{name}")
-
-    def _scalar(self, value: Any, place: str) -> None:
-        """Check that a value counts steps."""
-        if isinstance(value, Tensor):
-            if value.numel() != 1 or (self.own and (value.dtype is not torch.float32 or value.dim())):
-                self.refuse(place, f"is {value.dtype} of shape {list(value.shape)}, and a count of steps")
-            value = value.item()
-        elif self.own:
-            self.refuse(place, f"is a {type(value).__name__} there and a tensor here")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(place, f"is a {type(value).__name__}, and counts steps")
-        if not 0 <= value < 2**53 or value != int(value):
-            self.refuse(place, f"is {value}, and counts steps")
-
-
 def _same_torch(state: Mapping[str, Any]) -> bool:
     """Return whether this torch wrote the state: another one may have fewer settings of an optimizer."""
     versions = state.get("versions")
     return isinstance(versions, Mapping) and versions.get("torch") == installed_version("torch")
-
-
-def _require_settings(
-    optimizer: Optimizer, saved: Mapping[str, Any], place: str, *, rates_stay: bool, complete: bool
-) -> None:
-    """Check that the settings of all groups are those of the recipe, which is the same.
-
-    Args:
-        complete: no setting may be missing.
-    """
-    for index, (there, here) in enumerate(zip(saved["param_groups"], optimizer.param_groups, strict=True)):
-        for name, value in here.items():
-            where = f"{place}.param_groups.{index}.{name}"
-            if complete and name not in there:
-                raise CheckpointError(f"{where} of the checkpoint is missing; take the checkpoint before it")
-            if name == "params" or name not in there:
-                continue
-            found = there[name]
-            moves = name == "lr" and not rates_stay
-            if moves and type(found) is float and math.isfinite(found) and found >= 0:
-                continue
-            if moves or not _alike(found, value):
-                raise CheckpointError(
-                    f"{where} is {_short(found)} there and {_short(value)} here; resume with the settings that the "
-                    "checkpoint was written with"
-                )
-
-
-def _alike(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, list | tuple):
-        same_size = isinstance(found, list | tuple) and len(found) == len(wanted)
-        return same_size and all(_alike(one, other) for one, other in zip(found, wanted, strict=True))
-    if isinstance(found, Tensor) or isinstance(wanted, Tensor):
-        both = isinstance(found, Tensor) and isinstance(wanted, Tensor)
-        return both and not _unlike(found, wanted) and torch.equal(found, wanted)
-    numbers = isinstance(found, int | float) and isinstance(wanted, int | float)
-    same_kind = isinstance(found, bool) == isinstance(wanted, bool) if numbers else type(found) is type(wanted)
-    return same_kind and bool(found == wanted)
-
-
-def _short(value: Any) -> str:
-    text = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _require_zeroed(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> None:
@@ -369,9 +222,7 @@ def _require_buffers(state: Mapping[str, Any], models: Sequence[nn.Module]) -> N
     here = {f"{index}.{name}": buffer for index, model in enumerate(models) for name, buffer in model.named_buffers()}
     for rank, buffers in enumerate(state.get("buffers", ())):
         for name, value in buffers.items():
-            fault = (
-                "is unexpected" if name not in here else _unlike(value, here[name], same_type=CONVERTED not in state)
-            )
+            fault = "is unexpected" if name not in here else unlike(value, here[name], same_type=CONVERTED not in state)
             if fault:
                 raise CheckpointError(f"buffers.{rank}.{name} of the checkpoint {fault}; use one of this model")
 
@@ -390,8 +241,8 @@ def _require_scaling(found: Any, wanted: Mapping[str, Any], place: str, *, own: 
         raise CheckpointError(f"{place} of the checkpoint is a {type(found).__name__}, not the state of a loss scaler")
     if own and set(found) != set(wanted):
         raise CheckpointError(
-            f"{place} of the checkpoint has {_short(sorted(map(str, found)))}, and this arm "
-            f"{_short(sorted(wanted))}; use one of this arm"
+            f"{place} of the checkpoint has {short(sorted(map(str, found)))}, and this arm "
+            f"{short(sorted(wanted))}; use one of this arm"
         )
     for name, value in found.items():
         where = f"{place}.{name}"
@@ -406,8 +257,8 @@ def _require_scaling(found: Any, wanted: Mapping[str, Any], place: str, *, own: 
             _require_scaling(value, inner, where, own=own)
         elif not own:  # growth and backoff of another program's scaler, which it brings along
             parse_scale(value, where)
-        elif name in wanted and not _alike(value, wanted[name]):
-            raise CheckpointError(f"{where} is {_short(value)} there and {_short(wanted[name])} here")
+        elif name in wanted and not alike(value, wanted[name]):
+            raise CheckpointError(f"{where} is {short(value)} there and {short(wanted[name])} here")
 
 
 def _require_finite(

@@ -1,0 +1,167 @@
+"""A recipe: all that must be equal for two arms to be compared, as frozen data with JSON Schema for editors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from ampcompare.files.read import check_plain
+
+__all__ = [
+    "DataConfig",
+    "Frozen",
+    "GroupConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Positive",
+    "PositiveInt",
+    "Recipe",
+    "ScheduleConfig",
+]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """Settings that cannot change, and know no others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class DataConfig(Frozen):
+    """Which samples are trained on, and how they are shown."""
+
+    name: str = Field(
+        "digits",
+        description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH] or module:factory",
+    )
+    dir: str | None = Field(None, description="folder of the downloaded sets, or of imagefolder without a path")
+    download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
+    image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
+    train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
+    val_size: PositiveInt | None = Field(None, description="limit the number of validation samples")
+    augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
+
+
+class ModelConfig(Frozen):
+    """Which network is trained."""
+
+    arch: str = Field("convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the network")
+
+    @field_validator("args")
+    @classmethod
+    def _plain(cls, args: dict[str, Any]) -> dict[str, Any]:
+        check_plain(args)
+        return args
+
+
+class GroupConfig(Frozen):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str = Field(description="pattern of parameter names, such as head.* or *.weight; the first that fits counts")
+    lr_factor: Positive = Field(1.0, description="factor on the learning rate")
+    weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's")
+
+
+class OptimizerConfig(Frozen):
+    """Which optimizer updates the weights."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch's optimizer of this name")
+    lr: Positive = Field(0.05, description="base learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
+    nesterov: bool = Field(False, description="sgd only: Nesterov momentum")
+    weight_decay: NonNegative = Field(1e-4, description="weight decay of all parameters without their own")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: NonNegative = Field(1e-8, description="adam and adamw only")
+    norm_weight_decay: NonNegative | None = Field(None, description="weight decay of the parameters of norms")
+    bias_weight_decay: NonNegative | None = Field(None, description="weight decay of biases, those of norms apart")
+    groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
+    layer_lr: Literal["none", "larc", "lars"] = Field(
+        "none", description="layer-wise rates by the norms of weight and gradient; larc never goes beyond lr"
+    )
+    trust_coefficient: Positive = Field(0.02, description="layer_lr only: LARC/LARS trust coefficient")
+    implementation: Literal["default", "foreach", "fused"] = Field(
+        "default",
+        description="of the step: foreach updates lists of tensors, fused does all of it in one kernel; default: torch "
+        "chooses, one tensor after another on a CPU and foreach on a GPU",
+    )
+    lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
+    lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
+    lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov needs sgd with a momentum above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _layer_rates_see_gradients(self) -> OptimizerConfig:
+        if self.implementation == "fused" and self.layer_lr != "none":
+            raise ValueError(
+                f"layer_lr {self.layer_lr} adapts unscaled gradients, and a fused step unscales them itself; use "
+                "implementation foreach"
+            )
+        return self
+
+
+class ScheduleConfig(Frozen):
+    """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
+
+    name: Literal["constant", "step", "cosine"] = Field("cosine", description="shape after the warm-up")
+    warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up from 0 to the learning rate")
+    step_epochs: PositiveInt = Field(30, description="epochs between two drops of the step schedule")
+    gamma: Positive = Field(0.1, description="factor of one drop of the step schedule")
+
+
+class Recipe(Frozen):
+    """All that must be equal for two runs to be compared fairly."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    epochs: PositiveInt = Field(5, description="passes over the training set")
+    max_steps: PositiveInt | None = Field(None, description="stop after this many updates, regardless of epochs")
+    batch_size: PositiveInt = Field(64, description="samples in one update of one process")
+    global_batch_size: PositiveInt | None = Field(
+        None, description="samples in one update of all processes; gives batch_size"
+    )
+    grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
+    clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the target that all classes divide"
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="decay of an exponential moving average of the weights, which is evaluated as well"
+    )
+    channels_last: bool = Field(False, description="memory format of models and images")
+    cudnn_benchmark: bool = Field(
+        False, description="let cuDNN time its convolution kernels at each new shape and keep the fastest; on a GPU"
+    )
+    compile: Literal["none", "eager", "aot_eager", "inductor"] = Field(
+        "none", description="backend of torch.compile that the model is trained by; evaluation is never compiled"
+    )
+    cuda_graph: bool = Field(
+        False, description="record the whole step as one CUDA graph and repeat it; needs a GPU and a fused optimizer"
+    )
+    tta: Literal["none", "flips", "shifts"] = Field(
+        "none", description="test-time augmentation: further views of an image whose logits are averaged with its own"
+    )
+    early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better top-1")
+    target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="stop when top-1 reaches this percentage"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Recipe:
+        if self.batch_size % self.grad_accum_steps:
+            raise ValueError(
+                f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches"
+            )
+        return self

@@ -1,0 +1,134 @@
+"""Check that the state of an optimizer in a checkpoint fits that of the run, entry by entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampcompare.errors import CheckpointError
+from ampcompare.precision.base import owned_params
+from ampcompare.training.state.unlike import alike, short, unlike
+
+__all__ = ["OptimizerFit", "require_settings"]
+
+
+class OptimizerFit:
+    """Checks the state dict of one optimizer."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        types: Sequence[torch.dtype],
+        slots: Sequence[Mapping[str, bool]],
+        place: str,
+        stateless: Sequence[int] | None,
+        *,
+        own: bool,
+    ) -> None:
+        self.stateless = stateless
+        self.optimizer = optimizer
+        self.types = types
+        self.slots = slots
+        self.place = place
+        self.own = own
+
+    def refuse(self, entry: str, text: str) -> NoReturn:
+        raise CheckpointError(
+            f"the optimizer of the checkpoint does not fit {type(self.optimizer).__name__}: {self.place}.{entry} "
+            f"{text}; use one of this recipe"
+        )
+
+    def require(self, saved: Any) -> None:
+        if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
+            raise CheckpointError(f"{self.place} of the checkpoint has no state; use one of this recipe")
+        numbers = self._numbers(saved.get("param_groups"))
+        for number in saved["state"]:
+            if number not in numbers:
+                self.refuse(f"state.{number!r}", "belongs to no parameter")
+        params = owned_params(self.optimizer)
+        for at, (number, param) in enumerate(zip(numbers, params, strict=True)):
+            entry = saved["state"].get(number, {})
+            if not isinstance(entry, Mapping):
+                self.refuse(f"state.{number}", f"is a {type(entry).__name__}")
+            if self.stateless is not None and (at in self.stateless) != (not entry):
+                self.refuse(f"state.{number}", "is missing" if not entry else "exists, and did not when it was saved")
+            if entry:
+                self._entry(entry, at, param, f"state.{number}")
+
+    def _numbers(self, groups: Any) -> list[Any]:
+        """Return the numbers of all parameters, group by group."""
+        own = self.optimizer.param_groups
+        if not isinstance(groups, list) or len(groups) != len(own):
+            self.refuse("param_groups", f"is not of {len(own)} groups")
+        for index, (group, here) in enumerate(zip(groups, own, strict=True)):
+            params = group.get("params") if isinstance(group, Mapping) else None
+            if not isinstance(params, list) or len(params) != len(here["params"]):
+                self.refuse(f"param_groups.{index}.params", f"is not of {len(here['params'])} parameters")
+        numbers = list(chain.from_iterable(group["params"] for group in groups))
+        if not all(type(number) is int for number in numbers) or len(set(numbers)) != len(numbers):
+            self.refuse("param_groups", "names a parameter twice, or not by a number")
+        if self.own and numbers != list(range(len(numbers))):
+            self.refuse("param_groups", "names the parameters in another order")
+        return numbers
+
+    def _entry(self, entry: Mapping[Any, Any], at: int, param: Tensor, place: str) -> None:
+        slots = self.slots[at]
+        for name in slots:
+            if name not in entry:
+                self.refuse(place, f"has no {name}")
+        for name, value in entry.items():
+            if name not in slots:
+                if self.own or isinstance(value, Tensor):
+                    self.refuse(f"{place}.{name}", "is not a state of it")
+            elif slots[name]:
+                if value is None and not self.own:
+                    continue
+                if fault := unlike(value, param.detach().to(self.types[at]), same_type=self.own):
+                    self.refuse(f"{place}.{name}", fault)
+            else:
+                self._scalar(value, f"{place}.{name}")
+
+    def _scalar(self, value: Any, place: str) -> None:
+        """Check that a value counts steps."""
+        if isinstance(value, Tensor):
+            if value.numel() != 1 or (self.own and (value.dtype is not torch.float32 or value.dim())):
+                self.refuse(place, f"is {value.dtype} of shape {list(value.shape)}, and a count of steps")
+            value = value.item()
+        elif self.own:
+            self.refuse(place, f"is a {type(value).__name__} there and a tensor here")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(place, f"is a {type(value).__name__}, and counts steps")
+        if not 0 <= value < 2**53 or value != int(value):
+            self.refuse(place, f"is {value}, and counts steps")
+
+
+def require_settings(
+    optimizer: Optimizer, saved: Mapping[str, Any], place: str, *, rates_stay: bool, complete: bool
+) -> None:
+    """Check that the settings of all groups are those of the recipe, which is the same.
+
+    Args:
+        complete: no setting may be missing.
+    """
+    for index, (there, here) in enumerate(zip(saved["param_groups"], optimizer.param_groups, strict=True)):
+        for name, value in here.items():
+            where = f"{place}.param_groups.{index}.{name}"
+            if complete and name not in there:
+                raise CheckpointError(f"{where} of the checkpoint is missing; take the checkpoint before it")
+            if name == "params" or name not in there:
+                continue
+            found = there[name]
+            moves = name == "lr" and not rates_stay
+            if moves and type(found) is float and math.isfinite(found) and found >= 0:
+                continue
+            if moves or not alike(found, value):
+                raise CheckpointError(
+                    f"{where} is {short(found)} there and {short(value)} here; resume with the settings that the "
+                    "checkpoint was written with"
+                )
