@@ -244,7 +244,12 @@ class SystemReadings(FrozenRecord):
     """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
 
     timed_steps: int
-    outlier_share: float | None = Field(None, description="timed steps more than 3 scaled MADs from the median")
+    outlier_share: float | None = Field(
+        None, description="timed steps more than 3 scaled MADs, and more than 1 %, from the median"
+    )
+    first_half_seconds: float | None = Field(None, description="median of the first half of the timed steps")
+    second_half_seconds: float | None = None
+    halves_error: float | None = Field(None, description="standard error of the logarithm of the ratio of the two")
     cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
     load_average: float | None = Field(None, description="highest one-minute load average")
     cores: int | None = None
