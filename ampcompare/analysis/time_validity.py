@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
+from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.run import RunRecord, SystemReadings
 
-__all__ = ["invalid_reason", "unchecked"]
+__all__ = ["invalid_reason", "invalid_reason_of_arm", "unchecked"]
 
 MIN_STEPS = 30
 # A median holds until half of the steps are others. At a quarter it stays within the spread of the rest, whatever the
@@ -57,6 +59,13 @@ def invalid_reason(record: RunRecord) -> str:
     if readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
         return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
     return _change(readings)
+
+
+def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
+    """Return what most often makes step times of an arm worthless where fewer than three runs (or all) are valid."""
+    reasons = [reason for record in records if (reason := invalid_reason(record))]
+    is_valid = len(records) - len(reasons) >= min(MIN_PAIRS, len(records))
+    return "" if is_valid else statistics.mode(reasons)
 
 
 def _change(readings: SystemReadings) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "RunSummary",
     "StepRecord",
     "SystemReadings",
+    "TimingRound",
     "Trace",
     "dump_json",
     "iter_steps",
@@ -259,6 +260,16 @@ class SystemReadings(FrozenRecord):
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
 
 
+class TimingRound(FrozenRecord):
+    """One more timing of a cell: a median over some steps of a process of its own, in turn with the other arms."""
+
+    number: Annotated[int, Field(ge=1)]
+    started: str | None = Field(None, description="ISO 8601, UTC")
+    step_seconds_median: Finite | None = None
+    data_seconds_median: Finite | None = None
+    readings: SystemReadings | None = None
+
+
 class Resumption(FrozenRecord):
     """One time that a run went on from a checkpoint."""
 
@@ -286,6 +297,7 @@ class RunRecord(FrozenRecord):
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: SystemReadings | None = None
     started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
+    timing_rounds: list[TimingRound] = Field([], description="timings after the runs of the seed, if asked for")
     jobs: int = Field(1, description="cells that ran at the same time")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")
