@@ -16,7 +16,7 @@ from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
-from ampcompare.analysis.time_validity import invalid_reason_of_arm, unchecked
+from ampcompare.analysis.time_validity import invalid_reason_of_arm
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
@@ -78,7 +78,7 @@ def summarize(
             *image_sentences(rows, margin.of_share()),
             *map(twin_sentence, twins),
             *circumstances(records, reference),
-            *filter(None, (rounds_sentence(records), unchecked(records))),
+            *filter(None, [rounds_sentence(records)]),
         ],
         excluded=excluded,
         twins=twins,

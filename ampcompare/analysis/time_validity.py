@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.run import RunRecord, SystemReadings
 
-__all__ = ["invalid_reason", "invalid_reason_of_arm", "unchecked"]
+__all__ = ["invalid_reason", "invalid_reason_of_arm"]
 
 MIN_STEPS = 30
 # A median holds until half of the steps are others. At a quarter it stays within the spread of the rest, whatever the
@@ -77,20 +77,3 @@ def _change(readings: SystemReadings) -> str:
     if abs(change) <= max(math.log1p(MAX_CHANGE), ERRORS_APART * error):
         return ""
     return f"second half {100 * abs(second / first - 1):.0f} % {'slower' if change > 0 else 'faster'}"
-
-
-def unchecked(records: Iterable[RunRecord]) -> str:
-    """Return a sentence on what could not be read of the GPUs that runs were timed on; "" if all was read."""
-    arms = dict.fromkeys(
-        record.arm
-        for record in records
-        if record.readings is not None
-        and str(record.environment.get("device", "cpu")).startswith("cuda")
-        and record.readings.clock_low_mhz is None
-    )
-    if not arms:
-        return ""
-    return (
-        f"Clocks, throttling and other processes of the GPU were not checked for {', '.join(arms)}: install "
-        "nvidia-ml-py (extra `gpu`), and run again with --force to have them checked."
-    )

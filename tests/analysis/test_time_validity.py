@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.time_validity import invalid_reason, unchecked
+from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.records.run import RunRecord, SystemReadings
 
 MakeRecord = Callable[..., RunRecord]
@@ -53,16 +53,6 @@ def test_each_reading_can_spoil_a_time(make_record: MakeRecord, readings: dict[s
 def test_what_a_median_passes_over(make_record: MakeRecord, readings: dict[str, Any]) -> None:
     """A few outliers, a small change between the halves, and one within their noise spoil nothing."""
     assert invalid_reason(_read(make_record(), **readings)) == ""
-
-
-def test_a_gpu_that_was_not_read_is_named(make_record: MakeRecord) -> None:
-    """Without nvidia-ml-py the report says that clocks were not checked; with it, and on a CPU, it says nothing."""
-    blind = _read(make_record(arm="half", device="cuda:0"), cpu_share=None)
-    seeing = _read(make_record(device="cuda:0"), cpu_share=None, clock_low_mhz=1600, clock_high_mhz=1650)
-    assert unchecked([seeing, _read(make_record()), make_record(device="cuda:0")]) == ""
-    assert unchecked([seeing, blind, blind]).startswith(
-        "Clocks, throttling and other processes of the GPU were not checked for half: install nvidia-ml-py"
-    )
 
 
 def test_a_power_limit_is_judged_by_the_clock(make_record: MakeRecord) -> None:
