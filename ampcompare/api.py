@@ -115,6 +115,7 @@ def compare(
     tag: str = "",
     budget: float | str = "30m",
     jobs: int = 1,
+    timing_rounds: int = 0,
     fail_on: Sequence[str] | str = (),
     baseline: str | Path | None = None,
     wait: float | str = 0,
@@ -147,6 +148,7 @@ def compare(
         tag: label of the report and its folder.
         budget: wall time limit of seeds "auto": seconds, or a text such as "30m".
         jobs: cells that run in parallel; step times are then not compared.
+        timing_rounds: times that the arms of a seed are timed again after their runs, in turns of some steps.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x", checked for every arm.
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
@@ -178,6 +180,7 @@ def compare(
         objective=prefer or objective,
         tag=tag,
         jobs=jobs,
+        timing_rounds=timing_rounds,
         fail_on=(fail_on,) if isinstance(fail_on, str) else tuple(fail_on),
         baseline=_path(baseline),
         output_dir=_path(output_dir),

@@ -1,4 +1,8 @@
-"""What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm."""
+"""What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
+
+Where cells have timing rounds, a pair is one round of both arms, and the times of the runs themselves are left out: a
+round compares seconds that are close to each other, and like a run it is a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.pairs import Pair, divergence_verdict
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
 from ampcompare.analysis.time_validity import invalid_reason
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import RunRecord, TimingRound
 
-__all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "step_times", "time_verdicts"]
+__all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "rounds_sentence", "step_times", "time_verdicts"]
 
 TIME_FLOOR = 0.001  # spread of a log ratio: no median of step times is known to better than a thousandth
 MAX_LOGARITHM = 709.0  # of a float
@@ -30,9 +34,10 @@ class StepTimes:
 
 
 def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTimes:
+    differs = time_reason(pairs, same_software=same_software)
+    pairs = [timed for pair in pairs for timed in _rounds_of(pair)] or pairs
     timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
     ratio = ratio_of(-_time_effect(timed).mean) if timed else None
-    differs = time_reason(pairs, same_software=same_software)
     if differs:
         return StepTimes(None, ratio, f"not comparable ({differs})")
     reasons = [invalid_reason(arm) or invalid_reason(reference) for arm, reference in pairs]
@@ -43,6 +48,30 @@ def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTime
         return StepTimes(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
     effect = _time_effect(valid)
     return StepTimes(effect, ratio_of(-effect.mean), "")
+
+
+def _rounds_of(pair: Pair) -> list[Pair]:
+    """Return each timing round of both cells as a pair of records with its times."""
+    arm, reference = ({timing.number: timing for timing in record.timing_rounds} for record in pair)
+    both = sorted(set(arm) & set(reference))
+    return [(_in_round(pair[0], arm[number]), _in_round(pair[1], reference[number])) for number in both]
+
+
+def _in_round(record: RunRecord, timing: TimingRound) -> RunRecord:
+    """Return the record of a cell with the times and readings of a round in place of those of its run."""
+    times = {"step_seconds_median": timing.step_seconds_median, "data_seconds_median": timing.data_seconds_median}
+    return record.model_copy(
+        update={"summary": record.summary.model_copy(update=times), "readings": timing.readings or record.readings}
+    )
+
+
+def rounds_sentence(records: Sequence[RunRecord]) -> str:
+    """Return a sentence on the timing rounds that the verdicts on time are from; "" if there are none."""
+    counts = [len(record.timing_rounds) for record in records if record.timing_rounds]
+    if not counts:
+        return ""
+    each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"Step times are compared over timing rounds ({each} of each cell), in which arms take turns, not over runs."
 
 
 def ratio_of(logarithm: float) -> float:

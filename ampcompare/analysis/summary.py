@@ -15,7 +15,8 @@ from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
-from ampcompare.analysis.step_time import ratio_of, step_times, time_verdicts
+from ampcompare.analysis.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
+from ampcompare.analysis.time_validity import invalid_reason_of_arm
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
@@ -77,6 +78,7 @@ def summarize(
             *image_sentences(rows, margin.of_share()),
             *map(twin_sentence, twins),
             *circumstances(records, reference),
+            *filter(None, [rounds_sentence(records)]),
         ],
         excluded=excluded,
         twins=twins,
@@ -176,6 +178,7 @@ def _row(
         epoch_seconds=_mean(record.summary.epoch_seconds for record in ran),
         epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
         step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
+        invalid_time=invalid_reason_of_arm(ran),
         samples_per_second=_mean(record.summary.samples_per_second for record in ran),
         start_seconds=_mean(_start_seconds(record) for record in ran),
         loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),

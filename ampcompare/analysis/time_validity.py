@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from ampcompare.records.run import RunRecord
+import math
+import statistics
+from collections.abc import Sequence
 
-__all__ = ["invalid_reason"]
+from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.records.run import RunRecord, SystemReadings
+
+__all__ = ["invalid_reason", "invalid_reason_of_arm"]
 
 MIN_STEPS = 30
-MAX_OUTLIERS = 0.10
+# A median holds until half of the steps are others. At a quarter it stays within the spread of the rest, whatever the
+# outliers are; beyond, a run may have one of two speeds for its median, and the next run the other.
+MAX_OUTLIERS = 0.25
+MAX_CHANGE = 0.05  # of the step time, from the first half of a run to the second
+ERRORS_APART = 3  # standard errors by which the halves must differ as well, so that noise is not taken for a change
 MAX_DATA_WAIT = 0.10
 MIN_CPU_SHARE = 0.90
 # A laptop's clock moves with what its other cores do; a GPU's stays where load and limits put it.
@@ -20,7 +29,8 @@ def invalid_reason(record: RunRecord) -> str:
     """Return what makes the step times of a run worthless, with the value that was read; "" if nothing does.
 
     The reasons follow mudler/vllm.cpp#2005: enough samples, a steady clock, no throttling, no other process on the
-    device, a load below the number of cores. Records without readings are judged by what they have.
+    device, a load below the number of cores. Records without readings are judged by what they have. Slow or fast single
+    steps are no reason, since the median of a run passes over them.
     """
     summary, readings = record.summary, record.readings
     timed = readings.timed_steps if readings else max(0, summary.num_steps - summary.warmup_steps)
@@ -48,4 +58,22 @@ def invalid_reason(record: RunRecord) -> str:
         return f"clock {low:.0f} to {high:.0f} MHz"
     if readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
         return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
-    return ""
+    return _change(readings)
+
+
+def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
+    """Return what most often makes step times of an arm worthless where fewer than three runs (or all) are valid."""
+    reasons = [reason for record in records if (reason := invalid_reason(record))]
+    is_valid = len(records) - len(reasons) >= min(MIN_PAIRS, len(records))
+    return "" if is_valid else statistics.mode(reasons)
+
+
+def _change(readings: SystemReadings) -> str:
+    """Return how the step time changed from the first half of the run to the second, if it did; else ""."""
+    first, second, error = readings.first_half_seconds, readings.second_half_seconds, readings.halves_error
+    if not first or not second or error is None:
+        return ""
+    change = math.log(second / first)
+    if abs(change) <= max(math.log1p(MAX_CHANGE), ERRORS_APART * error):
+        return ""
+    return f"second half {100 * abs(second / first - 1):.0f} % {'slower' if change > 0 else 'faster'}"

@@ -41,6 +41,14 @@ __all__ = ["command", "options_from"]
     help="cells to run in parallel; disables the timing comparison",
 )
 @click.option(
+    "--timing-rounds",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="time the arms of each seed N more times after their runs, in turns of some steps",
+)
+@click.option(
     "--sweep",
     cls=RenamedOption,
     multiple=True,
@@ -97,7 +105,19 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     paths: dict[str, Any] = {
         name: Path(parameters[name]) for name in ("output_dir", "baseline", "tensorboard", "junit") if parameters[name]
     }
-    same = ("arms", "seeds", "margin", "time_margin", "objective", "tag", "jobs", "fail_on", "strict", "force")
+    same = (
+        "arms",
+        "seeds",
+        "margin",
+        "time_margin",
+        "objective",
+        "tag",
+        "jobs",
+        "timing_rounds",
+        "fail_on",
+        "strict",
+        "force",
+    )
     return CompareOptions(
         settings=request_from({**parameters, "processes": count_processes(parameters)}),
         budget_seconds=to_seconds("--budget", parameters["budget"]),

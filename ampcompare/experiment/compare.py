@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class PlannedComparison:
 
     def plan_for(self, seeds: Sequence[int]) -> Plan:
         """Return the plan of the same rows with other seeds."""
-        return plan_with_published(self.sources, self.rows, seeds)
+        return _make_plan(self.options, self.sources, self.rows, seeds)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
     seeds = requested_seeds(options, sources)
-    plan = plan_with_published(sources, rows, range(MIN_PAIRS) if seeds == "auto" else parse_seeds(seeds))
+    plan = _make_plan(options, sources, rows, range(MIN_PAIRS) if seeds == "auto" else parse_seeds(seeds))
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
     label = "-".join(["compare", *(["auto"] if seeds == "auto" else []), *_folder_part(options.tag), plan.digest()])
@@ -133,6 +133,17 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     check_output_name(folder)
     plan = with_recorded_order(plan, folder)
     return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
+
+
+def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+    plan = replace(plan_with_published(sources, rows, seeds), timing_rounds=options.timing_rounds)
+    is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
+    if options.timing_rounds and (options.jobs > 1 or is_elsewhere):
+        raise ConfigError(
+            "--timing-rounds times one arm after the other on this machine; leave it out, or --jobs, --nnodes and Slurm"
+        )
+    # The nodes of one command run the same cells in the same order, and cannot tell each other what they have drawn.
+    return plan if options.launch.nnodes == 1 else plan.in_order([], int(plan.digest(), 16))
 
 
 def run_comparison(

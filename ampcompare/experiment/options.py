@@ -105,6 +105,7 @@ class CompareOptions:
         objective: what the recommended arm improves while it keeps the accuracy.
         tag: label of the report and its folder.
         jobs: cells that run in parallel; step times are then not compared.
+        timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
         fail_on: limits such as "accuracy<-0.5" or "time>1.10x".
         baseline: report.json or run directory that the limits compare with; by default the reference arm.
         strict: a failed arm is a failure of the comparison.
@@ -126,6 +127,7 @@ class CompareOptions:
     objective: Preference = "time"
     tag: str = ""
     jobs: int = 1
+    timing_rounds: int = 0
     fail_on: tuple[str, ...] = ()
     baseline: Path | None = None
     strict: bool = False
@@ -140,6 +142,8 @@ class CompareOptions:
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ConfigError(f"jobs is {self.jobs}; it is the number of cells that run in parallel, at least 1")
+        if self.timing_rounds < 0:
+            raise ConfigError(f"timing rounds are {self.timing_rounds}; give how often arms are timed again, or 0")
 
 
 def to_seconds(name: str, value: float | str) -> float:

@@ -36,6 +36,7 @@ class Plan:
             mean positions, so that a drift of the machine reaches them alike.
         labels: the row of each cell.
         order_seed: of the random choice of the order, drawn for each plan.
+        timing_rounds: times that every arm of a seed is timed again after its runs.
         published: published results matched to the rows.
     """
 
@@ -45,6 +46,7 @@ class Plan:
     cells: tuple[RunConfig, ...]
     labels: tuple[str, ...]
     order_seed: int = 0
+    timing_rounds: int = 0
     published: Published | None = None
 
     @property

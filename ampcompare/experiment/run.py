@@ -20,6 +20,7 @@ from ampcompare.errors import Ended, RecordError
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
+from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import write_record
@@ -157,6 +158,7 @@ def run_plan(
         "seeds": plan.seeds,
         "order": plan.order,
         "order_seed": plan.order_seed,
+        "timing_rounds": plan.timing_rounds,
         "command": command,
         "terms": asdict(terms),
         "cells": {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)},
@@ -214,6 +216,12 @@ def run_plan(
             with _started(plan, missing, folder, launcher, jobs, observer) as runs:
                 for place in block:
                     run_cell(place, runs.get(place, _nothing))
+            folders = [cell_folder(folder, cell) for cell in plan.cells]
+            timed = run_timing_rounds(plan, block, records, folders, launcher, observer.note)
+            for place, record in timed.items():
+                records[place] = record
+            if timed:
+                saved()
     except (KeyboardInterrupt, Ended):
         saved()
         raise

@@ -73,6 +73,7 @@ class ArmSummary(FrozenRecord):
     top1_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
     top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
+    invalid_time: str = Field("", description="why the step times of its own runs are invalid; empty if they are not")
     accuracy_verdict: str = ""
     images: ImageComparison | None = Field(None, description="None where no run keeps per-image results")
     time_verdict: str = ""
@@ -85,6 +86,11 @@ class ArmSummary(FrozenRecord):
     num_steps: int | None = None
     status: str = ""
     ran: str | None = Field(None, description="our arm of the precision that another library ran, if not as asked")
+
+    @property
+    def valid_time_ratio(self) -> float | None:
+        """The ratio of step times; None where the measurement is invalid, so that no table shows it as a result."""
+        return None if self.time_verdict.startswith("invalid") else self.time_ratio
 
 
 class Twin(FrozenRecord):
@@ -140,7 +146,7 @@ def _line(row: ArmSummary, reference: str) -> str:
         facts.append("the reference")
     else:
         facts += [f"accuracy {row.accuracy_verdict}"] if row.accuracy_verdict else []
-        facts += [f"{row.time_ratio:.2f}x its step time"] if row.time_ratio is not None else []
+        facts += [f"{row.valid_time_ratio:.2f}x its step time"] if row.valid_time_ratio is not None else []
         facts += [f"time {row.time_verdict}"] if row.time_verdict else []
     return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"
 

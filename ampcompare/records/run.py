@@ -32,6 +32,7 @@ __all__ = [
     "RunSummary",
     "StepRecord",
     "SystemReadings",
+    "TimingRound",
     "Trace",
     "dump_json",
     "iter_steps",
@@ -244,7 +245,12 @@ class SystemReadings(FrozenRecord):
     """What the machine did while steps were timed; None where it cannot be read. Shares are 0 to 1."""
 
     timed_steps: int
-    outlier_share: float | None = Field(None, description="timed steps more than 3 scaled MADs from the median")
+    outlier_share: float | None = Field(
+        None, description="timed steps more than 3 scaled MADs, and more than 1 %, from the median"
+    )
+    first_half_seconds: float | None = Field(None, description="median of the first half of the timed steps")
+    second_half_seconds: float | None = None
+    halves_error: float | None = Field(None, description="standard error of the logarithm of the ratio of the two")
     cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
     load_average: float | None = Field(None, description="highest one-minute load average")
     cores: int | None = None
@@ -252,6 +258,16 @@ class SystemReadings(FrozenRecord):
     clock_high_mhz: float | None = None
     throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+
+
+class TimingRound(FrozenRecord):
+    """One more timing of a cell: a median over some steps of a process of its own, in turn with the other arms."""
+
+    number: Annotated[int, Field(ge=1)]
+    started: str | None = Field(None, description="ISO 8601, UTC")
+    step_seconds_median: Finite | None = None
+    data_seconds_median: Finite | None = None
+    readings: SystemReadings | None = None
 
 
 class Resumption(FrozenRecord):
@@ -281,6 +297,7 @@ class RunRecord(FrozenRecord):
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: SystemReadings | None = None
     started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
+    timing_rounds: list[TimingRound] = Field([], description="timings after the runs of the seed, if asked for")
     jobs: int = Field(1, description="cells that ran at the same time")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
     resumed: list[Resumption] = Field([], description="checkpoints that the run went on from, in order")

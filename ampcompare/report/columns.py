@@ -67,13 +67,14 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _ratio(row: ArmSummary) -> str:
-    return "-" if row.time_ratio is None else f"{row.time_ratio:.2f}"
+    return _number(row.valid_time_ratio, ".2f")
 
 
 def _ratio_interval(row: ArmSummary) -> str:
-    if row.time_ratio is None or row.time_ratio_low is None or row.time_ratio_high is None:
+    ratio = row.valid_time_ratio
+    if ratio is None or row.time_ratio_low is None or row.time_ratio_high is None:
         return _ratio(row)
-    return f"{row.time_ratio:.2f} ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
+    return f"{ratio:.2f} ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
 
 
 def _difference_interval(row: ArmSummary) -> str:
@@ -122,7 +123,7 @@ COLUMNS: dict[str, Column] = {
     "best %": of_arm(lambda row: format_percent(row.top1_best)),
     "epoch s": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
     "memory MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
-    "samples/s": of_arm(lambda row: _number(row.samples_per_second, ",.0f")),
+    "samples/s": of_arm(lambda row: _number(None if row.invalid_time else row.samples_per_second, ",.0f")),
     "time / ref": of_arm(_ratio),
     "loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped": of_arm(_skipped),

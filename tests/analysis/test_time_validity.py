@@ -29,7 +29,9 @@ def test_a_quiet_machine_is_valid(make_record: MakeRecord) -> None:
         ({"timed_steps": 29}, "29 timed steps, 30 needed"),
         ({"load_average": 2.1}, "load 2.1 on 2 cores"),
         ({"cpu_share": 0.7}, "had 70 % of a core"),
-        ({"outlier_share": 0.2}, "20 % of steps are outliers"),
+        ({"outlier_share": 0.26}, "26 % of steps are outliers"),
+        ({"first_half_seconds": 1.0, "second_half_seconds": 1.3, "halves_error": 0.02}, "second half 30 % slower"),
+        ({"first_half_seconds": 1.0, "second_half_seconds": 0.9, "halves_error": 0.02}, "second half 10 % faster"),
         ({"clock_low_mhz": 2000, "clock_high_mhz": 3000}, "clock 2000 to 3000 MHz"),
         ({"throttled": ["power limit", "temperature"]}, "GPU slowed by temperature"),
         ({"other_processes": 2}, "2 other on the GPU"),
@@ -38,6 +40,19 @@ def test_a_quiet_machine_is_valid(make_record: MakeRecord) -> None:
 def test_each_reading_can_spoil_a_time(make_record: MakeRecord, readings: dict[str, Any], why: str) -> None:
     """A reading past its threshold is named with its value."""
     assert invalid_reason(_read(make_record(), **readings)) == why
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        {"outlier_share": 0.24},
+        {"first_half_seconds": 1.0, "second_half_seconds": 1.04, "halves_error": 0.0},
+        {"first_half_seconds": 1.0, "second_half_seconds": 1.3, "halves_error": 0.1},
+    ],
+)
+def test_what_a_median_passes_over(make_record: MakeRecord, readings: dict[str, Any]) -> None:
+    """A few outliers, a small change between the halves, and one within their noise spoil nothing."""
+    assert invalid_reason(_read(make_record(), **readings)) == ""
 
 
 def test_a_power_limit_is_judged_by_the_clock(make_record: MakeRecord) -> None:

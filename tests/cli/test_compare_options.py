@@ -133,6 +133,7 @@ def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
         (("--sweep", "epoch=1,2"), "choose one of recipe.epochs"),
         (("--margin", "-1"), "margin is -1"),
         (("--seeds", "automatic"), "cannot be read"),
+        (("--timing-rounds", "2", "--jobs", "2"), "one arm after the other"),
     ],
 )
 def test_bad_options_are_one_line(call: Call, words: tuple[str, ...], said: str) -> None:

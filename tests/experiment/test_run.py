@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import ConfigError, RecordError
+from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.run import Observer, cell_folder, load_records, run_plan
+from ampcompare.experiment.timing_rounds import TIMED_STEPS
+from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, sealed_json
@@ -394,3 +397,63 @@ def test_reload_without_a_plan(ran: Ran, plan: Plan, tmp_path: Path) -> None:
     comparison = reload_comparison(tmp_path)
     assert comparison.reference == "fp32"
     assert {row.arm for row in comparison.arms} == set(ARMS)
+
+
+def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """Rounds are timed arm by arm in processes of their own, end before an evaluation, and are kept in the records."""
+    plan = dataclasses.replace(small, timing_rounds=3)
+    reused, notes, comparison = _again(plan, done, launcher)
+    assert all(reused.values())
+    assert notes == ["seed 0: 3 timing rounds of 2 arms"]
+    rounds = {record.arm: record.timing_rounds for record in comparison.records}
+    assert [timing.number for timing in rounds["fp32"]] == [1, 2, 3]
+    for timing in (timing for each in rounds.values() for timing in each):
+        assert (timing.step_seconds_median or 0) > 0
+        assert timing.readings is not None
+        assert timing.readings.timed_steps >= TIMED_STEPS
+    turns = sorted((timing.started or "", timing.number) for each in rounds.values() for timing in each)
+    assert [number for _, number in turns] == [1, 1, 2, 2, 3, 3]
+    folder = cell_folder(done, plan.cells[0])
+    assert not (folder / "rounds" / "1" / "checkpoints").exists()
+    assert {record.arm: record.timing_rounds for record in load_records(done)} == rounds
+    again = _again(plan, done, launcher)
+    assert (again[1], again[2]) == ([], comparison)
+
+
+def test_a_round_that_one_cell_lacks_runs_again_for_all(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """A cell that ran again has no rounds, and those of the others are as old as it: all are timed again together."""
+    plan = dataclasses.replace(small, timing_rounds=1)
+    first = {record.arm: record.timing_rounds[0].started or "" for record in _again(plan, done, launcher)[2].records}
+    _record_of(done, small, "fp32").unlink()
+    comparison = _again(plan, done, launcher)[2]
+    second = {record.arm: record.timing_rounds[0].started or "" for record in comparison.records}
+    assert min(second.values()) > max(first.values())
+    assert "Step times are compared over timing rounds (1 of each cell)" in comparison.reading[-1]
+
+
+def test_a_round_that_is_stopped_ends_the_comparison(small: Plan, done: Path) -> None:
+    """A turn that SIGTERM ended is no measurement: rounds before it are kept, and the command ends."""
+
+    class Stopped(Launcher):
+        def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
+            record = load_records(done)[0]
+            summary = record.summary.model_copy(update={"num_steps": 20})
+            return record.model_copy(update={"config": config, "status": "interrupted", "summary": summary})
+
+    with pytest.raises(Ended, match="was stopped in timing round 1; the same command runs the round again"):
+        run_plan(dataclasses.replace(small, timing_rounds=2), done, Stopped())
+    assert all(not record.timing_rounds for record in load_records(done))
+
+
+def test_a_turn_that_fails_does_not_count(small: Plan, done: Path) -> None:
+    """A round in which an arm failed is left out for all arms, and the note names the arm."""
+
+    class Failing(Launcher):
+        def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
+            record = next(record for record in load_records(done) if record.arm == config.arm)
+            return record if config.arm == "fp32" else record.model_copy(update={"status": "failed"})
+
+    listener = Listener()
+    run_plan(dataclasses.replace(small, timing_rounds=1), done, Failing(), observer=listener)
+    assert listener.notes[-1] == "timing round 1 of seed 0 does not count: native:bf16 failed in it"
+    assert all(not record.timing_rounds for record in load_records(done))

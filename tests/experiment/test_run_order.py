@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.experiment.compare import plan_comparison
+from ampcompare.experiment.options import CompareOptions, LaunchOptions
 from ampcompare.experiment.plan import Plan, make_plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_order import balanced_rows, position_sums
+from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.layers import Layer
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "native:bf16", "half")
 
@@ -82,6 +86,24 @@ def test_each_plan_draws_its_order() -> None:
 
 def _write(folder: Path, plan: Plan) -> None:
     (folder / "plan.json").write_text(json.dumps({"order": plan.order, "order_seed": plan.order_seed}))
+
+
+def test_the_nodes_of_a_command_have_one_order(tmp_path: Path) -> None:
+    """Every node plans for itself, and all of them must come to the same cell at the same time."""
+    nodes = [
+        plan_comparison(
+            CompareOptions(
+                settings=SettingsRequest(layers=(Layer("test", {"processes": 2, "parallel": {"kind": "ddp"}}),)),
+                arms=ARMS,
+                seeds="0-2",
+                output_dir=tmp_path / "run",
+                launch=LaunchOptions(nnodes=2, node_rank=rank, rdzv_endpoint="node0:29500"),
+            )
+        )
+        for rank in (0, 1)
+    ]
+    assert nodes[0].plan.order == nodes[1].plan.order
+    assert nodes[0].plan_for(range(5)).order == nodes[1].plan_for(range(5)).order
 
 
 def test_a_folder_keeps_its_order(tmp_path: Path) -> None:

@@ -5,34 +5,19 @@ Sampled in the process of the cell between two blocks of steps, so that no timed
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 
 import psutil
 import torch
 
+from ampcompare.analysis.step_spread import halves, outlier_share
 from ampcompare.launch.worker.gpu_monitor import GpuMonitor
 from ampcompare.records.run import SystemReadings
 
-__all__ = ["SystemMonitor", "outlier_share"]
+__all__ = ["SystemMonitor"]
 
 INTERVAL_SECONDS = 0.5
-OUTLIER_MADS = 3
-MAD_TO_SD = 1.4826  # of a normal distribution
-
-
-def outlier_share(seconds: Sequence[float]) -> float | None:
-    """Return the share of step times further than 3 scaled median absolute deviations from the median.
-
-    None if the MAD is zero (timer resolution).
-    """
-    if not seconds:
-        return None
-    median = statistics.median(seconds)
-    deviations = [abs(value - median) for value in seconds]
-    limit = OUTLIER_MADS * MAD_TO_SD * statistics.median(deviations)
-    return sum(deviation > limit for deviation in deviations) / len(seconds) if limit > 0 else None
 
 
 class SystemMonitor:
@@ -77,9 +62,13 @@ class SystemMonitor:
         self.sample(timed=False)
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         clocks = self._clocks if self._gpu is None else self._gpu.clocks
+        two = halves(step_seconds)
         return SystemReadings(
             timed_steps=len(step_seconds),
             outlier_share=outlier_share(step_seconds),
+            first_half_seconds=two and two.first,
+            second_half_seconds=two and two.second,
+            halves_error=two and two.error,
             cpu_share=cpu / wall if self._gpu is None else None,
             load_average=max(self._load),
             cores=psutil.cpu_count(),

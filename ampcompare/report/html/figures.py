@@ -12,6 +12,7 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.curves import Band, Curve, make_curve, over_seeds
+from ampcompare.report.html.drift import drift_figure
 from ampcompare.report.html.shared_settings import listed
 from ampcompare.report.html.traces import (
     ArmRuns,
@@ -54,6 +55,7 @@ def make_figures(comparison: Comparison) -> list[Plot]:
         _loss_scale(arms, most),
         _skipped(arms, most),
         _step_times(arms),
+        drift_figure(arms),
         _memory(arms),
     ]
 

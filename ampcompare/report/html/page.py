@@ -19,6 +19,7 @@ from ampcompare.records.run import RunRecord
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
 from ampcompare.report.formats import FORMATS
+from ampcompare.report.html.drift import order_with_starts
 from ampcompare.report.html.figures import make_figures
 from ampcompare.report.html.shared_settings import arm_facts, shared_environment, shared_settings
 from ampcompare.report.html.traces import Plot
@@ -91,7 +92,7 @@ class Html(Reporter):
             environment=shared_environment(comparison),
             arm_facts=arm_facts(comparison),
             command=printable(comparison.command, MAX_LINE),
-            order=[printable(cell, 80) for cell in comparison.order],
+            order=order_with_starts(comparison),
             css=_text("report.css"),
             scripts=[_plotly(), _text("report.js")],
             policy=_policy(_plotly(), _text("report.js")),

@@ -1,0 +1,114 @@
+"""Timing rounds: after the runs of a seed, every arm is timed again for some steps, in turns close to each other.
+
+A run of minutes meets another machine than the run of the next arm; rounds of seconds, in balanced order, meet the same
+one. Each turn is a process of its own, and its median step time is one measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ampcompare.errors import Ended
+from ampcompare.experiment.plan import Plan
+from ampcompare.experiment.run_order import balanced_rows
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.cell_files import CHECKPOINTS, write_record
+from ampcompare.records.run import RunRecord, TimingRound
+from ampcompare.settings.config import RunConfig, SavingConfig
+
+__all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
+
+TIMED_STEPS = 60  # of one round; the median of fewer moves with single steps
+
+
+def run_timing_rounds(
+    plan: Plan,
+    block: Sequence[int],
+    records: Sequence[RunRecord | None],
+    folders: Sequence[Path],
+    launcher: Launcher,
+    note: Callable[[str], None],
+) -> dict[int, RunRecord]:
+    """Run the timing rounds of one seed that its completed cells lack, and add them to their records.
+
+    A round that any of the cells lacks runs again for all of them, since its turns are compared with each other.
+
+    Args:
+        block: places of the cells of the seed.
+        records: by place; cells that did not complete are left out.
+        folders: by place; a round is written below `rounds`, and the record again.
+
+    Returns:
+        The new records by place.
+
+    Raises:
+        Ended: a turn was stopped by SIGTERM; rounds before it are kept.
+    """
+    completed = {place: record for place in block if (record := records[place]) and record.status == "completed"}
+    complete = [
+        number
+        for number in range(1, plan.timing_rounds + 1)
+        if all(number in [done.number for done in record.timing_rounds] for record in completed.values())
+    ]
+    missing = [number for number in range(1, plan.timing_rounds + 1) if number not in complete]
+    if not missing or len(completed) < 2:
+        return {}
+    seed = plan.cells[block[0]].recipe.seed
+    note(f"seed {seed}: {len(missing)} timing round{'s' if len(missing) > 1 else ''} of {len(completed)} arms")
+    labels = {plan.labels[place]: place for place in completed}
+    rows = balanced_rows(list(labels), [], len(missing), plan.order_seed + seed)
+    for number, row in zip(missing, rows, strict=True):
+        places = [labels[label] for label in row]
+        turns = {place: _turn(completed[place], number, folders[place], launcher) for place in places}
+        failed = [plan.labels[place] for place, turn in turns.items() if turn is None]
+        if failed:
+            note(f"timing round {number} of seed {seed} does not count: {', '.join(failed)} failed in it")
+            continue
+        for place, turn in turns.items():
+            assert turn is not None
+            others = [done for done in completed[place].timing_rounds if done.number != number]
+            rounds = sorted([*others, turn], key=lambda done: done.number)
+            completed[place] = completed[place].model_copy(update={"timing_rounds": rounds})
+            write_record(completed[place], folders[place])
+    return completed
+
+
+def round_config(record: RunRecord) -> RunConfig:
+    """Return the configuration of one turn: the cell's, ended after the timed steps instead of evaluated.
+
+    It trains for as many epochs as that takes, and nothing else may end it.
+    """
+    config, summary = record.config, record.summary
+    steps = config.warmup_steps + TIMED_STEPS
+    steps_per_epoch = max(1, summary.num_steps // max(1, len(summary.epochs)))
+    changes = {
+        "epochs": max(config.recipe.epochs, math.ceil((steps + config.drain_every) / steps_per_epoch)),
+        "max_steps": None,
+        "early_stop": None,
+        "target_top1": None,
+    }
+    recipe = config.recipe.model_copy(update=changes)
+    return config.model_copy(update={"recipe": recipe, "saving": SavingConfig(stop_at_step=steps)})
+
+
+def _turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
+    """Run one turn in `folder/rounds/NUMBER`; None if it failed or diverged."""
+    config = round_config(record)
+    place = folder / "rounds" / str(number)
+    turn = launcher.launch(config, place)
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves itself
+    asked = config.saving.stop_at_step or 0
+    if turn.status == "interrupted" and turn.summary.num_steps < asked:
+        raise Ended(f"{record.arm} was stopped in timing round {number}; the same command runs the round again")
+    if turn.status not in ("completed", "interrupted"):
+        return None
+    return TimingRound(
+        number=number,
+        started=turn.started,
+        step_seconds_median=turn.summary.step_seconds_median,
+        data_seconds_median=turn.summary.data_seconds_median,
+        readings=turn.readings,
+    )

@@ -1,0 +1,136 @@
+"""How often the step times of one run are called invalid, by what the machine does to them.
+
+    python benchmarks/validity.py [--out docs/benchmarks/validity]
+
+Simulated step times in units of an undisturbed step, with normal noise of 1 % unless said otherwise. `compare` is the
+rule of `analysis.time_validity`: more than a quarter of the steps are outliers, or the halves differ. For comparison,
+`count`: more than a tenth of the steps lie beyond 3 scaled MADs; `variance`: such steps explain more than half of the
+variance. The last column is how far the median of a run is off, its standard deviation included (root mean square).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from results import write_results
+from tabulate import tabulate
+
+from ampcompare.analysis.step_spread import halves, outlier_share
+from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
+from ampcompare.settings.config import RunConfig
+
+Floats = NDArray[np.float64]
+STEPS = (45, 100, 500)
+RUNS = 2000
+CONFIG = RunConfig()
+
+
+def _some(generator: np.random.Generator, runs: int, steps: int, share: float, factor: float) -> Floats:
+    """Return factors of single steps at random: `factor` for a share of them, 1 for the others."""
+    return np.where(generator.random((runs, steps)) < share, factor, 1.0)
+
+
+def _noise(generator: np.random.Generator, runs: int, steps: int, sd: float = 0.01) -> Floats:
+    return generator.normal(1, sd, (runs, steps))
+
+
+def _throttled(steps: int, share: float) -> Floats:
+    return np.where(np.arange(steps) >= steps * (1 - share), 1.3, 1.0)[None, :]
+
+
+Shape = Callable[[np.random.Generator, int, int], Floats]
+FIT: dict[str, Shape] = {
+    "normal noise": _noise,
+    "steady GPU (0.05 %), 15 % of steps half a percent slower": lambda g, r, n: (
+        _noise(g, r, n, 0.0005) * _some(g, r, n, 0.15, 1.005)
+    ),
+    "8 % of steps skipped, a third cheaper": lambda g, r, n: _noise(g, r, n) * _some(g, r, n, 0.08, 0.67),
+    "8 % of steps half again as long": lambda g, r, n: _noise(g, r, n) * _some(g, r, n, 0.08, 1.5),
+    "floor and exponential noise of 10 %": lambda g, r, n: 1 + g.exponential(0.1, (r, n)),
+    "lognormal, sigma 0.1": lambda g, r, n: g.lognormal(0, 0.1, (r, n)),
+    "lognormal, sigma 1": lambda g, r, n: g.lognormal(0, 1, (r, n)),
+}
+UNFIT: dict[str, Shape] = {
+    "60 % of steps at one speed, 40 % a tenth slower": lambda g, r, n: _noise(g, r, n) * _some(g, r, n, 0.4, 1.1),
+    "drift from 0 to +10 %": lambda g, r, n: _noise(g, r, n) * np.linspace(1, 1.1, n)[None, :],
+    "drift from 0 to +30 %": lambda g, r, n: _noise(g, r, n) * np.linspace(1, 1.3, n)[None, :],
+    "drift from 0 to +30 %, noise of 5 %": lambda g, r, n: _noise(g, r, n, 0.05) * np.linspace(1, 1.3, n)[None, :],
+    "+30 % in the second half": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.5),
+    "+30 % in the second half, noise of 5 %": lambda g, r, n: _noise(g, r, n, 0.05) * _throttled(n, 0.5),
+    "+30 % in the last 30 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.3),
+    "+30 % in the last 20 % of steps": lambda g, r, n: _noise(g, r, n) * _throttled(n, 0.2),
+}
+
+
+def _is_invalid(seconds: Sequence[float]) -> bool:
+    """Return what `compare` says of a run with these step times, on a machine without any other fault."""
+    two = halves(seconds)
+    readings = SystemReadings(
+        timed_steps=len(seconds),
+        outlier_share=outlier_share(seconds),
+        first_half_seconds=two and two.first,
+        second_half_seconds=two and two.second,
+        halves_error=two and two.error,
+    )
+    record = RunRecord(
+        cell="", arm="fp32", status="completed", config=CONFIG, summary=RunSummary(num_steps=len(seconds)),
+        readings=readings,
+    )  # fmt: skip
+    return bool(invalid_reason(record))
+
+
+def _outliers(seconds: Floats) -> NDArray[np.bool_]:
+    deviations = np.abs(seconds - np.median(seconds, axis=1, keepdims=True))
+    return np.asarray(deviations > 3 * 1.4826 * np.median(deviations, axis=1, keepdims=True))
+
+
+def _explained(seconds: Floats, outliers: NDArray[np.bool_]) -> Floats:
+    """Return the share of the variance of each run that its outliers explain."""
+    others = np.ma.array(seconds, mask=outliers)
+    return np.asarray(1 - others.var(axis=1) * (1 - outliers.mean(axis=1)) / seconds.var(axis=1))
+
+
+def table(runs: int = RUNS) -> list[list[str]]:
+    """Return a row for each shape of step times and number of steps."""
+    rows = []
+    for fitness, shapes in (("fit", FIT), ("unfit", UNFIT)):
+        for name, shape in shapes.items():
+            for steps in STEPS:
+                seconds = np.maximum(shape(np.random.default_rng(0), runs, steps), 1e-3)
+                outliers = _outliers(seconds)
+                rates = [
+                    statistics.fmean(map(_is_invalid, seconds.tolist())),
+                    float((outliers.mean(axis=1) > 0.1).mean()),
+                    float((_explained(seconds, outliers) > 0.5).mean()),
+                ]
+                undisturbed = np.median(shape(np.random.default_rng(1), 1, 100_000)) if fitness == "fit" else 1.0
+                off = math.sqrt(float((np.log(np.median(seconds, axis=1) / undisturbed) ** 2).mean()))
+                shown = [f"{100 * rate:.0f} %" for rate in rates]
+                rows.append([fitness, name, str(steps), *shown, f"{100 * off:.1f} %"])
+    return rows
+
+
+@click.command()
+@click.option("--out", default=None, help="write OUT.md")
+def main(out: str | None) -> None:
+    """Simulate step times of machines that are fit to time, and of others."""
+    headers = ["machine", "step times", "steps", "compare", "count", "variance", "median off by"]
+    text = tabulate(table(), headers=headers, tablefmt="github", disable_numparse=True)
+    click.echo(text)
+    if out is not None:
+        facts = f"{RUNS:,} runs for each figure, whose error is at most 1.1 points."
+        write_results(out, "Invalid step times", __doc__, facts, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Step times over timing rounds, and what tables show of a time that is invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.step_time import rounds_sentence, step_times
+from ampcompare.analysis.summary import summarize
+from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.report.columns import COLUMNS, VERDICTS
+
+MakeRecord = Callable[..., RunRecord]
+GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
+
+
+def _timed(record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] | None = None, **bad: Any) -> RunRecord:
+    """Return a record with timing rounds of these median step times; `bad` readings are those of the last."""
+    rounds = [
+        TimingRound(number=number, step_seconds_median=value, readings=SystemReadings(**GOOD))
+        for number, value in zip(numbers or range(1, len(seconds) + 1), seconds, strict=True)
+    ]
+    rounds[-1] = rounds[-1].model_copy(update={"readings": SystemReadings.model_validate({**GOOD, **bad})})
+    return record.model_copy(update={"timing_rounds": rounds})
+
+
+def test_rounds_replace_the_times_of_runs(make_record: MakeRecord) -> None:
+    """Where both cells have rounds, their ratio counts over the rounds, each of which is a pair."""
+    fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
+    half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.020])
+    times = step_times([(half, fp32)])
+    assert times.ratio == pytest.approx(0.5)
+    assert times.effect is not None
+    assert (times.effect.pairs, times.effect.freedom) == (3, 2)
+
+
+def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
+    """A round that one cell lacks is no pair, and with no round in common the runs themselves are compared."""
+    fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020], [1, 2])
+    half = _timed(make_record("half", seconds=0.03), [0.010, 0.005], [2, 3])
+    times = step_times([(half, fp32)])
+    assert times.effect is not None
+    assert (times.effect.pairs, times.ratio) == (1, pytest.approx(0.5))
+    alone = step_times([(_timed(half, [0.1], [4]), fp32)])
+    assert alone.ratio == pytest.approx(3)
+
+
+def test_an_invalid_round_is_left_out(make_record: MakeRecord) -> None:
+    """Each round is judged by its own readings."""
+    fp32 = _timed(make_record(), [0.01] * 4)
+    half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
+    times = step_times([(half, fp32)])
+    assert times.effect is not None
+    assert (times.effect.pairs, times.ratio) == (3, pytest.approx(1))
+
+
+def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
+    """The reading says that times are from rounds, and of how many; without any it says nothing."""
+    records = [_timed(make_record(), [0.01] * 2), _timed(make_record("half"), [0.01] * 3)]
+    assert rounds_sentence([make_record()]) == ""
+    assert rounds_sentence(records) == (
+        "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs."
+    )
+    assert rounds_sentence(records) in summarize(records, arms=["fp32", "half"], reference="fp32").reading
+
+
+def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> None:
+    """No table and no line prints the ratio or the throughput of an invalid measurement; the record keeps them."""
+    records = [make_record(seed=seed, samples_per_second=500.0) for seed in range(3)]
+    records += [make_record("half", seed, seconds=0.05, samples_per_second=100.0, num_steps=20) for seed in range(3)]
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    fp32, half = comparison.arms
+    assert half.time_verdict == "invalid measurement (20 timed steps, 30 needed)"
+    assert [COLUMNS[name](half) for name in ("samples/s", "time / ref")] == ["-", "-"]
+    assert [COLUMNS[name](fp32) for name in ("samples/s", "time / ref")] == ["500", "1.00"]
+    assert VERDICTS["step time"](half) == "-"
+    assert "its step time" not in str(comparison)
+    assert (half.invalid_time, half.time_ratio) == ("20 timed steps, 30 needed", pytest.approx(5))
+    valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
+                      arms=["fp32", "half"], reference="fp32")  # fmt: skip
+    assert COLUMNS["time / ref"](valid.arms[1]) == "5.00"
+    assert "5.00x its step time" in str(valid)
+
+
+def test_three_valid_runs_keep_the_throughput(make_record: MakeRecord) -> None:
+    """An arm with one invalid run among four keeps its throughput, as its verdict is from the three others."""
+    records = [make_record(seed=seed, samples_per_second=500.0) for seed in range(3)]
+    records.append(make_record(seed=3, samples_per_second=500.0, num_steps=20))
+    row = summarize(records, arms=["fp32"], reference="fp32").arms[0]
+    assert row.invalid_time == ""
