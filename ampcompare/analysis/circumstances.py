@@ -46,7 +46,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each thing in which the cells of a comparison differ, apart from arm, seed and recipe."""
     rows: dict[str, list[RunRecord]] = {}
-    for record in finished(records):
+    for record in sorted(finished(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)
     for what, value_of in DIFFERENCES.items():
         yield from _difference(what, rows, value_of)

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ampcompare.analysis.comparability import foreign_steps
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
@@ -82,6 +83,9 @@ def reusable(folder: Path, config: RunConfig) -> Reuse:
         changed.append(ran.library)
     if changed:
         return Reuse(None, f"{', '.join(changed)} changed since")
+    before = foreign_steps(record)
+    if before and not config.saving.resume_into_other_arm:
+        return Reuse(None, f"it was {before}")
     other = record.config.saving.resume
     if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
         return Reuse(None, f"it resumed from {other or 'no checkpoint'} before")

@@ -275,7 +275,7 @@ class Resumption(FrozenRecord):
 
     step: int = Field(description="updates that the checkpoint held")
     processes: int = Field(1, description="that wrote the checkpoint")
-    arm: str = Field("", description="that wrote the checkpoint")
+    arm: str = Field("", description="that trained what the checkpoint holds")
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
 
 

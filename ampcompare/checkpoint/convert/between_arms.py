@@ -19,7 +19,7 @@ from ampcompare.checkpoint.convert.scalers import (
     apex_from_scalers,
     scalers_from_apex,
 )
-from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, as_list, one_or_list
+from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
 from ampcompare.errors import ConversionError
 
 __all__ = ["has_masters", "into_arm", "native_twin", "source_kind"]
@@ -62,6 +62,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     if masters:
         result.changed.append("fp32 weights are carried as masters too")
     state_now[CONVERTED] = True
+    state_now.setdefault(TRAINER, parts.arm)
     if not entry:
         _forget_scale(state_now)
     state_now.update(arm=text, engine=None, masters=one_or_list(masters) if masters else {})

@@ -25,7 +25,7 @@ from ampcompare.checkpoint.convert.scalers import apex_from_scalers, apex_state_
 from ampcompare.checkpoint.inspect import guess_level
 from ampcompare.checkpoint.reader.foreign import explained
 from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.checkpoint.store.layout import CONVERTED, apex_layout, one_or_list
+from ampcompare.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
 from ampcompare.errors import ConversionError
 from ampcompare.files.write import write_file
 
@@ -194,5 +194,5 @@ def convert_file(
 
 
 def _unknown_to_scripts(state: Mapping[str, Any]) -> list[str]:
-    known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED}
+    known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
     return [key for key, value in state.items() if key not in known and value not in (None, {}, [])]

@@ -15,6 +15,7 @@ __all__ = [
     "CONVERTED",
     "PRECISION_KEYS",
     "SCHEMA",
+    "TRAINER",
     "apex_layout",
     "as_list",
     "one_or_list",
@@ -27,6 +28,9 @@ SCHEMA = 1
 
 CONVERTED = "converted"
 """Key of a state that was written for another arm than trained it: its types and its loss scale may be others."""
+
+TRAINER = "trainer"
+"""Key of such a state: the arm that trained it, so that a run that resumes from it does not pass for its own arm's."""
 
 PRECISION_KEYS = ("amp", "scaler", "precision")
 """Where the precision state lies: `Precision.key` of the arm that saved it."""
@@ -45,6 +49,7 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 # zeroed       per optimizer, places of the parameters whose gradients were zeros and not None
 # stateless    per optimizer, places of the parameters that have no state
 # converted    True where `convert` wrote it for another arm than trained it
+# trainer      where converted is True, the arm that trained it
 # progress     {"step", "epoch", "batch": batches of this epoch that are done, ...}
 # best         {"value", "step"} of the best metric so far
 # arm          canonical text, as "apex:O2"

@@ -125,7 +125,7 @@ def validate_resume(
             *conversion.changed,
             *(f"not carried over: {item}" for item in conversion.lost),
         ]
-    return state, Resumption(step=saved.progress.step, processes=size, arm=arm, notes=notes)
+    return state, Resumption(step=saved.progress.step, processes=size, arm=saved.trainer or arm, notes=notes)
 
 
 def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:

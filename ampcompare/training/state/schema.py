@@ -135,6 +135,7 @@ class Saved(_Strict):
     """The plain values of a checkpoint."""
 
     arm: str
+    trainer: str | None = None
     recipe: dict[str, Any]
     progress: Progress
     best: Best

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ampcompare.analysis.comparability import foreign_steps
+from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import continue_steps
 from ampcompare.launch.forked import ForkedLauncher
@@ -87,6 +89,25 @@ def test_going_on_in_another_folder_takes_the_steps_along(cell: Cell, tmp_path: 
     assert record.resumed[0].notes == ["steps.jsonl begins with step 5"]
     assert [step.step for step in iter_steps(tmp_path / "third" / "steps.jsonl")] == [5, 6, 7]
     assert record.summary.num_steps == 8
+
+
+@pytest.mark.parametrize("converted_first", [False, True])
+def test_what_another_arm_trained_stays_known(
+    cell: Cell, make_config: MakeConfig, tmp_path: Path, converted_first: bool
+) -> None:
+    """A run that resumes what fp32 trained says so, also where the checkpoint was converted to a file before."""
+    cell(stop_at_step=5)
+    path = tmp_path / "cell" / "checkpoints" / "step-00000005.pt"
+    saving: dict[str, Any] = {"resume": str(path), "resume_into_other_arm": True}
+    if converted_first:
+        convert_file(path, tmp_path / "converted.pt", "native")
+        saving = {"resume": str(tmp_path / "converted.pt")}
+    settings = make_config(arm="native:fp16", recipe={"epochs": 2}, drain_every=1, warmup_steps=0, saving=saving)
+    record = run_cell(settings, tmp_path / "other")
+    assert (record.status, record.arm) == ("completed", "native:fp16")
+    assert foreign_steps(record) == "trained by fp32 for 5 of 8 steps"
+    own = cell("own", resume=str(path))
+    assert foreign_steps(own) == ""
 
 
 def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, tmp_path: Path) -> None:
