@@ -9,7 +9,7 @@ from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
 from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
-from ampcompare.analysis.margins import AccuracyMargin, moving_error, resolve_margin
+from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
 from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired
 from ampcompare.records.run import RunRecord
@@ -41,8 +41,8 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0) -> Effect |
         return None
     samples = min(samples for *_, samples in whole)
     arm, reference = [here for here, *_ in whole], [there for _, there, _ in whole]
-    floor = min_resolvable_spread(samples)
-    return replace(paired(arm, reference, floor), margin_error=moving_error(arm, reference, floor, error_share))
+    effect = paired(arm, reference, min_resolvable_spread(samples))
+    return replace(effect, margin_error=margin_error(arm, reference, error_share), step=1 / samples)
 
 
 def accuracy_verdicts(

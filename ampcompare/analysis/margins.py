@@ -3,7 +3,7 @@
 A rule is fixed before the runs: points, a share of the reference's errors, or standard deviations over seeds. What a
 rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
 exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
-of the errors is tested with the error of both (`accuracy_error`).
+of the errors is tested with the error of both (`margin_error`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired, unpaired
+from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired
 from ampcompare.errors import ConfigError
 
-__all__ = ["AccuracyMargin", "MarginRule", "moving_error", "parse_margin", "resolve_margin"]
+__all__ = ["AccuracyMargin", "MarginRule", "margin_error", "parse_margin", "resolve_margin"]
 
 MAX_POINTS = 0.5
 MAX_ERROR_SHARE = 0.10
+NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread of 0 does not
 GRAMMAR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(pp|%|sd)?")
 EXAMPLES = "0.5 (points), 10% (of the reference's errors), 2sd (standard deviations over seeds) or auto"
 
@@ -135,25 +136,17 @@ def resolve_margin(
     return _not_below(resolution, share * errors, said, 0.0 if least else share)
 
 
-def moving_error(
-    arm: Sequence[float], reference: Sequence[float], floor: float, error_share: float, *, in_pairs: bool = True
-) -> float | None:
-    """Return the standard error of a difference to a margin that is a share of the reference's errors.
+def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
+    """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
 
     With accuracies a and r and a share f of the errors, "not inferior" is a - r > -f (1 - r): the mean of
     a - (1 + f) r is tested, not that of a - r, and above the margin that of a - (1 - f) r. The larger of both errors is
     returned. The tests then keep their level; with the error of a - r alone they would err in up to 10 %.
 
-    Returns:
-        None where the margin does not move.
-
     Source: Fieller's theorem, as in tests of non-inferiority by a ratio of means.
     """
-    if not error_share:
-        return None
-    effect = paired if in_pairs else unpaired
     moved = ([factor * value for value in reference] for factor in (1 + error_share, 1 - error_share))
-    return max(effect(arm, other, floor).error for other in moved)
+    return max(paired(arm, other, NO_FLOOR).error for other in moved)
 
 
 def _least_sd(values: Sequence[float]) -> float:

@@ -48,7 +48,8 @@ class Effect:
         error: standard error of `mean`.
         freedom: degrees of freedom behind `error`.
         pairs: runs of the smaller side.
-        margin_error: standard error of the distance to a margin that moves with the reference; None if that of `mean`.
+        margin_error: standard error in tests against the margin, which may move with the reference; None if `error`.
+        step: what one count is worth where values are counts, such as 1 / images; None where they are none.
     """
 
     mean: float
@@ -57,11 +58,12 @@ class Effect:
     freedom: float
     pairs: int
     margin_error: float | None = None
+    step: float | None = None
 
     @property
-    def to_margin(self) -> Effect:
-        """The effect as tests against the margin see it."""
-        return self if self.margin_error is None else replace(self, error=self.margin_error)
+    def net_counts(self) -> int:
+        """The sum of the differences over all pairs, in counts; 0 where values are no counts."""
+        return 0 if self.step is None else round(self.mean * self.pairs / self.step)
 
     @property
     def testable(self) -> bool:
@@ -180,10 +182,43 @@ def p_values(effect: Effect, margin: float) -> PValues:
     def below(bound: float, error: float) -> float:
         return float(stdtr(effect.freedom, (effect.mean - bound) / error))
 
-    error, to_margin = effect.error, effect.to_margin.error
-    not_inferior = above(-margin, to_margin)
-    different = min(1.0, 2 * min(above(0, error), below(0, error)))
-    return PValues(different, not_inferior, max(not_inferior, below(margin, to_margin)))
+    error = effect.error if effect.margin_error is None else effect.margin_error
+    different = min(1.0, 2 * min(above(0, effect.error), below(0, effect.error)))
+    not_inferior = max(above(-margin, error), _few_counts(effect, margin, -effect.net_counts))
+    not_superior = max(below(margin, error), _few_counts(effect, margin, effect.net_counts))
+    return PValues(different, not_inferior, max(not_inferior, not_superior))
+
+
+def _few_counts(effect: Effect, margin: float, net: int) -> float:
+    """Return the probability of at most `net` lost counts in all, were the mean loss the margin; 0 without counts.
+
+    The spread of a few counts says little: three differences of 0 have none. But a loss of m counts per pair comes in
+    whole counts, so that their total is Poisson with mean pairs * m where each is rare, and spreads more where gains
+    offset losses, which the t test sees. A claim about the margin needs both tests.
+    """
+    from scipy.special import gammaincc
+
+    if effect.step is None:
+        return 0.0
+    return float(gammaincc(max(0, net) + 1, effect.pairs * margin / effect.step))
+
+
+def _margin_bounds(effect: Effect, confidence: float) -> tuple[float, float]:
+    """Return the interval of the tests against the margin: that of t, widened to that of the Poisson total."""
+    from scipy.special import gammainccinv
+
+    if effect.margin_error is not None:
+        effect = replace(effect, error=effect.margin_error)
+    low, high = _bounds(effect, confidence)
+    if effect.step is None:
+        return low, high
+    each = effect.step / effect.pairs
+    losses, gains = max(0, -effect.net_counts), max(0, effect.net_counts)
+    alpha = (1 - confidence) / 2
+    return (
+        min(low, -float(gammainccinv(losses + 1, alpha)) * each),
+        max(high, float(gammainccinv(gains + 1, alpha)) * each),
+    )
 
 
 def pairs_needed(spread: float, distance: float, alpha: float = ERROR_RATE, power: float = POWER) -> int:
@@ -289,8 +324,8 @@ def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float)
         if holding:
             level = alpha / (len(effects) - rank)
         confidence = 1 - level * 2 / claim.sides
-        effect = effects[number] if claim is DIFFERENT else effects[number].to_margin
-        low, high = _bounds(effect, confidence)
+        bounds = _bounds if claim is DIFFERENT else _margin_bounds
+        low, high = bounds(effects[number], confidence)
         holding = holding and claim.holds(low, high, margin)
         steps[number] = _Step(holding, low, high, confidence)
     return [steps[number] for number in range(len(effects))]
