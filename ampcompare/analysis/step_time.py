@@ -52,7 +52,9 @@ def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTime
 
 def _rounds_of(pair: Pair) -> list[Pair]:
     """Return each timing round of both cells as a pair of records with its times."""
-    arm, reference = ({timing.number: timing for timing in record.timing_rounds} for record in pair)
+    arm, reference = (
+        {timing.number: timing for timing in record.timing_rounds if timing.step_seconds_median} for record in pair
+    )
     both = sorted(set(arm) & set(reference))
     return [(_in_round(pair[0], arm[number]), _in_round(pair[1], reference[number])) for number in both]
 

@@ -26,6 +26,10 @@ def _timed(record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] |
     return record.model_copy(update={"timing_rounds": rounds})
 
 
+def _with_load(record: RunRecord, load: float) -> RunRecord:
+    return record.model_copy(update={"readings": SystemReadings.model_validate({**GOOD, "load_average": load})})
+
+
 def test_rounds_replace_the_times_of_runs(make_record: MakeRecord) -> None:
     """Where both cells have rounds, their ratio counts over the rounds, each of which is a pair."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
@@ -43,6 +47,8 @@ def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
     times = step_times([(half, fp32)])
     assert times.effect is not None
     assert (times.effect.pairs, times.ratio) == (1, pytest.approx(0.5))
+    without_a_time = _timed(half, [0.010, 0.0], [2, 3])
+    assert step_times([(without_a_time, fp32)]).ratio == pytest.approx(0.5)
     alone = step_times([(_timed(half, [0.1], [4]), fp32)])
     assert alone.ratio == pytest.approx(3)
 
@@ -68,16 +74,18 @@ def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
 
 def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> None:
     """No table and no line prints the ratio or the throughput of an invalid measurement; the record keeps them."""
-    records = [make_record(seed=seed, samples_per_second=500.0) for seed in range(3)]
-    records += [make_record("half", seed, seconds=0.05, samples_per_second=100.0, num_steps=20) for seed in range(3)]
+    records = [make_record(seed=seed, samples_per_second=6400.0) for seed in range(3)]
+    records += [
+        _with_load(make_record("half", seed, seconds=0.05, samples_per_second=1280.0), 9.0) for seed in range(3)
+    ]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     fp32, half = comparison.arms
-    assert half.time_verdict == "invalid measurement (20 timed steps, 30 needed)"
+    assert half.time_verdict == "invalid measurement (load 9.0 on 2 cores)"
     assert [COLUMNS[name](half) for name in ("samples/s", "time / ref")] == ["-", "-"]
-    assert [COLUMNS[name](fp32) for name in ("samples/s", "time / ref")] == ["500", "1.00"]
+    assert [COLUMNS[name](fp32) for name in ("samples/s", "time / ref")] == ["6,400", "1.00"]
     assert VERDICTS["step time"](half) == "-"
     assert "its step time" not in str(comparison)
-    assert (half.invalid_time, half.time_ratio) == ("20 timed steps, 30 needed", pytest.approx(5))
+    assert (half.invalid_time, half.time_ratio) == ("load 9.0 on 2 cores", pytest.approx(5))
     valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
                       arms=["fp32", "half"], reference="fp32")  # fmt: skip
     assert COLUMNS["time / ref"](valid.arms[1]) == "5.00"
@@ -86,7 +94,6 @@ def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> No
 
 def test_three_valid_runs_keep_the_throughput(make_record: MakeRecord) -> None:
     """An arm with one invalid run among four keeps its throughput, as its verdict is from the three others."""
-    records = [make_record(seed=seed, samples_per_second=500.0) for seed in range(3)]
-    records.append(make_record(seed=3, samples_per_second=500.0, num_steps=20))
+    records = [_with_load(make_record(seed=seed), load) for seed, load in enumerate([0.5, 0.5, 0.5, 9.0])]
     row = summarize(records, arms=["fp32"], reference="fp32").arms[0]
     assert row.invalid_time == ""
