@@ -2,7 +2,7 @@
 
     python benchmarks/new_images.py [--out docs/benchmarks/new_images]
 
-Two arms are trained with each seed and judged on one validation set, which is drawn anew in each of the repetitions. A
+Two arms are trained with each seed and judged on one validation set, drawn again in each repetition. A
 model is right on an image with the probability 1 / (1 + exp(-x)), drawn for each arm, seed and image, with
 
     x = difficulty of the image + image effect of the arm + seed effect of the arm + shift of the arm

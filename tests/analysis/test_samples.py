@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 from scipy.stats import binom
 
+from ampcompare.analysis.crossed_effects import mean_squares, new_images_error
 from ampcompare.analysis.samples import mcnemar, two_digits
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -95,8 +97,10 @@ def test_a_verdict_that_new_images_may_not_confirm_is_said(run: Any) -> None:
 def test_new_images_are_never_known_better_than_these(run: Any) -> None:
     """The interval for new images contains that for these, whatever the mean squares are."""
     draws = np.random.default_rng(0)
+    narrower = 0
     for _ in range(40):
-        wrong = [[draws.choice(IMAGES, 30, replace=False) for _ in range(3)] for _ in range(2)]
+        shared = range(5), range(5, 10)
+        wrong = [[[*np.flatnonzero(draws.random(IMAGES) < 0.03), *each] for _ in range(3)] for each in shared]
         row = row_of(compared(run, both(wrong[0]), both(wrong[1])))
         assert row.images is not None
         assert row.top1_difference_low is not None
@@ -105,6 +109,13 @@ def test_new_images_are_never_known_better_than_these(run: Any) -> None:
         assert row.images.high is not None
         assert row.images.low <= row.top1_difference_low + 1e-12
         assert row.images.high >= row.top1_difference_high - 1e-12
+        # By mean squares alone it would be narrower: more degrees of freedom make up for the larger variance.
+        arm, reference = (np.array(both(rows)).astype(int) for rows in wrong)
+        squares = mean_squares(arm - reference)
+        error, freedom = new_images_error(squares)
+        over_seeds = stdtrit(2, 0.975) * np.sqrt(squares.seeds / (3 * IMAGES))
+        narrower += stdtrit(freedom, 0.975) * error < 0.9 * over_seeds
+    assert narrower > 0
 
 
 def test_one_seed_is_two_models(run: Any) -> None:

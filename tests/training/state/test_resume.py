@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from ampcompare.training.session import Session
 from ampcompare.training.state.fit import require_fit
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
+from ampcompare.training.state.schema import require_plain_parts
 from ampcompare.training.stop_request import StopRequest
 
 pytestmark = pytest.mark.integration
@@ -136,6 +138,18 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
         assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
         assert second.session.ended == unbroken.session.ended
         assert first_difference(unbroken.end, second.end, apart=APART) == ""
+
+
+def test_per_image_results_are_saved_and_checked(tmp_path: Path) -> None:
+    """The bits of the last evaluation are in the state of a run, which is refused if they were changed."""
+    state = copy.deepcopy(Played(config("fp32"), tmp_path).end)
+    assert state is not None
+    *earlier, last = require_plain_parts(state).parts.tally.epochs  # type: ignore[union-attr]
+    assert [epoch["images"] for epoch in earlier] == [None] * len(earlier)
+    last["images"]["bits"] = "AAAA" + last["images"]["bits"][4:]
+    state["parts"]["tally"]["epochs"] = [*earlier, last]
+    with pytest.raises(CheckpointError, match=r"results of parts.tally.epochs.\d are damaged: their hash"):
+        require_plain_parts(state)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
