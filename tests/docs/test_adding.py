@@ -23,8 +23,9 @@ def dummy(fails):
 """
 CHECK = """
     for name, fails in (("dummy", False), ("dummy that crashes", True)):
-        told = ask("dummy", seconds=seconds, options={"fails": fails})
-        findings.append(Check("dummies", name, told.value.get("answer", told.failure), "ok" if told.done else "problem"))
+        answer = ask("dummy", seconds=seconds, options={"fails": fails})
+        value = answer.value["answer"] if answer.done else answer.failure
+        findings.append(Check("dummies", name, value, "ok" if answer.done else "problem"))
 """
 
 
