@@ -91,7 +91,7 @@ class Verdict:
     """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
 
     An equivalent arm's interval lies inside the margin, that of one that is not inferior above its lower end, that of a
-    better or inferior one beside 0, and an interval that cannot tell does neither.
+    better or inferior one on one side of 0, and an interval that cannot tell does neither.
 
     Attributes:
         word: "" if there is no effect.

@@ -10,6 +10,7 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import binom
 
+from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.crossed_effects import mean_squares, new_images_error
 from ampcompare.analysis.samples import mcnemar, two_digits
 from ampcompare.analysis.summary import summarize
@@ -49,7 +50,7 @@ def both(wrong: Sequence[Sequence[int]]) -> list[Any]:
 def compared(runs: Callable[..., RunRecord], arm: Sequence[Any], reference: Sequence[Any]) -> Comparison:
     records = [runs("half", seed, correct) for seed, correct in enumerate(arm)]
     records += [runs("fp32", seed, correct) for seed, correct in enumerate(reference)]
-    return summarize(records, arms=["fp32", "half"], reference="fp32")
+    return summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
 
 
 def row_of(comparison: Comparison) -> ArmSummary:
@@ -142,7 +143,7 @@ def test_mcnemar_of_models_that_agree_is_one() -> None:
 def test_old_records_have_no_images(make_record: Make) -> None:
     """Records without per-image results give the verdict as before, no table and no sentence."""
     records = [make_record(arm, seed, top1=0.9) for arm in ("fp32", "half") for seed in range(3)]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     assert row_of(comparison).images is None
     assert row_of(comparison).accuracy_verdict == "equivalent (±0.5)"
     assert "image by image" not in " ".join(comparison.reading)
@@ -153,7 +154,7 @@ def test_missing_results_of_one_run_are_said(run: Any, make_record: Make) -> Non
     """An old record among new ones leaves the comparison without an interval for new images, and is named."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
     records[4] = make_record("half", 1, top1=1.0)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     assert "Not compared image by image: half (1 of 6 runs keep no per-image results)." in comparison.reading
 
 
@@ -169,7 +170,7 @@ def test_damaged_bits_are_named_and_not_used(run: Any, changes: dict[str, str], 
     """A damaged record keeps its verdict and its other numbers; only its images are left out, with the reason."""
     records = [run(arm, seed, np.ones(IMAGES, dtype=bool)) for arm in ("fp32", "half") for seed in range(3)]
     records[4] = run("half", 1, np.ones(IMAGES, dtype=bool), **changes)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     row = row_of(comparison)
     assert row.accuracy_verdict == "equivalent (±0.5)"
     assert row.images is not None
@@ -185,7 +186,7 @@ def test_other_images_are_not_compared(run: Any) -> None:
     correct, labels = np.ones(IMAGES, dtype=bool), np.arange(IMAGES)[::-1] % 10
     records = [run(arm, seed, correct) for arm in ("fp32", "half") for seed in range(3)]
     records[5] = run("half", 2, correct, labels)
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
     row = row_of(comparison)
     assert row.images is not None
     assert row.images.models == []
