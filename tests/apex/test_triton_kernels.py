@@ -35,7 +35,11 @@ def kernels() -> Any:
     with pytest.MonkeyPatch.context() as patches:
         if not torch.cuda.is_available():
             patches.setitem(os.environ, "TRITON_INTERPRET", "1")
-        return importlib.import_module(NAME)
+        importlib.import_module(NAME)
+    try:
+        return load_kernels("triton")
+    except BackendUnavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -176,8 +180,9 @@ class Net(nn.Module):
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No kernels from the environment, and the end of the session."""
+    """No kernels from the environment, no choice of convolutions by time, and the end of the session."""
     monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     yield
     amp._amp_state.close()
 
@@ -260,3 +265,15 @@ def test_without_a_gpu(kernels: Any, session: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "INTERPRETED", False)
     with pytest.raises(BackendUnavailable, match="TRITON_INTERPRET=1"):
         load_kernels("triton")
+
+
+def test_without_a_compiler(kernels: Any, session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles its launcher by a C compiler; without one that is said before the first step."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BackendUnavailable, match="gcc or clang"):
+        load_kernels("triton")
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert load_kernels("triton") is kernels

@@ -206,6 +206,41 @@ def test_no_host_reads(arm: str, name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert reads[False][1] == 0
 
 
+@pytest.mark.requires(cuda=1)
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_on_a_gpu(arm: str, name: str) -> None:
+    """On a GPU no step makes the host wait in torch's eyes, and weights and counts are those of a skip on the host."""
+    results = []
+    for on_device in (True, False):
+        _amp_state.close()
+        model = net().cuda()
+        x = X.cuda()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        if on_device:
+            skip_on_device(optimizer)
+        precision = make_precision(arm, device="cuda:0")
+        (model,), (optimizer,) = precision.prepare([model], [optimizer])  # type: ignore[assignment]
+        outcomes = []
+        try:
+            for index in range(12):
+                if index == 4 and on_device:
+                    torch.cuda.set_sync_debug_mode("error")
+                with precision.autocast():
+                    loss = model(x).float().square().mean()
+                    if index in (0, 1, 7, 8):
+                        loss = loss * float("inf")
+                precision.backward(loss, [optimizer])
+                outcomes.append(precision.step(optimizer))
+                optimizer.zero_grad()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        told = [(outcome.applied, outcome.loss_scales) for outcome in outcomes]
+        state = [value.cpu() for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
+        results.append([told, [param.detach().cpu() for param in model.parameters()], state])
+    assert equal(*results)
+
+
 @pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"])
 def test_a_state_dict_in_between_does_not_count_a_skipped_step(arm: str) -> None:
     """A state dict right after a skipped step holds the counts of the steps that were taken, and can be loaded."""

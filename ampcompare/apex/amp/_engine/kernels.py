@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from types import ModuleType
 
 import torch
@@ -30,7 +31,8 @@ def load_kernels(name: str) -> ModuleType | None:
 
     Raises:
         AmpOptionError: no such kernels.
-        BackendUnavailable: Triton is missing, or there is no GPU to run it and `TRITON_INTERPRET` is not set.
+        BackendUnavailable: Triton is missing, or the C compiler that it needs, or there is no GPU to run it and
+            `TRITON_INTERPRET` is not set.
     """
     if name == "torch":
         return None
@@ -40,6 +42,10 @@ def load_kernels(name: str) -> ModuleType | None:
         kernels = importlib.import_module("ampcompare.apex.amp._engine.triton_kernels")
     except ImportError as error:
         raise BackendUnavailable(f"Triton cannot be imported ({error}): pip install ampcompare[triton]") from error
-    if not kernels.INTERPRETED and not torch.cuda.is_available():
+    if kernels.INTERPRETED:
+        return kernels
+    if not torch.cuda.is_available():
         raise BackendUnavailable("Triton's kernels need a GPU; without one, TRITON_INTERPRET=1 runs them, slowly")
+    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
+        raise BackendUnavailable("Triton compiles with gcc or clang, and neither is there; install one, or set CC")
     return kernels
