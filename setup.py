@@ -33,6 +33,7 @@ EXTRAS = {
         "types-tabulate",
         "types-tqdm",
     ],
+    "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
 
 setup(

@@ -5,11 +5,15 @@ replayed through the chunking loop of torch's multi-tensor kernels; any other th
 as one kernel. Kernels of forward and backward of the fp32 model are taken off: what is left is casts, scaling, checks
 and the optimizer.
 
-    python benchmarks/launches.py [--arch resnet50] [--limits 4096 | 32768]
+A wait is a read that stops the host until the device has caught up. A late read is that of the flag of the step before,
+which has been copied to the host meanwhile.
+
+    python benchmarks/launches.py [--arch resnet50] [--limits 4096 | 32768] [--optimizer sgd | adamw]
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,13 +29,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
+from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
+from ampcompare.skippable_step import DeferredFlag, skip_on_device
 from ampcompare.tasks.models import build_model
 
-__all__ = ["ARMS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
+__all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
 
 ARMS = ("fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half", "half:master_weights,dynamic")
+IMPLEMENTATIONS = ("foreach", "foreach, skip on device", "fused", "fused, skip on device")
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4, **options),
+    "adamw": lambda params, **options: torch.optim.AdamW(params, lr=1e-3, weight_decay=1e-2, **options),
+}
 
 _BLOCK = 65536  # elements
 
@@ -86,10 +97,11 @@ def launches_of_lists(lists: Sequence[Sequence[Tensor]], limits: Limits) -> int:
 
 @dataclass
 class Counts:
-    """Kernels by operation, and waits of the host."""
+    """Kernels by operation, waits of the host, and its late reads."""
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: int = 0
+    late_reads: int = 0
 
     @property
     def total(self) -> int:
@@ -98,13 +110,19 @@ class Counts:
 
 
 class _Ledger(TorchDispatchMode):
-    def __init__(self, limits: Limits) -> None:
+    """Counts operations, except those on the scalars of `on_host`, such as step counts."""
+
+    def __init__(self, limits: Limits, on_host: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.limits = limits
         self.counts = Counts()
+        self.on_host = {id(tensor) for tensor in on_host}
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
+        first = args[0] if args else None
+        if id(first[0] if _is_list(first) else first) in self.on_host:
+            return 1.0 if name == "_local_scalar_dense" else func(*args, **(kwargs or {}))
         if name == "_local_scalar_dense":
             self.counts.waits += 1
             self.counts.launches[name] += 1
@@ -132,33 +150,46 @@ def _is_list(value: Any) -> bool:
 
 
 def count_step(
-    arm: str | None, implementation: str = "foreach", *, arch: str = "resnet50", limits: Limits = LIMITS[4096]
+    arm: str | None,
+    implementation: str = "foreach",
+    *,
+    arch: str = "resnet50",
+    limits: Limits = LIMITS[4096],
+    optimizer: str = "sgd",
 ) -> Counts:
-    """Count the second step of an arm with SGD, momentum and weight decay; without an arm, forward and backward alone.
+    """Count the third step of an arm; without an arm, forward and backward alone.
 
     Every tensor says that it is on CUDA, as the engine decides by that; values are not known, so no step overflows.
     """
     told = torch.Tensor.is_cuda
-    device_types, device_skip._DEVICE_TYPES = device_skip._DEVICE_TYPES, frozenset({"cpu"})
+    like_a_gpu = frozenset({"cpu"})
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            patch.object(device_skip, "_DEVICE_TYPES", like_a_gpu),
+            patch.object(half_optimizer, "_DEVICE_TYPES", like_a_gpu),
+            patch.object(importlib.import_module("torch.optim.adam"), "_get_value", lambda count: 1.0),
+        ):
             model = build_model(arch, num_classes=1000, sample_shape=(3, 64, 64))
             batch = torch.randn(2, 3, 64, 64)
             torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment, misc]
             with patch.object(torch.nn.Module, "_apply", _apply_to_data):
-                step = _step_of(model, batch, arm, implementation)
-            return _count(step, limits)
+                step, made = _step_of(model, batch, arm, implementation, optimizer)
+            return _count(step, limits, made)
     finally:
         torch.Tensor.is_cuda = told  # type: ignore[misc]
-        device_skip._DEVICE_TYPES = device_types
         amp._amp_state.close()
 
 
-def _step_of(model: torch.nn.Module, batch: Tensor, arm: str | None, implementation: str) -> Callable[[], None]:
+def _step_of(
+    model: torch.nn.Module, batch: Tensor, arm: str | None, implementation: str, name: str
+) -> tuple[Callable[[], None], torch.optim.Optimizer | None]:
     if arm is None:
-        return lambda: _bare_step(model, batch)
-    options: dict[str, Any] = {implementation: True}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
+        return lambda: _bare_step(model, batch), None
+    kind, _, skips = implementation.partition(", ")
+    optimizer = OPTIMIZERS[name](model.parameters(), **{kind: True})
+    if skips:
+        skip_on_device(optimizer)
     precision: Precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [optimizer])
 
@@ -169,7 +200,7 @@ def _step_of(model: torch.nn.Module, batch: Tensor, arm: str | None, implementat
         precision.step(made)
         made.zero_grad()
 
-    return step
+    return step, made
 
 
 def _bare_step(model: torch.nn.Module, batch: Tensor) -> None:
@@ -187,27 +218,36 @@ def _apply_to_data(self: torch.nn.Module, convert: Callable[[Tensor], Tensor]) -
     return self
 
 
-def _count(step: Callable[[], None], limits: Limits) -> Counts:
+def _count(step: Callable[[], None], limits: Limits, optimizer: torch.optim.Optimizer | None) -> Counts:
     counts = Counts()
-    for _ in range(2):
-        with _Ledger(limits) as ledger:
+    for _ in range(3):  # the first two create state, and read what they created of it
+        states = [] if optimizer is None else optimizer.state.values()
+        steps = [state["step"] for state in states if "step" in state and state["step"].dim() == 0]
+        on_host = steps if optimizer is not None and not optimizer.defaults.get("fused") else []
+        ledger = _Ledger(limits, on_host)
+        late: list[DeferredFlag] = []
+        with ledger, patch.object(DeferredFlag, "receive", lambda self, late=late: bool(late.append(self))):
             step()
         counts = ledger.counts
+        counts.late_reads = len(late)
     return counts
 
 
 @click.command(help=__doc__)
 @click.option("--arch", default="resnet50", show_default=True, help="A model of ampcompare.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
 @click.option("--limits", type=click.Choice(["4096", "32768"]), default="4096", help="Bytes of kernel arguments.")
 @click.option("--detail", is_flag=True, help="Print the kernels of each arm by operation, too.")
-def main(arch: str, limits: str, detail: bool) -> None:
+def main(arch: str, limits: str, optimizer: str, detail: bool) -> None:
     held = LIMITS[int(limits)]
     own = count_step(None, arch=arch, limits=held)
-    click.echo(f"| arm | optimizer | launches in addition to the model's {own.total} | waits |\n|---|---|---:|---:|")
+    click.echo(f"| arm | {optimizer} | launches in addition to the model's {own.total} | waits | late reads |")
+    click.echo("|---|---|---:|---:|---:|")
     for arm in ARMS:
-        for implementation in ("foreach", "fused"):
-            counts = count_step(arm, implementation, arch=arch, limits=held)
-            click.echo(f"| {arm} | {implementation} | {counts.total - own.total} | {counts.waits} |")
+        for implementation in IMPLEMENTATIONS:
+            counts = count_step(arm, implementation, arch=arch, limits=held, optimizer=optimizer)
+            row = (arm, implementation, counts.total - own.total, counts.waits, counts.late_reads)
+            click.echo(f"| {' | '.join(map(str, row))} |")
             if detail:
                 more = counts.launches.copy()
                 more.subtract(own.launches)

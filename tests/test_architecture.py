@@ -40,6 +40,7 @@ FLOORS = {
     "isolate": 0,
     "formatting": 0,
     "tensor_lists": 0,
+    "skippable_step": 0,
     "errors": 0,
     "version": 0,
 }

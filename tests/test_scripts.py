@@ -376,6 +376,24 @@ def test_wheels_for_a_gpu_check_come_from_a_folder(frame: Frame) -> None:
     assert broken.stderr.splitlines()[-1] == "gpu-check: the wheels in carried do not fit python3"
 
 
+def test_wheels_for_a_gpu_check_need_no_pip(frame: Frame) -> None:
+    """A Python without pip, as uv makes it, unpacks them by itself, and a damaged one ends with exit code 4."""
+    (frame.root.parent / "carried").mkdir()
+    (frame.root.parent / "carried" / "one.whl").touch()
+    assert frame.run("scripts/gpu-check", "--wheels", "carried", STUB_FAILING="import pip").returncode == 0
+    calls = (frame.root.parent / "calls").read_text().splitlines()
+    assert not any(line.startswith("pip") for line in calls)
+    (unpacked,) = [line.split() for line in calls if "zipfile" in line]
+    assert unpacked[:5] == ["python", "-m", "zipfile", "-e", "carried/one.whl"]
+    assert not Path(unpacked[5]).exists()
+    frame.program(
+        "python3", PYTHON_STUB.replace("case", '[ "$2" != "import pip" ] && [ "$2" != zipfile ] || exit 1\ncase', 1)
+    )
+    broken = frame.run("scripts/gpu-check", "--wheels", "carried")
+    assert broken.returncode == 4
+    assert broken.stderr.splitlines()[-1] == "gpu-check: carried/one.whl cannot be unpacked"
+
+
 def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     """Where python3 has no torch, .venv is set up as for the other scripts, and its interpreter runs the check."""
     frame.program("python3", PYTHON_STUB.replace("case", '[ "$2" != "import torch" ] || exit 1\ncase', 1))

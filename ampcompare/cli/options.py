@@ -43,6 +43,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str], ...] = (  # flags and the path of the set
     ("--layerwise-lr", "recipe.optimizer.layer_lr"),
     ("--trust-coefficient", "recipe.optimizer.trust_coefficient"),
     ("--optimizer-implementation", "recipe.optimizer.implementation"),
+    ("--skip-on-device", "recipe.optimizer.skip_on_device"),
     ("--eps", "recipe.optimizer.eps"),
     ("--schedule", "recipe.schedule.name"),
     ("--warmup-epochs", "recipe.schedule.warmup_epochs"),

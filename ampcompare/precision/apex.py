@@ -132,7 +132,9 @@ def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, Engine
         return amp, EngineInfo(name="nvidia", version=choice.version, reason=choice.reason)
     package = importlib.import_module("ampcompare.apex")
     amp = importlib.import_module("ampcompare.apex.amp")
-    return amp, EngineInfo(name="compat", version=package.__version__, reason=choice.reason)
+    kernels = importlib.import_module("ampcompare.apex.amp._engine.kernels").kernels_from_environment()
+    version = package.__version__ if kernels == "torch" else f"{package.__version__}, {kernels} kernels"
+    return amp, EngineInfo(name="compat", version=version, reason=choice.reason)
 
 
 def make_apex(

@@ -65,6 +65,7 @@ class CompatEngine(ApexSteps):
         self._backward = importlib.import_module("ampcompare.apex.amp._engine.scaled_loss").backward
         device_skip = importlib.import_module("ampcompare.apex.amp._engine.device_skip")
         self._union, self._can_do_without_host = device_skip.union, device_skip.can_do_without_host
+        self._state = importlib.import_module("ampcompare.apex.amp")._amp_state
         self._is_recording = False
         self._recorded: tuple[list[bool | Tensor], list[float | Tensor]] = [], []
         self._outcomes = LateOutcomes()
@@ -97,6 +98,8 @@ class CompatEngine(ApexSteps):
         return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
 
     def unrecordable(self, optimizers: Sequence[Optimizer], scalers: Sequence[Any]) -> str | None:
+        if self._state.kernels is not None:
+            return "Triton's kernels read addresses that a graph cannot keep"
         if any(scaler.dynamic for scaler in scalers):
             if not all(self._can_do_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import StepOutcome, all_applied
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.skippable_step import obeys_flag
 
 __all__ = ["Native"]
 
@@ -115,6 +116,8 @@ class Native(UnscaleOnce):
             self._unscaled.clear()
             return super().step(*optimizers)
         for optimizer in optimizers:
+            if obeys_flag(optimizer):  # one pass over the gradients: else the scaler checks them, and `step` unscales
+                self.unscale(optimizer)
             self.scaler.step(optimizer)
         flags = [self._overflow_flag(optimizer, shared=len(optimizers) > 1) for optimizer in optimizers]
         self.scaler.update()  # once: an update between two steps would unscale the second by the wrong scale

@@ -89,6 +89,11 @@ class OptimizerConfig(Frozen):
         description="of the step: foreach updates lists of tensors, fused does all of it in one kernel; default: torch "
         "chooses, one tensor after another on a CPU and foreach on a GPU",
     )
+    skip_on_device: bool = Field(
+        False,
+        description="skip a step that overflowed without asking the host, in any implementation: dynamic scales do not "
+        "wait for a GPU",
+    )
     lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
     lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
     lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
@@ -105,6 +110,11 @@ class OptimizerConfig(Frozen):
             raise ValueError(
                 f"layer_lr {self.layer_lr} adapts unscaled gradients, and a fused step unscales them itself; use "
                 "implementation foreach"
+            )
+        if self.skip_on_device and self.layer_lr != "none":
+            raise ValueError(
+                f"layer_lr {self.layer_lr} hooks the steps that are taken, so that the host must know which; leave out "
+                "skip_on_device"
             )
         return self
 

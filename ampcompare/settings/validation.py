@@ -14,6 +14,7 @@ __all__ = ["setting_paths", "suggest", "validated"]
 
 Model = TypeVar("Model", bound=BaseModel)
 MAX_FAULTS = 10
+MAX_NAMES = 15
 
 
 def validated(model: type[Model], values: Mapping[str, Any]) -> Model:
@@ -37,7 +38,8 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
         return f"there is no setting {where!r} ({suggest(_generic(fault['loc']), list(setting_paths(model)))})"
     inside = [place[len(where) + 1 :] for place in setting_paths(model) if place.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
-        text = f"it is a group of settings, {', '.join(inside)}"
+        more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
+        text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
         text = fault["msg"].removeprefix("Value error, ")
     seen = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"

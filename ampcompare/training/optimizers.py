@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.config import OptimizerConfig
+from ampcompare.skippable_step import skip_on_device
 
 __all__ = ["make_optimizer", "param_groups"]
 
@@ -46,6 +47,8 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
                     "--optimizer-implementation foreach"
                 )
     optimizer = KINDS[config.name](groups, **options)
+    if config.skip_on_device:
+        skip_on_device(optimizer)
     if config.layer_lr != "none":
         _LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
     return optimizer

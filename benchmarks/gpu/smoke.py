@@ -24,6 +24,7 @@ RUNS = {
     "ddp": ("--parallel", "ddp"),
     "apex-ddp with Apex's SyncBatchNorm": ("--parallel", "apex-ddp", "--sync-bn", "apex"),
     "a fused optimizer": FUSED,
+    "a skip on the device": ("--skip-on-device",),
 }
 ONLY_ON_GPUS = {
     "dp": ("--parallel", "dp"),

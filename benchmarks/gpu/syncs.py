@@ -18,7 +18,7 @@ __all__ = ["SYNCS", "count", "run"]
 
 WARM_UP = 3
 # How often the host may wait in a step. A dynamic loss scale with a stock optimizer needs one wait: it decides on the
-# host whether the step is applied; with a fused optimizer the device decides.
+# host whether the step is applied; with a fused optimizer, or one that skips on the device, the device decides.
 SYNCS: dict[str, int] = {
     "bare fp32": 0,
     "bare native:fp16": 1,
@@ -28,18 +28,25 @@ SYNCS: dict[str, int] = {
     "arm fp32, ema": 0,
     "arm native:fp16": 1,
     "arm native:fp16, fused": 0,
+    "arm native:fp16, skip": 0,
     "arm native:bf16": 0,
     "arm half": 0,
     "arm half:bn_fp32": 0,
     "arm half:bf16": 0,
     "arm half:loss_scale=128": 0,
     "arm half:dynamic": 1,
+    "arm half:dynamic, skip": 0,
     "arm half:master_weights,dynamic": 1,
+    "arm half:master_weights,dynamic, skip": 0,
     "arm apex:O0": 0,
     "arm apex:O1": 1,
     "arm apex:O1, fused": 0,
+    "arm apex:O1, skip": 0,
     "arm apex:O2": 1,
     "arm apex:O2, fused": 0,
+    "arm apex:O2, skip": 0,
+    "arm apex:O2, triton": 1,
+    "arm apex:O2, fused, triton": 0,
     "arm apex:O2, ema": 1,
     "arm apex:O2,loss_scale=128": 0,
     "arm apex:O3": 0,
@@ -55,6 +62,7 @@ SYNCS: dict[str, int] = {
 FIGURES = ("apex O1", "apex O2", "arm fp32, drained", "arm apex:O2, drained", "arm native:fp16, drained")
 REHEARSED = (
     *("bare fp32", "bare native:fp16", "arm fp32", "arm native:fp16, fused", "arm half:dynamic", "arm apex:O1"),
+    *("arm native:fp16, skip", "arm half:dynamic, skip", "arm apex:O2, skip"),
     *("arm apex:O2", "arm apex:O2, fused", "arm apex:O2, drained", "arm accelerate:fp16", "apex O2"),
 )
 
@@ -91,7 +99,8 @@ def count(name: str, model: str, device: str, small: bool, apex_src: Path | None
     """Build a loop in this process, and return what one step of it does."""
     if device == "cpu":
         # A CPU is served like a device that makes the host wait.
-        importlib.import_module("ampcompare.apex.amp._engine.device_skip")._DEVICE_TYPES = frozenset({"cpu", "cuda"})
+        for module in ("ampcompare.apex.amp._engine.device_skip", "ampcompare.precision.half_optimizer"):
+            importlib.import_module(module)._DEVICE_TYPES = frozenset({"cpu", "cuda"})
     loop = build(name, model, device, small=small, apex_src=apex_src, batch=0 if small else 16)
     for _ in range(WARM_UP):
         loop.step()

@@ -8,14 +8,17 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, AdamW, Optimizer
 
 from ampcompare.apex.amp import _amp_state
+from ampcompare.apex.amp._engine import device_skip
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.errors import PreparationError, UnsupportedCombination
+from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
+from ampcompare.skippable_step import skip_on_device
 
 LR = 0.5
 
@@ -160,6 +163,40 @@ def test_overflow_skips_the_step_and_halves_the_scale(arm: str, device: torch.de
     assert (applied.applied, applied.loss_scales) == ((True,), (scale / 2,))
     assert precision.loss_scales() == (scale / 2,)
     assert not all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+
+
+@pytest.mark.parametrize("arm", SKIPPING)
+def test_a_skip_on_the_device_has_the_bits_of_one_on_the_host(
+    arm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and scales over three skips and growing moments are equal, whoever skips."""
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr(half_optimizer, "_DEVICE_TYPES", frozenset({"cpu", "cuda"}))
+    results = []
+    for on_device in (False, True):
+        precision = make_precision(arm, device=str(device))
+        model = net(device)
+        optimizer: Optimizer = AdamW(model.parameters(), lr=0.01, eps=1e-3)
+        if on_device:
+            skip_on_device(optimizer)
+        (model,), (optimizer,) = precision.prepare([model], [optimizer])  # type: ignore[assignment]
+        optimizer.zero_grad()
+        outcomes = []
+        for index in range(6):
+            with precision.autocast():
+                loss = loss_of(model, batch(device)) * (float("inf") if index in (0, 3, 4) else 1.0)
+            precision.backward(loss, [optimizer])
+            outcomes.append(precision.step(optimizer))
+            optimizer.zero_grad()
+        told = [(outcome.applied, outcome.loss_scales) for outcome in outcomes]
+        results.append((told, weights(model), list(optimizer.state_dict()["state"].values())))
+        _amp_state.close()
+    (told, on_host, states), (told_too, moved, states_too) = results
+    assert told == told_too
+    assert [applied for applied, _ in told] == [(index not in (0, 3, 4),) for index in range(6)]
+    assert all(torch.equal(a, b) for a, b in zip(on_host, moved, strict=True))
+    for state, other in zip(states, states_too, strict=True):
+        assert all(torch.equal(state[name], other[name]) for name in state)
 
 
 @pytest.mark.parametrize("arm", NEVER_SKIPPING)

@@ -14,6 +14,7 @@ from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import OptimizerConfig, RunConfig
 from ampcompare.settings.validation import validated
+from ampcompare.skippable_step import obeys_flag
 from ampcompare.training.optimizers import make_optimizer, param_groups
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -196,6 +197,21 @@ def test_layer_rates_and_a_fused_step_exclude_each_other() -> None:
     """A fused step unscales gradients itself, and layer rates would be made of scaled ones."""
     with pytest.raises(ConfigError, match="adapts unscaled gradients"):
         validated(OptimizerConfig, {"implementation": "fused", "layer_lr": "larc"})
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("implementation", ["default", "foreach", "fused"])
+def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
+    """`skip_on_device` prepares the optimizer in any implementation, and without it nothing does."""
+    settings = {"name": name, "implementation": implementation}
+    assert obeys_flag(make_optimizer(validated(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
+    assert not obeys_flag(make_optimizer(validated(OptimizerConfig, settings), net()))
+
+
+def test_layer_rates_and_a_skip_on_the_device_exclude_each_other() -> None:
+    """Layer rates hook the steps that are taken, and the host would have to know which these are."""
+    with pytest.raises(ConfigError, match="leave out skip_on_device"):
+        validated(OptimizerConfig, {"skip_on_device": True, "layer_lr": "larc"})
 
 
 def test_benchmarking_and_determinism_exclude_each_other() -> None:

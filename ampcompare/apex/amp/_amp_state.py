@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -65,6 +66,7 @@ class AmpState:
     master_optimizers: list[weakref.ref[Any]]
     registered: list[tuple[Any, str, str]]
     deferred: DeferredMessages | None
+    kernels: ModuleType | None  # for O2's copies; None for torch's
     decorator_handle: _Handle | None  # for decorated functions: the handle of the last `init`, None if disabled
 
     def __init__(self) -> None:
@@ -78,6 +80,7 @@ class AmpState:
         self.master_optimizers = []
         self.registered = []
         self.deferred = None
+        self.kernels = None
         self.decorator_handle = None
 
     def close(self) -> None:

@@ -187,8 +187,11 @@ def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
 def _master_params_to_model_params(optimizer: Any) -> None:
     """Round the masters into the half parameters of the model."""
     stash: AmpOptimizerState = optimizer._amp_stash
-    if stash.all_fp16_params:
-        with GradientsOff():
+    if not stash.all_fp16_params:
+        return
+    kernels = _amp_state.kernels
+    with GradientsOff():
+        if kernels is None or not kernels.round_into(stash.all_fp16_params, stash.all_fp32_from_fp16_params):
             torch._foreach_copy_(stash.all_fp16_params, stash.all_fp32_from_fp16_params)
 
 

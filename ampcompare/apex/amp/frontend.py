@@ -15,6 +15,7 @@ from ampcompare.apex import deprecated_warning
 
 from ._amp_state import _amp_state, maybe_print, strict_from_environment
 from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError
+from ._engine.kernels import kernels_from_environment, load_kernels
 from ._engine.properties import Properties, opt_levels
 from ._initialize import _initialize
 
@@ -38,6 +39,7 @@ def initialize(
     max_loss_scale: float | None = 2.0**24,
     *,
     strict: bool | None = None,
+    kernels: str | None = None,
 ) -> Any:
     """Prepare models and optimizers for mixed precision, in place, before any parallel wrapper.
 
@@ -58,6 +60,8 @@ def initialize(
         max_loss_scale: ceiling of a dynamic scale.
         strict: also reproduce Apex's defects (`docs/deviations.md`); None takes the environment
             variable `AMPCOMPARE_APEX_STRICT`.
+        kernels: "torch" or "triton", which serves the copies of O2 with the same bits; None takes the environment
+            variable `AMPCOMPARE_APEX_KERNELS`, and "torch" without it. Strict mode takes torch's.
 
     Returns:
         The same objects: `models` alone if `optimizers` is None, else `(models, optimizers)`.
@@ -67,6 +71,7 @@ def initialize(
         AmpOptionValueError: `keep_batchnorm_fp32` is not a boolean (an AssertionError).
         AmpPreparationError: wrapped or half models, optimizers that were prepared before (a RuntimeError).
         AmpPreparationTypeError: models or optimizers of another type (a TypeError).
+        BackendUnavailable: Triton's kernels cannot run here.
 
     Source: Apex 25.05, `amp.initialize`.
     """
@@ -76,6 +81,7 @@ def initialize(
     )
     _amp_state.strict = strict_from_environment() if strict is None else bool(strict)
     _amp_state.verbosity = verbosity
+    _amp_state.kernels = load_kernels(kernels_from_environment() if kernels is None else kernels)
     properties = Properties()
     if not enabled:
         _amp_state.opt_properties = properties

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
+from ampcompare.skippable_step import settle
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.policies.divergence import DivergenceDetector
@@ -42,6 +43,8 @@ class Snapshot:
         self._tensors: list[Tensor] = [tensor for model in models for tensor in model.parameters()]
         self._tensors += [tensor for model in models for tensor in model.buffers()]
         self._values = [tensor.detach().clone() for tensor in self._tensors]
+        for optimizer in optimizers:
+            settle(optimizer)
         self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
         self._states = [[_copied(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
         self._scaling = copy.deepcopy(precision.state_dict())
@@ -53,6 +56,7 @@ class Snapshot:
         for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
         for optimizer, values, states in zip(self._optimizers, self._owned, self._states, strict=True):
+            settle(optimizer)
             for param, value, state in zip(owned_params(optimizer), values, states, strict=True):
                 param.copy_(value)
                 optimizer.state.pop(param, None)

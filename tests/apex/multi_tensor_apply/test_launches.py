@@ -58,12 +58,27 @@ def test_mixed_lists_go_one_by_one(launches: Any) -> None:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_resnet50(launches: Any) -> None:
     """Casts, scaling, checks and the optimizer of O1 and O2 take at most this many kernels, and wait as stated."""
-    limits = {("apex:O1", "fused"): 28, ("apex:O2", "foreach"): 27}
+    limits = {
+        ("apex:O1", "fused"): 28,
+        ("apex:O2", "foreach"): 27,
+        ("apex:O2", "foreach, skip on device"): 45,
+        ("half:master_weights,dynamic", "foreach"): 29,
+    }
     model_total = launches.count_step(None).total
     for (arm, implementation), limit in limits.items():
         counts = launches.count_step(arm, implementation)
         assert 0 < counts.total - model_total <= limit, arm
-        assert counts.waits == (0 if implementation == "fused" else 1)
+        assert counts.waits == (1 if implementation == "foreach" else 0)
+        assert counts.late_reads == 0
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_adam_reads_late_once_a_step(launches: Any) -> None:
+    """With a skip on the device the host reads the flag of the step before, and waits for none."""
+    counts = launches.count_step("native:fp16", "foreach, skip on device", arch="mlp", optimizer="adamw")
+    assert (counts.waits, counts.late_reads) == (0, 1)
+    counts = launches.count_step("native:fp16", "foreach", arch="mlp", optimizer="adamw")
+    assert (counts.waits, counts.late_reads) == (1, 0)
 
 
 @pytest.mark.parametrize(("shared", "limit"), [(True, 80), (False, 350)])

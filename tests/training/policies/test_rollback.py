@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from ampcompare.precision.base import owned_params
+from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
+from ampcompare.skippable_step import skip_on_device
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.rollback import Rollback, Snapshot
 
@@ -61,6 +63,32 @@ def test_everything_comes_back_and_goes_on_alike(averaged_run: Any, arm: str) ->
         run.step()
         run.step()
         assert everything(run) == after
+
+
+@pytest.mark.parametrize("late", ["taken", "restored"])
+def test_a_skip_on_the_device_is_settled_before_a_snapshot(late: str) -> None:
+    """Adam's counts in a snapshot, and after its return, are those of the steps that were taken."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    skip_on_device(optimizer)
+    precision = make_precision("native:fp16")
+
+    def step(factor: float = 1.0) -> None:
+        precision.backward(model(torch.ones(3, 2)).sum() * factor, [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+
+    at_the_start = Snapshot([model], [optimizer], precision)
+    step()
+    if late == "taken":
+        step(float("inf"))
+    kept = Snapshot([model], [optimizer], precision)
+    if late == "restored":
+        at_the_start.restore()
+        step(float("inf"))  # creates a state, which is not to be taken away from what is restored
+    kept.restore()
+    step()
+    assert {state["step"].item() for state in optimizer.state_dict()["state"].values()} == {2.0}
 
 
 @pytest.mark.parametrize("arm", ARMS)

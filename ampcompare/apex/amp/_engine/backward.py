@@ -80,10 +80,13 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
         optimizer._amp_lazy_init()
     with GradientsOff():
         sums = _Sums()
-        fresh = _half_grads_to_buffers(stash, sums)
+        targets, sources = _half_grads_and_buffers(stash, sums)
         _drop_if_strict(stash, scaler)
-        fresh += _collect(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
-        scaler.unscale_(fresh, uniform=stash.uniform_device)
+        full = _collect(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
+        fresh = targets + full
+        if not _unscale_by_one_kernel(scaler, fresh, sources + full):
+            _widen(targets, sources)
+            scaler.unscale_(fresh, uniform=stash.uniform_device)
         sums.add()
     stash.stashed = False
 
@@ -177,8 +180,8 @@ def _drop(stash: AmpOptimizerState) -> None:
     stash.stashed = False
 
 
-def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
-    """Copy the half gradients to fp32 buffers: those of the masters that have no gradient yet."""
+def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _Sums) -> tuple[list[Tensor], list[Tensor]]:
+    """Return fp32 buffers, which become the gradients of masters without one, and the half gradients for them."""
     masters = stash.all_fp32_from_fp16_params
     sources = [grad for param in stash.all_fp16_params if (grad := param.grad) is not None]
     taken = [master for master in masters if master.grad is not None]
@@ -191,15 +194,28 @@ def _half_grads_to_buffers(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor
         targets = list(buffers)
     else:
         targets = _choose_targets(stash, sums)
-    if sources:
-        try:
-            torch._foreach_copy_(targets, sources)
-        except (NotImplementedError, RuntimeError):
-            if not any(grad.is_sparse for grad in sources):
-                raise
-            for target, grad in zip(targets, sources, strict=True):
-                target.copy_(grad.to_dense() if grad.is_sparse else grad)
-    return targets
+    return targets, sources
+
+
+def _unscale_by_one_kernel(scaler: LossScaler, targets: list[Tensor], sources: list[Tensor]) -> bool:
+    """Unscale gradients into fp32 buffers by one launch, if the session asks for that and it is possible."""
+    kernels = _amp_state.kernels
+    if kernels is None or _amp_state.strict or not targets or (not scaler.dynamic and scaler.loss_scale() == 1.0):
+        return False
+    return bool(kernels.unscale_into(targets, sources, *scaler.flag_and_inverse(targets[0].device)))
+
+
+def _widen(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy half gradients to fp32 buffers."""
+    if not sources:
+        return
+    try:
+        torch._foreach_copy_(targets, sources)
+    except (NotImplementedError, RuntimeError):
+        if not any(grad.is_sparse for grad in sources):
+            raise
+        for target, grad in zip(targets, sources, strict=True):
+            target.copy_(grad.to_dense() if grad.is_sparse else grad)
 
 
 def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:

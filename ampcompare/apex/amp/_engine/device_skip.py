@@ -1,11 +1,11 @@
-"""Skip a step inside the optimizer's fused kernel, so that the host need not read the overflow flag.
+"""Skip a step on the device, so that the host need not read the overflow flag.
 
-`scale_loss` uses this path if every optimizer is a torch one with fused kernels on one GPU, nothing
-hooks its steps, and the scaler is dynamic with exact powers of two; else it reads the flag on the host, as Apex
-does. Both give the same bits.
+`scale_loss` uses this path if every optimizer obeys a flag on the device, all are on one GPU, nothing hooks their
+steps, and the scaler is dynamic with exact powers of two; else it reads the flag on the host, as Apex does. Both give
+the same bits.
 
-Each `scale_loss` exit passes its overflow flag to its optimizers; their next step uses the union as `found_inf`,
-which torch's fused kernels obey.
+Each `scale_loss` exit passes its overflow flag to its optimizers; their next step uses the union as `found_inf`, which
+torch's fused kernels obey, and the optimizers of `ampcompare.skippable_step`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ampcompare.apex.amp._amp_state import _amp_state, maybe_print, overflow_message
+from ampcompare.skippable_step import obeys_flag
 
 from .async_messages import DeferredMessages
 from .errors import AmpScalingError
@@ -39,7 +40,7 @@ _SCHEDULER_GLOBALS = LRScheduler.__init__.__globals__
 
 def install(optimizer: Any) -> None:
     """Make `optimizer.step` honor the flags of its backward passes, if its type and options allow it."""
-    if type(optimizer) not in _FUSED_TYPES or not _has_fused_groups(optimizer):
+    if type(optimizer) not in _FUSED_TYPES or not _obeys_flags(optimizer):
         return
     inner: Callable[..., Any] = optimizer.step
 
@@ -53,7 +54,8 @@ def install(optimizer: Any) -> None:
             if flag.item():
                 raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
             return inner(closure)
-        _create_momentum(self)
+        if not obeys_flag(self):
+            _create_momentum(self)
         if _amp_state.verbosity > 0:
             _report(flags)
         self.found_inf, self.grad_scale = flag, None
@@ -72,6 +74,10 @@ def note_step(optimizer: Any) -> None:
     """Record amp's outermost `step`, to detect a later wrapper, which Apex would bypass on a skip."""
     if optimizer._amp_stash.takes_flags:
         optimizer._amp_stash.own_step = optimizer.step.__func__
+
+
+def _obeys_flags(optimizer: Any) -> bool:
+    return obeys_flag(optimizer) or _has_fused_groups(optimizer)
 
 
 def _has_fused_groups(optimizer: Any) -> bool:
@@ -103,14 +109,14 @@ def common_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return None
         params = optimizer.param_groups[0]["params"]
-        if not _has_fused_groups(optimizer) or not stash.uniform_device or not params or params[0].device != device:
+        if not _obeys_flags(optimizer) or not stash.uniform_device or not params or params[0].device != device:
             return None
     return device
 
 
 def can_do_without_host(optimizer: Any) -> bool:
     """Return whether `optimizer` works without its overflow flags on the host."""
-    if not optimizer._amp_stash.takes_flags or not _has_fused_groups(optimizer):
+    if not optimizer._amp_stash.takes_flags or not _obeys_flags(optimizer):
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
