@@ -13,7 +13,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import read_table
 from ampcompare.analysis.external import judge
 from ampcompare.analysis.margins import MarginRule, margin_error, parse_margin, resolve_margin
-from ampcompare.analysis.statistics import decide, paired
+from ampcompare.analysis.statistics import Margin, decide, paired
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import Comparison
@@ -87,7 +87,9 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
     for a, r in zip(arm / 100, reference / 100, strict=True):
         found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
         effect = replace(paired(a, r, 1e-9), margin_error=margin_error(a, r, found.error_share))
-        (verdict,) = decide([effect], found.of_share())
+        # Not rounded down, which would hide a test that errs too often.
+        exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
+        (verdict,) = decide([effect], Margin(exact, "exact"))
         wrong += verdict.word.startswith(("not inferior", "equivalent", "better"))
     return wrong / 2000
 

@@ -13,7 +13,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import RunRecord
+from ampcompare.records.run import EpochResult, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -79,6 +79,23 @@ def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
     assert row.accuracy_verdict == "equivalent (±0.5)"
     assert row.top1_difference_low is not None
     assert row.top1_difference_low < 0
+
+
+def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) -> None:
+    """At three seeds too, since the counts of a thousand images are tested as counts."""
+    arms = ["fp32", *(f"half:loss_scale={number}" for number in range(1, 9))]
+    records = [make_record(arm, seed, top1=FP32[seed]) for arm in arms for seed in range(3)]
+    records = [
+        record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": _of_400(record)})})
+        for record in records
+    ]
+    rows = summarize(records, arms=arms, reference="fp32").arms[1:]
+    assert {row.accuracy_verdict for row in rows} == {"equivalent (±0.5)"}
+
+
+def _of_400(record: RunRecord) -> list[EpochResult]:
+    (epoch,) = record.summary.epochs
+    return [epoch.model_copy(update={"samples": 400, "top1_correct": round(400 * epoch.top1)})]
 
 
 def test_terms_are_kept(make_record: MakeRecord) -> None:
