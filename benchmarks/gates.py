@@ -1,14 +1,13 @@
 """How often gates fail an arm that equals the reference: the A/A rates of docs/verdicts.md, by simulation.
 
-    python benchmarks/gates.py [--replicates 20000]
+    python benchmarks/gates.py
 
 Differences of pairs are normal. A verdict is tested for all arms together by Holm, as the tool does, in one pass over
-arrays; `--check` compares 200 comparisons of each row with `decide`, word by word.
+arrays; first 200 comparisons of each row are held against `decide`, word by word.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,6 +22,7 @@ SPREADS = (0.2, 0.5, 1.5)
 PAIRS = (3, 5, 10)
 ARMS = (1, 8)
 FLOOR = 1e-9
+REPLICATES = 20_000
 
 
 def _holm(p: Array) -> NDArray[np.bool_]:
@@ -60,7 +60,7 @@ def failures(differences: Array, margin: float = MARGIN) -> dict[str, NDArray[np
 
 
 def table(replicates: int) -> Iterator[str]:
-    """Yield the rows of the table: share of arms, and of comparisons, that each gate fails."""
+    """Yield the rows of the table: percentage of comparisons in which each gate fails any arm."""
     generator = np.random.default_rng(16)
     yield "| arms | sd of a difference | pairs | accuracy<-0.5 | accuracy:inferior | accuracy:not-inferior |"
     yield "|---|---|---|---|---|---|"
@@ -73,7 +73,7 @@ def table(replicates: int) -> Iterator[str]:
 
 
 def check(comparisons: int = 200) -> None:
-    """Compare with the words of `decide`."""
+    """Check that the arrays give the words of `decide`."""
     generator = np.random.default_rng(17)
     for arms in ARMS:
         for spread in SPREADS:
@@ -90,10 +90,5 @@ def check(comparisons: int = 200) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--replicates", type=int, default=20_000)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.check:
-        check()
-    print("\n".join(table(arguments.replicates)))
+    check()
+    print("\n".join(table(REPLICATES)))

@@ -78,8 +78,8 @@ class Gate:
 class VerdictGate:
     """A verdict that an arm must have, or must not have.
 
-    `inferior` fails an arm that is shown to be inferior, diverged or learned nothing. Every other word fails an arm for which it is
-    not shown, so that too few seeds, an invalid time and a verdict that is conditional on survivors fail too.
+    `inferior` fails an arm that is shown to be inferior, diverged or learned nothing. Every other word fails an arm for
+    which it is not shown, so that too few seeds, an invalid time and a verdict on survivors alone fail too.
 
     Attributes:
         text: as the user wrote it.
