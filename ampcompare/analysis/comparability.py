@@ -190,7 +190,9 @@ def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
         return f"{arm.num_steps} updates, not {reference.num_steps}"
     if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
         return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
-    return ""
+    images = [summary.epochs[-1].images for summary in (arm, reference) if summary.epochs]
+    labels = {of_run.labels_sha256 for of_run in images if of_run is not None}
+    return "validated on samples with other labels" if len(labels) > 1 else ""
 
 
 def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ampcompare.analysis.accuracy import accuracy_margin, accuracy_verdicts
 from ampcompare.analysis.comparability import accuracy_reason, memory_reason, time_reason
 from ampcompare.analysis.criteria import criteria_of
-from ampcompare.analysis.learning import idle_verdict
+from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
 from ampcompare.analysis.pairs import conditional, counterparts, pairs_by_seed
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
@@ -33,7 +33,7 @@ SHOWN_BY = {
     "equivalent": ("identical", "equivalent"),
     "better": ("better",),
 }
-REFUSED = ("inferior", "diverged")
+REFUSED = ("inferior", "diverged", LEARNED_NOTHING)
 Measured = tuple[float | None, str]  # a value, or why there is none
 Runs = Sequence[RunRecord]
 
@@ -78,8 +78,8 @@ class Gate:
 class VerdictGate:
     """A verdict that an arm must have, or must not have.
 
-    `inferior` fails an arm that is shown to be inferior or that diverged. Every other word fails an arm for which it is
-    not shown, so that too few seeds, an invalid time and a verdict that is conditional on survivors fail too.
+    `inferior` fails an arm that is shown to be inferior, diverged or learned nothing. Every other word fails an arm for
+    which it is not shown, so that too few seeds, an invalid time and a verdict on survivors alone fail too.
 
     Attributes:
         text: as the user wrote it.

@@ -16,11 +16,15 @@ from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Markdown"]
 
-SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#"})
+SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
+LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
 
 
 def _escaped(text: str) -> str:
-    return printable(text, MAX_LINE).translate(SPECIAL)
+    shown = printable(text, MAX_LINE).translate(SPECIAL)
+    for start, escaped in LINKS:
+        shown = shown.replace(start, escaped)
+    return shown
 
 
 def _table(rows: Sequence[Sequence[str]], headers: Iterable[str]) -> str:

@@ -132,6 +132,8 @@ VERDICTS = [
     ("better", {"equivalent"}),
     ("inferior", {"better", "equivalent", "not-inferior", "inferior"}),
     ("cannot tell (about 3 more pairs)", {"better", "equivalent", "not-inferior"}),
+    ("learned nothing (all 60 steps were skipped)", {"better", "equivalent", "not-inferior", "inferior"}),
+    ("no verdict (the reference learned nothing)", {"better", "equivalent", "not-inferior"}),
     ("diverged 1/3", {"better", "equivalent", "not-inferior", "inferior"}),
     ("not comparable (lr 1, not 2)", {"better", "equivalent", "not-inferior"}),
     ("invalid measurement (5 timed steps, 30 needed)", {"better", "equivalent", "not-inferior"}),

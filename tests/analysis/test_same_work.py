@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import EngineInfo, Resumption, RunRecord
+from ampcompare.records.run import EngineInfo, ImageResults, Resumption, RunRecord
 from ampcompare.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -30,7 +30,7 @@ def _compared(make_record: MakeRecord, change: Change = _unchanged, arm: str = "
         for name in TOP1
         for seed in range(5)
     ]
-    records = [_environment(torch="2.13.0", processor="a CPU")(record) for record in records]
+    records = [_labels("same")(_environment(torch="2.13.0", processor="a CPU")(record)) for record in records]
     changed = [change(record) if record.arm == arm else record for record in records]
     label = next((record.arm for record in changed if record.config.arm == "half"), "half")
     return summarize(changed, arms=["fp32", label], reference="fp32")
@@ -67,6 +67,14 @@ def _samples(count: int) -> Change:
     return change
 
 
+def _labels(digest: str) -> Change:
+    def change(record: RunRecord) -> RunRecord:
+        images = ImageResults(bits="", sha256="", labels_sha256=digest)
+        return _summary(epochs=[record.summary.epochs[0].model_copy(update={"images": images})])(record)
+
+    return change
+
+
 def _resumed(step: int, arm: str, *notes: str) -> Change:
     return lambda record: record.model_copy(update={"resumed": [Resumption(step=step, arm=arm, notes=list(notes))]})
 
@@ -91,6 +99,7 @@ OTHER_WORK: dict[str, tuple[Change, str]] = {
     ),
     "ten times the updates": (_summary(num_steps=1000), "1000 updates, not 100"),
     "another validation set": (_samples(50_000), "validated on 50000 samples, not 1000"),
+    "other labels": (_labels("other"), "validated on samples with other labels"),
     "another data set": (_config(recipe={"data": {"name": "synthetic"}}), "name synthetic, not digits"),
     "more epochs": (_config(recipe={"epochs": 50}), "epochs 50, not 5"),
     "another learning rate": (_config(recipe={"optimizer": {"lr": 0.3}}), "lr 0.3, not "),

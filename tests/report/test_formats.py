@@ -196,6 +196,14 @@ def _hostile_record(record: RunRecord, text: str) -> RunRecord:
     return record.model_copy(update={"engine": engine, "half": text, "error": text, "cell": text})
 
 
+def test_nothing_in_markdown_comes_alive(make_comparison: MakeComparison) -> None:
+    """A viewer strikes nothing out and makes no link of a bare address in a tag."""
+    tag = "~~old~~ https://example.com www.example.com me@example.com"
+    text = FORMATS["md"].reporter().render(make_comparison(["fp32"], 1).model_copy(update={"tag": tag}))
+    title = text.splitlines()[0]
+    assert title == r"# Comparison: \~\~old\~\~ https\://example.com www\.example.com me\@example.com"
+
+
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE, indirect=True)
 @pytest.mark.parametrize("form", LINES)
 def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
