@@ -77,7 +77,7 @@ def _inspected(path: Path, contents: Contents) -> Inspection:
     root, _ = contents.plain()
     parts = find_parts(root)
     level, because = guess_level(parts)
-    found = Inspection(
+    inspection = Inspection(
         path=str(path),
         format=contents.format,
         size=contents.size,
@@ -97,8 +97,8 @@ def _inspected(path: Path, contents: Contents) -> Inspection:
     kinds = (parts.models, parts.averages, parts.optimizers, parts.apex, parts.scalers, parts.fp16_optimizers)
     used = {place[0] for kind in kinds for place in kind if place}
     if isinstance(root, Mapping) and () not in parts.models:
-        found.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
-    return found
+        inspection.keys = [str(key) for key in root if str(key) not in used and key != "masters"][:50]
+    return inspection
 
 
 def _checksum(path: Path, contents: Contents) -> str:

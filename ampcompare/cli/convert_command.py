@@ -109,7 +109,7 @@ def command(
 
         request = SettingsRequest(file=config_file)
         config = None if config_file is None else collect_settings(request, one_run=True).config
-        found = verify_conversion(
+        verification = verify_conversion(
             source,
             target,
             level=result.level,
@@ -119,8 +119,8 @@ def command(
             steps=verify_steps,
             trust=unsafe_load,
         )
-        agrees = found.agrees
-        document["verified"] = {**asdict(found), "differences": found.differences(), "agrees": agrees}
+        agrees = verification.agrees
+        document["verified"] = {**asdict(verification), "differences": verification.differences(), "agrees": agrees}
         lines += continued_lines(document["verified"])
     _show(document, lines, as_json)
     return 0 if agrees else 1
@@ -128,16 +128,16 @@ def command(
 
 def _files_in(folder: Path) -> str:
     """Return the newest checkpoints below a folder, to choose from."""
-    found = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
-    return f"; choose one of it, such as {', '.join(map(str, found))}" if found else "; it holds none (*.pt)"
+    newest = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
+    return f"; choose one of it, such as {', '.join(map(str, newest))}" if newest else "; it holds none (*.pt)"
 
 
 def _inspect(source: Path, as_json: bool) -> int:
     from ampcompare.checkpoint.inspect import inspect_file
     from ampcompare.checkpoint.render import inspection_lines
 
-    found = inspect_file(source)
-    _show(found.data(), inspection_lines(found), as_json)
+    inspection = inspect_file(source)
+    _show(inspection.data(), inspection_lines(inspection), as_json)
     return 0
 
 

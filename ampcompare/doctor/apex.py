@@ -33,39 +33,39 @@ def examine_apex(path: Sequence[str] | None = None, *, seconds: float = 60.0) ->
         path: folders to import from, in place of the current folder and `sys.path`.
         seconds: time limit of each import that is tried.
     """
-    found = probe_apex(path) if path is not None else _as_a_script_would()
-    if found.has_amp and path is None and _is_beside_scripts(found):
-        return _beside_scripts(found)
-    if found.has_amp:
-        return _with_amp(found, path, seconds)
-    if found.kind == "absent":
-        return _finding(found, "absent", "not installed", "ok", NO_NEED)
-    if found.kind == "namespace":
-        return _namespace(found)
-    if found.kind == "no_amp":
-        era = f"; its source was written {found.era}" if found.era else ""
+    install = probe_apex(path) if path is not None else _as_a_script_would()
+    if install.has_amp and path is None and _is_beside_scripts(install):
+        return _beside_scripts(install)
+    if install.has_amp:
+        return _with_amp(install, path, seconds)
+    if install.kind == "absent":
+        return _finding(install, "absent", "not installed", "ok", NO_NEED)
+    if install.kind == "namespace":
+        return _namespace(install)
+    if install.kind == "no_amp":
+        era = f"; its source was written {install.era}" if install.era else ""
         return _finding(
-            found,
+            install,
             "no_amp",
-            f"NVIDIA Apex {_named(found)} without apex.amp",
+            f"NVIDIA Apex {_named(install)} without apex.amp",
             "warning",
-            f"{found.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025{era}. Scripts end "
+            f"{install.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025{era}. Scripts end "
             "with \"cannot import name 'amp' from 'apex'\"; the last tag that has them is 25.05. Apex arms run on "
             "engine=compat, and such scripts under `ampcompare exec`",
             ("ampcompare exec train.py  # instead of: python train.py", UNINSTALL, INSTALL),
         )
-    return _impostor(found)
+    return _impostor(install)
 
 
 def _as_a_script_would() -> ApexInstall:
     """Look in the working directory first, and last where editable installations are."""
     path = [os.getcwd(), *search_path()]
-    found = probe_apex(path)
-    if found.kind in ("absent", "namespace"):
+    install = probe_apex(path)
+    if install.kind in ("absent", "namespace"):
         installed = probe_apex()
         if installed.kind not in ("absent", "namespace"):
             return installed
-    return found
+    return install
 
 
 def _is_beside_scripts(found: ApexInstall) -> bool:

@@ -24,8 +24,8 @@ SHARED = Path("/dev/shm")
 
 def examine_machine(environment: Mapping[str, str]) -> list[Check]:
     """Check memory, shared memory, disk and threads."""
-    found = [_memory(), _shared(), _disk(Path.cwd()), _threads(environment)]
-    return [finding for finding in found if finding is not None]
+    checks = [_memory(), _shared(), _disk(Path.cwd()), _threads(environment)]
+    return [finding for finding in checks if finding is not None]
 
 
 def _memory() -> Check:

@@ -202,8 +202,8 @@ def examine_collectives(facts: dict[str, Any], nccl: Sequence[int] | None) -> Ch
 
 
 def _version(distribution: str, path: Sequence[str] | None) -> str | None:
-    found = metadata.distributions(name=distribution, path=list(sys.path if path is None else path))
-    return next((one.version for one in found), None)
+    distributions = metadata.distributions(name=distribution, path=list(sys.path if path is None else path))
+    return next((one.version for one in distributions), None)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -274,8 +274,8 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"is {recipe['batch_size']}; give one of the two"
             )
     batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
-    found = _given(recipe.get("optimizer"))
-    optimizer: dict[str, Any] = {} if found is None else found
+    given_optimizer = _given(recipe.get("optimizer"))
+    optimizer: dict[str, Any] = {} if given_optimizer is None else given_optimizer
     base: Any = optimizer.get("lr_base")
     base_batch: Any = optimizer.get("lr_base_batch", 256)
     if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):

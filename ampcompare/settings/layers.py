@@ -143,13 +143,13 @@ def _drop(values: dict[str, Any], given: dict[str, str], places: Sequence[str]) 
 
 def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
     """Return where the value at each place came from; what nobody gave is a default, or follows from another value."""
-    found = {}
-    for place, _ in flatten(config.model_dump(mode="json")):
-        source = FOLLOWS.get(place, "")
-        if place in given:
-            found[place] = given[place]
+    origins = {}
+    for path, _ in flatten(config.model_dump(mode="json")):
+        source = FOLLOWS.get(path, "")
+        if path in given:
+            origins[path] = given[path]
         elif source in given:
-            found[place] = f"follows from {source}"
+            origins[path] = f"follows from {source}"
         else:
-            found[place] = "default"
-    return found
+            origins[path] = "default"
+    return origins

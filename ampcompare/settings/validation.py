@@ -42,8 +42,8 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
         text = fault["msg"].removeprefix("Value error, ")
-    seen = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
-    return f"{where}: {text}{seen}" if where else text
+    shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])})"
+    return f"{where}: {text}{shown}" if where else text
 
 
 def _generic(loc: Iterable[int | str]) -> str:

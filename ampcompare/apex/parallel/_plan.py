@@ -99,18 +99,18 @@ def agree(
         GradientReductionError: with `complete`, where rank 0 reduces other parameters than this rank can.
     """
     numbers = [int(plan.delayed)]
-    for place, bucket in enumerate(plan.buckets):
+    for bucket_index, bucket in enumerate(plan.buckets):
         for index in bucket:
-            numbers += [index, place]
+            numbers += [index, bucket_index]
     numbers += [-1] * (2 * total + 1 - len(numbers))
     message = torch.tensor(numbers, dtype=torch.int64, device=device)
     dist.broadcast(message, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     delayed, *rest = message.tolist()
     buckets: dict[int, list[int]] = {}
-    for index, place in zip(rest[::2], rest[1::2], strict=True):
+    for index, bucket_index in zip(rest[::2], rest[1::2], strict=True):
         if index >= 0:
-            buckets.setdefault(place, []).append(index)
-    agreed = Plan(tuple(tuple(buckets[place]) for place in sorted(buckets)), bool(delayed))
+            buckets.setdefault(bucket_index, []).append(index)
+    agreed = Plan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
     different = set(active).symmetric_difference(index for bucket in agreed.buckets for index in bucket)
     if complete and different:
         raise GradientReductionError(

@@ -104,10 +104,10 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
         back["amp_scaler"] = "amp"
     if parts.writer == "Lightning":
         back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
-    for place in list(parts.scalers)[1:]:
-        at_place(result.state, place[:-1]).pop(place[-1], None)
-    place = next(iter(parts.scalers), _scaler_place(result.state))
-    replace(result.state, place, back.get(place[-1], "amp"), state)
+    for scaler_path in list(parts.scalers)[1:]:
+        at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
+    scaler_path = next(iter(parts.scalers), _scaler_place(result.state))
+    replace(result.state, scaler_path, back.get(scaler_path[-1], "amp"), state)
     if level in ("O2", "O3"):
         result.lost.append(MASTERS_LOST.format(level))
 

@@ -78,15 +78,15 @@ def held_scale(state: Mapping[str, Any]) -> HeldScale:
     if not dynamic:
         return HeldScale(scale, False, clean, None, 1.0, None, None)
     interval = max(1, parse_count(scaler.get("_scale_seq_len", 2000), "the scale window of FP16_Optimizer"))
-    least, most = scaler.get("_min_loss_scale"), scaler.get("_max_loss_scale")
+    min_scale, max_scale = scaler.get("_min_loss_scale"), scaler.get("_max_loss_scale")
     return HeldScale(
         scale,
         True,
         clean,
         interval,
         2.0,
-        parse_scale(least, "min_loss_scale of FP16_Optimizer") if least else None,
-        None if most is None else parse_scale(most, "max_loss_scale of FP16_Optimizer"),
+        parse_scale(min_scale, "min_loss_scale of FP16_Optimizer") if min_scale else None,
+        None if max_scale is None else parse_scale(max_scale, "max_loss_scale of FP16_Optimizer"),
     )
 
 

@@ -80,9 +80,9 @@ class Contents:
         if (stored.offset + reach) * stored.dtype.itemsize > held.nbytes:
             raise CheckpointError(f"{self.path} is damaged: a tensor reaches beyond its {held.nbytes} stored bytes")
         whole = held[: held.nbytes // stored.dtype.itemsize * stored.dtype.itemsize].view(stored.dtype)
-        found = whole.as_strided(stored.shape, stored.stride, stored.offset)
-        found = found.conj().resolve_conj() if stored.conjugate else found
-        return found.neg() if stored.negative else found
+        view = whole.as_strided(stored.shape, stored.stride, stored.offset)
+        view = view.conj().resolve_conj() if stored.conjugate else view
+        return view.neg() if stored.negative else view
 
     def plain(self) -> tuple[Any, list[str]]:
         """Return what the file holds as tensors and plain values, and the places of objects that this leaves out.
@@ -286,9 +286,14 @@ def open_members(path: Path, archive: zipfile.ZipFile, read: Callable[[str], Ten
     order = f"{folder}/byteorder"
     if order in members and bytes(read(order).numpy()) != sys.byteorder.encode():
         raise CheckpointError(f"{path} was saved on a machine of the other byte order; save it again there")
-    found = unpickle(io.BytesIO(bytes(read(descriptions[0]).numpy())), _persistent(lambda storage: None), budget)
+    description = unpickle(io.BytesIO(bytes(read(descriptions[0]).numpy())), _persistent(lambda storage: None), budget)
     return Contents(
-        path, "torch archive", found.root, found.calls, lambda key: read(f"{folder}/data/{key}"), archive.comment
+        path,
+        "torch archive",
+        description.root,
+        description.calls,
+        lambda key: read(f"{folder}/data/{key}"),
+        archive.comment,
     )
 
 

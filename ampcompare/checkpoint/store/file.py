@@ -109,9 +109,9 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mappin
     separate: dict[str, torch.Tensor] = {}
     seen: set[tuple[Any, ...]] = set()
     for name, value in weights.items():  # the format has no tensors that share memory
-        place = (value.data_ptr(), value.shape, value.stride())
-        separate[name] = value.detach().clone() if place in seen else value.detach().contiguous()
-        seen.add(place)
+        memory = (value.data_ptr(), value.shape, value.stride())
+        separate[name] = value.detach().clone() if memory in seen else value.detach().contiguous()
+        seen.add(memory)
     write_atomically(path, save(separate, dict(notes)))
 
 

@@ -119,8 +119,8 @@ class CheckpointFolder:
             names = os.listdir(self.folder)
         except OSError:
             return []
-        found = ((NAME.fullmatch(name), name) for name in names)
-        return sorted(((int(match[1]), self.folder / name) for match, name in found if match), reverse=True)
+        matches = ((NAME.fullmatch(name), name) for name in names)
+        return sorted(((int(match[1]), self.folder / name) for match, name in matches if match), reverse=True)
 
     def newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
         """Read the newest checkpoint that is whole; None where there has never been one.

@@ -13,7 +13,7 @@ def gpus() -> dict[str, Any]:
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         return {"available": False, "devices": []}
-    found = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         device: dict[str, Any] = {
@@ -31,11 +31,11 @@ def gpus() -> dict[str, Any]:
                 device["failure"] = "an fp16 product of ones came out wrong"
         except Exception as error:
             device["failure"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        found.append(device)
+        devices.append(device)
     has_nccl = torch.version.cuda is not None and torch.distributed.is_nccl_available()
     return {
         "available": True,
-        "devices": found,
+        "devices": devices,
         "built_for": list(torch.cuda.get_arch_list()),
         "nccl": list(torch.cuda.nccl.version()) if has_nccl else None,
     }

@@ -104,14 +104,14 @@ def require_training_fits(
     if len(stateless) != len(optimizers):
         raise CheckpointError(f"stateless of the checkpoint is of {len(stateless)} optimizers; use one of this recipe")
     for index, (optimizer, saved) in enumerate(zip(optimizers, saved_optimizers, strict=True)):
-        place = "optimizer" if len(optimizers) == 1 else f"optimizer.{index}"
+        key = "optimizer" if len(optimizers) == 1 else f"optimizer.{index}"
         types = [
             torch.float32 if name in wanted[model] else param.dtype
             for param, (model, name) in zip(owned_params(optimizer), owned.names[index], strict=True)
         ]
-        OptimizerFit(optimizer, types, owned.slots[index], place, stateless[index], own=own).require(saved)
+        OptimizerFit(optimizer, types, owned.slots[index], key, stateless[index], own=own).require(saved)
         if "arm" in state:
-            require_settings(optimizer, saved, place, rates_stay=rates_stay, complete=own and _same_torch(state))
+            require_settings(optimizer, saved, key, rates_stay=rates_stay, complete=own and _same_torch(state))
     _require_zeroed(state, optimizers)
     _require_buffers(state, models)
     _require_precision(state, precision, own=own)

@@ -118,17 +118,17 @@ def require_settings(
     """
     for index, (there, here) in enumerate(zip(saved["param_groups"], optimizer.param_groups, strict=True)):
         for name, value in here.items():
-            where = f"{place}.param_groups.{index}.{name}"
+            path = f"{place}.param_groups.{index}.{name}"
             if complete and name not in there:
-                raise CheckpointError(f"{where} of the checkpoint is missing; take the checkpoint before it")
+                raise CheckpointError(f"{path} of the checkpoint is missing; take the checkpoint before it")
             if name == "params" or name not in there:
                 continue
-            found = there[name]
+            saved_value = there[name]
             moves = name == "lr" and not rates_stay
-            if moves and type(found) is float and math.isfinite(found) and found >= 0:
+            if moves and type(saved_value) is float and math.isfinite(saved_value) and saved_value >= 0:
                 continue
-            if moves or not alike(found, value):
+            if moves or not alike(saved_value, value):
                 raise CheckpointError(
-                    f"{where} is {short(found)} there and {short(value)} here; resume with the settings that the "
+                    f"{path} is {short(saved_value)} there and {short(value)} here; resume with the settings that the "
                     "checkpoint was written with"
                 )

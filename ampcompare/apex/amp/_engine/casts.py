@@ -137,8 +137,8 @@ def _check_parent(value: Tensor, cast: Tensor) -> None:
         return
     node = cast.grad_fn
     parents = node.next_functions if node is not None else ()
-    place = cast.output_nr  # of a cast that was made in a group
-    if len(parents) <= place or getattr(parents[place][0], "variable", None) is not value:
+    output_index = cast.output_nr  # of a cast that was made in a group
+    if len(parents) <= output_index or getattr(parents[output_index][0], "variable", None) is not value:
         raise AmpScalingError(
             "A cached half weight no longer belongs to its parameter, whose gradient it would miss.  Was the parameter "
             "replaced or detached since the last scale_loss block?  Then call amp._amp_state.handle._clear_cache()."
