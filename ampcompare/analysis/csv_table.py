@@ -1,159 +1,245 @@
-"""Figures that someone else measured, read from a CSV: one line per run."""
+"""Figures that someone else measured, read from a CSV or a Markdown table: one line per run, or per mean of runs."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ampcompare.analysis.metrics import Metric
+from ampcompare.analysis.quantities import (
+    Quantity,
+    bytes_of,
+    is_quantity,
+    parse_bytes,
+    parse_number,
+    parse_rate,
+    parse_seconds,
+    seconds_of,
+)
+from ampcompare.analysis.table_columns import Columns, TableOptions, find_columns
 from ampcompare.errors import RecordError
 from ampcompare.files.read import read_text
-from ampcompare.settings.durations import parse_duration
+from ampcompare.formatting import MIB
 
-__all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file"]
+__all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file", "same_words"]
 
-KNOWN = ("arm", "seed", "accuracy", "time", "memory", "diverged")
-REMARKS = ("note", "notes", "remark", "remarks", "source")
-OTHER_NAMES = {"method": "arm", "name": "arm", "backend": "arm", "acc": "accuracy", "top1": "accuracy"}
 DIVERGED = ("nan", "inf", "+inf", "-inf", "diverged")
+NOT_MEASURED = ("", "-", "–", "—", "n/a", "na", "none", "?")
 YES, NO = ("1", "yes", "true", "y"), ("", "0", "no", "false", "n")
+RULE = re.compile(r"\s*:?-+:?\s*")
 MAX_CHARACTERS = 4_000_000
 MAX_BYTES = 16_000_000  # in UTF-8, which takes up to four bytes per character
 MAX_CELLS = 500_000
+MAX_RUNS = 1_000_000  # behind one line
+SMALL_MEMORY = 100 * MIB  # less than what any training on a GPU takes
 
 
 @dataclass(frozen=True)
 class Run:
-    """One line.
+    """One line: a run, or the mean of several.
 
     Attributes:
         arm: as written.
-        settings: every column that is neither a measurement nor a remark, such as the batch size.
+        settings: name and text of what runs must share, such as the batch size.
         seed: as written, "" if the table has none.
-        accuracy: in points, None if not measured or diverged.
-        seconds: of whatever was timed.
-        mebibytes: of memory.
+        value: of the metric, in the unit that is shown; None if not measured or diverged.
+        seconds: of whatever was timed, or the inverse of a throughput.
+        peak_bytes: of memory.
+        runs: behind the line; None where it has a standard deviation and does not say of how many runs.
     """
 
     arm: str
     settings: tuple[tuple[str, str], ...]
     seed: str
-    accuracy: float | None
-    seconds: float | None
-    mebibytes: float | None
+    value: Quantity | None
+    seconds: Quantity | None
+    peak_bytes: float | None
     diverged: bool
+    runs: int | None = 1
 
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """All runs in order, and the step in which accuracies were written down, in points."""
+    """All lines in order, what was measured, and what a reader should know of how they were read."""
 
     runs: tuple[Run, ...]
-    resolution: float
+    metric: Metric | None
+    notes: tuple[str, ...] = ()
 
 
-def read_table_file(path: Path) -> ResultsTable:
-    """Read a table from a CSV file in UTF-8, as `read_table` does.
+def read_table_file(path: Path, options: TableOptions | None = None) -> ResultsTable:
+    """Read a table from a file in UTF-8, as `read_table` does.
 
     Raises:
         RecordError: the file cannot be read, or is not a table.
+        ConfigError: it has no column that the options name.
     """
     try:
         text = read_text(path, most=MAX_BYTES, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read the table {path}: {getattr(error, 'strerror', None) or error}") from None
-    return read_table(text, str(path))
+    return read_table(text, str(path), options)
 
 
-def read_table(text: str, name: str) -> ResultsTable:
+def read_table(text: str, name: str, options: TableOptions | None = None) -> ResultsTable:
     """Read a table with a header; lines that begin with `#` are remarks.
 
-    Columns are `arm`, `accuracy` (percent, or shares where none is above 1) and, where wanted, `seed`, `time` (seconds,
-    8h26m45s or 8:26:45), `memory` (MiB) and `diverged` (yes or no). An accuracy of NaN is a run that diverged, an empty
-    one was not measured. Any other column is a setting that runs must agree in to be compared.
+    Args:
+        name: of the table, for errors.
 
     Raises:
-        RecordError: naming the line and what is wrong with it.
+        RecordError: it is not a table of results; the message names the line.
+        ConfigError: it has no column that the options name.
     """
+    numbers, rows = _cells(text, name)
+    body = rows[1:]
+    numeric = [
+        any(map(is_quantity, column)) and all(is_quantity(cell) or cell.lower() in NOT_MEASURED for cell in column)
+        for column in zip(*body, strict=True)
+    ]
+    columns = find_columns(rows[0], numeric, name, options or TableOptions())
+    places = [f"{name}, line {number}" for number in numbers[1:]]
+    runs = [_run(cells, columns, place) for cells, place in zip(body, places, strict=True)]
+    _refuse_doubles(runs, places)
+    metric = columns.metric
+    if metric is not None:
+        runs, metric = _in_one_unit(runs, places, columns, metric)
+        _check_range(runs, places, columns, metric)
+    return ResultsTable(tuple(runs), metric, tuple(_notes(runs, body, columns)))
+
+
+def _cells(text: str, name: str) -> tuple[list[int], list[list[str]]]:
+    """Return the numbers of the lines with cells, and their cells, the header first."""
     if len(text) > MAX_CHARACTERS:
-        raise RecordError(f"{name} has {len(text):,} characters; a table of runs has at most {MAX_CHARACTERS:,}")
+        raise RecordError(f"{name} has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     lines = text.splitlines()
-    if len(lines) > MAX_CELLS or max(map(text.count, ",;\t")) > MAX_CELLS:
+    if len(lines) > MAX_CELLS or max(map(text.count, ",;\t|")) > MAX_CELLS:
         raise RecordError(f"{name} has more than the {MAX_CELLS:,} lines or cells that are read")
-    numbered = [(place, line) for place, line in enumerate(lines, 1) if line.strip()]
-    numbered = [(place, line) for place, line in numbered if not line.lstrip().startswith("#")]
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(number, line) for number, line in numbered if not line.lstrip().startswith("#")]
     if not numbered:
         raise RecordError(f"{name} is empty; it needs a header such as arm,seed,accuracy and a line per run")
-    separator = max(",;\t", key=numbered[0][1].count)
-    try:
-        rows = list(csv.reader(io.StringIO("\n".join(line for _, line in numbered)), delimiter=separator, strict=True))
-    except csv.Error as error:
-        raise RecordError(f"{name} is not a CSV: {error}") from None
-    header = _header(rows[0], name)
-    if len(rows) == 1:
+    if numbered[0][1].count("|") >= 2:
+        parted = [(number, line.strip().strip("|").split("|")) for number, line in numbered]
+        kept = [(number, cells) for number, cells in parted if not all(map(RULE.fullmatch, cells))]
+    else:
+        separator = max(",;\t", key=numbered[0][1].count)
+        try:
+            body = io.StringIO("\n".join(line for _, line in numbered))
+            parsed = list(csv.reader(body, delimiter=separator, strict=True))
+        except csv.Error as error:
+            raise RecordError(f"{name} is not a CSV: {error}") from None
+        kept = [(number, cells) for (number, _), cells in zip(numbered, parsed, strict=False)]
+    if len(kept) < 2:
         raise RecordError(f"{name} has a header and no runs")
-    runs, seen = [], set()
-    for (place, _), cells in zip(numbered[1:], rows[1:], strict=False):
-        where = f"{name}, line {place}"
-        if len(cells) != len(header):
-            raise RecordError(f"{where}, has {len(cells)} cells where the header has {len(header)}")
-        run = _run(dict(zip(header, (cell.strip() for cell in cells), strict=True)), where)
-        key = (run.arm, run.settings, run.seed)
-        if run.seed and key in seen:
-            raise RecordError(f"{where}: {run.arm} with seed {run.seed} is there twice; a run counts once")
-        seen.add(key)
-        runs.append(run)
-    place = header.index("accuracy")
-    digits = max(len(cells[place].strip().partition(".")[2]) for cells in rows[1:])
-    return _in_points(runs, 10.0**-digits)
+    width = len(kept[0][1])
+    for number, cells in kept:
+        if len(cells) != width:
+            raise RecordError(f"{name}, line {number}, has {len(cells)} cells where the header has {width}")
+    return [number for number, _ in kept], [[cell.strip() for cell in cells] for _, cells in kept]
 
 
-def _header(cells: list[str], name: str) -> list[str]:
-    words = [cell.strip().lower() for cell in cells]
-    header = [OTHER_NAMES.get(word, word) for word in words]
-    for column in ("arm", "accuracy"):
-        if column not in header:
-            shown = ", ".join(cell.strip()[:30] for cell in cells[:8])
-            raise RecordError(f"{name} has no column {column!r}; its header is {shown}, and arm,seed,accuracy would do")
-    twice = [word for word, times in Counter(header).items() if times > 1]
-    if twice or "" in header:
-        raise RecordError(f"{name} has {f'two columns {twice[0]!r}' if twice else 'a column without a name'}")
-    return header
+def _run(cells: Sequence[str], columns: Columns, place: str) -> Run:
+    def cell(role: str) -> str:
+        return cells[columns.roles[role]] if role in columns.roles else ""
 
+    def head(role: str) -> str:
+        return columns.names[columns.roles[role]]
 
-def _run(cells: Mapping[str, str], where: str) -> Run:
-    if not cells["arm"]:
-        raise RecordError(f"{where}, names no arm")
-    flag = cells.get("diverged", "").lower()
+    arm = cell("arm").strip("*` ")
+    if not arm:
+        raise RecordError(f"{place}, names no arm")
+    flag = cell("diverged").lower()
     if flag not in (*YES, *NO):
-        raise RecordError(f"{where}: diverged is {flag!r}; write yes or no")
-    accuracy = cells["accuracy"].rstrip("%").strip()
-    diverged = flag in YES or accuracy.lower() in DIVERGED
-    value = None if diverged or not accuracy else _number(accuracy, f"{where}: accuracy")
-    if value is not None and not 0 <= value <= 100:
-        raise RecordError(f"{where}: accuracy is {accuracy}; it is a percentage, or a share of 1")
-    settings = tuple((name, text) for name, text in cells.items() if name not in (*KNOWN, *REMARKS))
+        raise RecordError(f"{place}: diverged is {flag[:40]!r}; write yes or no")
+    diverged = flag in YES or cell("value").lower() in DIVERGED
+    value = None
+    if not diverged and cell("value").lower() not in NOT_MEASURED:
+        what = f"{place}: {head('value')}"
+        value = _quantity(parse_number(cell("value")), cell("value"), what)
+        value = _with_sd(value, cell("sd"), f"{place}: {head('sd')}" if "sd" in columns.roles else "")
+    seconds = _seconds(cells, columns, place)
+    runs = _count(cell("runs"), f"{place}: {head('runs')}") if cell("runs") else None
+    spread = next((one.sd for one in (value, seconds) if one is not None and one.sd is not None), None)
+    if runs == 1 and spread is not None:
+        raise RecordError(
+            f"{place} has a standard deviation, {spread:g}, of one run; give the number of runs behind it"
+        )
     return Run(
-        arm=cells["arm"],
-        settings=settings,
-        seed=cells.get("seed", ""),
-        accuracy=value,
-        seconds=_seconds(cells.get("time", ""), where),
-        mebibytes=_positive(cells.get("memory", ""), f"{where}: memory"),
+        arm=arm,
+        settings=tuple((columns.names[number], cells[number]) for number in columns.settings),
+        seed=cell("seed"),
+        value=value,
+        seconds=seconds,
+        peak_bytes=_bytes(cells, columns, place),
         diverged=diverged,
+        runs=runs if runs is not None or spread is not None else 1,
     )
 
 
-def _number(text: str, what: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise RecordError(f"{what} is {text[:40]!r}, which is not a number; {_how(text)}") from None
+def _quantity(parsed: Quantity | None, text: str, what: str) -> Quantity:
+    if parsed is None:
+        raise RecordError(f"{what} is {text[:40]!r}, which is not a number; {_how(text)}")
+    return parsed
+
+
+def _with_sd(value: Quantity, text: str, what: str) -> Quantity:
+    """Return a value with the standard deviation of the column next to it, unless it has one of its own."""
+    if value.sd is not None or text.lower() in NOT_MEASURED:
+        return value
+    sd = _quantity(parse_number(text), text, what)
+    if sd.mean < 0:
+        raise RecordError(f"{what} is {text[:40]}; a standard deviation is 0 or more")
+    return replace(value, sd=sd.mean, sd_step=sd.step)
+
+
+def _count(text: str, what: str) -> int:
+    count = _quantity(parse_number(text), text, what).mean
+    if count != int(count) or not 1 <= count <= MAX_RUNS:
+        raise RecordError(f"{what} is {text[:40]}; it is the number of runs behind the line, 1 or more")
+    return int(count)
+
+
+def _seconds(cells: Sequence[str], columns: Columns, place: str) -> Quantity | None:
+    """Return the time of a line, from its time or its throughput."""
+    role = "time" if "time" in columns.roles else "throughput"
+    number = columns.roles.get(role)
+    if number is None or cells[number].lower() in (*NOT_MEASURED, *DIVERGED):
+        return None
+    text, name = cells[number], columns.names[number]
+    what = f"{place}: {name}"
+    if role == "throughput":
+        rate = _positive(parse_rate(text), text, what)
+        inverse = 1 / rate.mean
+        sd = None if rate.sd is None else rate.sd * inverse**2
+        return Quantity(inverse, rate.step * inverse**2, sd, rate.sd_step * inverse**2)
+    unit = seconds_of(columns.units[number] or name) or 1.0
+    seconds = _positive(parse_seconds(text, unit), text, what)
+    spread = cells[columns.roles["time sd"]] if "time sd" in columns.roles else ""
+    if seconds.sd is not None or spread.lower() in NOT_MEASURED:
+        return seconds
+    of_column = _quantity(parse_seconds(spread, unit), spread, f"{what} sd")
+    return replace(seconds, sd=abs(of_column.mean), sd_step=of_column.step)
+
+
+def _bytes(cells: Sequence[str], columns: Columns, place: str) -> float | None:
+    number = columns.roles.get("memory")
+    if number is None or cells[number].lower() in (*NOT_MEASURED, *DIVERGED):
+        return None
+    text = cells[number]
+    unit = bytes_of(columns.units[number]) or MIB
+    return _positive(parse_bytes(text, unit), text, f"{place}: {columns.names[number]}").mean
+
+
+def _positive(parsed: Quantity | None, text: str, what: str) -> Quantity:
+    quantity = _quantity(parsed, text, what)
+    if not quantity.mean > 0:
+        raise RecordError(f"{what} is {text[:40]}; it is above 0, or empty where it was not measured")
+    return quantity
 
 
 def _how(text: str) -> str:
@@ -166,31 +252,80 @@ def _how(text: str) -> str:
 def _with_a_point(text: str) -> str:
     """Return what a number with commas most likely is; three digits after each comma are thousands."""
     if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", text):
-        return text.replace(",", "")
+        return text.replace(",", "")[:40]
     return text.replace(".", "").replace(",", ".")[:40]
 
 
-def _positive(text: str, what: str) -> float | None:
-    if not text or text.lower() in DIVERGED:
-        return None
-    value = _number(text, what)
-    if not (value > 0 and math.isfinite(value)):
-        raise RecordError(f"{what} is {text[:40]}; it is above 0, or empty where it was not measured")
-    return value
+def same_words(text: str) -> str:
+    """Return what names and settings are compared by: any case, and numbers by their value."""
+    number = parse_number(text)
+    return text.casefold() if number is None or number.sd is not None else repr(number.mean)
 
 
-def _seconds(text: str, where: str) -> float | None:
-    seconds = parse_duration(text)
-    if seconds:
-        return seconds
-    return _positive(text, f"{where}: time")
+def _refuse_doubles(runs: Sequence[Run], places: Sequence[str]) -> None:
+    known = set()
+    for run, place in zip(runs, places, strict=True):
+        settings = tuple(same_words(text) for _, text in run.settings)
+        key = (run.arm.casefold(), settings, run.seed)
+        if run.seed and key in known:
+            raise RecordError(f"{place}: {run.arm} with seed {run.seed} is there twice; a run counts once")
+        known.add(key)
 
 
-def _in_points(runs: list[Run], resolution: float) -> ResultsTable:
-    highest = max((run.accuracy for run in runs if run.accuracy is not None), default=100.0)
-    if highest > 1:
-        return ResultsTable(tuple(runs), resolution)
-    scaled = tuple(
-        Run(**{**vars(run), "accuracy": None if run.accuracy is None else 100 * run.accuracy}) for run in runs
-    )
-    return ResultsTable(scaled, 100 * resolution)
+def _in_one_unit(
+    runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric
+) -> tuple[list[Run], Metric]:
+    """Return the values of a percentage in the unit that is shown: percent, or shares where the table has shares."""
+    if not metric.percent:
+        return list(runs), metric
+    head = columns.roles["value"]
+    of_head = columns.units[head] == "%"
+    share, percent = None, None
+    for run, place in zip(runs, places, strict=True):
+        if run.value is None or run.value.mean == 0:
+            continue
+        if of_head or run.value.percent or abs(run.value.mean) > 1:
+            percent = percent or (place, run.value)
+        else:
+            share = share or (place, run.value)
+    if share is None:
+        return list(runs), metric
+    if percent is not None:
+        raise RecordError(
+            f"{share[0]}: {columns.names[head]} is {share[1].mean:g} and {percent[0].rpartition(', ')[2]} has "
+            f"{percent[1].mean:g}; shares of 1 and percentages are mixed, so write {100 * share[1].mean:g} or "
+            f"{share[1].mean:g}%, whichever it is"
+        )
+    shown = metric.in_shares()
+    if shown.shares:
+        return list(runs), shown
+    return [run if run.value is None else replace(run, value=run.value.times(100)) for run in runs], shown
+
+
+def _check_range(runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric) -> None:
+    if not metric.percent:
+        return
+    highest = None if metric.highest is None else metric.highest / (100 if metric.shares else 1)
+    name = columns.names[columns.roles["value"]]
+    for run, place in zip(runs, places, strict=True):
+        if run.value is not None and not (run.value.mean >= 0 and (highest is None or run.value.mean <= highest)):
+            raise RecordError(f"{place}: {name} is {run.value.mean:g}; it is a percentage, or a share of 1")
+
+
+def _notes(runs: Sequence[Run], body: Sequence[Sequence[str]], columns: Columns) -> list[str]:
+    notes = []
+    if columns.not_judged:
+        several = len(columns.not_judged) > 1
+        notes.append(
+            f"Not judged: {', '.join(columns.not_judged[:8])}{', ...' if len(columns.not_judged) > 8 else ''}. "
+            f"--metric judges {'one of them' if several else 'it'} instead, --setting makes "
+            f"{'them settings' if several else 'it a setting'} that runs must share."
+        )
+    if any(run.value is not None and run.value.sd is not None for run in runs):
+        notes.append("What follows ± or stands in brackets is read as the standard deviation over runs.")
+    memory = columns.roles.get("memory")
+    if memory is not None and not columns.units[memory]:
+        plain = [run.peak_bytes for run, cells in zip(runs, body, strict=True) if parse_number(cells[memory])]
+        if any(size is not None and size < SMALL_MEMORY for size in plain):
+            notes.append("Memory has no unit and was read as MiB; write it as in 3.5 GB.")
+    return notes

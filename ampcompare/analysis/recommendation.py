@@ -78,29 +78,39 @@ def _rate(row: ArmSummary) -> str:
     )
 
 
-def recommend(rows: Sequence[ArmSummary], reference: str, terms: Criteria) -> str:
+def recommend(
+    rows: Sequence[ArmSummary],
+    reference: str,
+    terms: Criteria,
+    quality: str = "accuracy",
+    factor: float | None = None,
+) -> str:
     """Return one sentence: the arm to take for what is preferred, with its reason, or why there is none.
 
     An arm qualifies for time or memory where its accuracy is kept by verdict, not by a look at the mean.
+
+    Args:
+        quality: what stands for the accuracy in a table of another metric.
+        factor: of the differences in that table, positive where an arm is better; None for points of accuracy.
     """
     others = [row for row in rows if row.arm != reference]
     keeps = [row for row in others if row.accuracy_verdict.startswith(KEEPS_ACCURACY)]
     if terms.prefer == "accuracy":
         better = [row for row in others if row.accuracy_verdict == "better"]
-        return _chosen(
-            better, terms, lambda row: -(row.top1_difference or 0), _gain, f"no arm is better than {reference}"
-        )
+        gain = _gain if factor is None else lambda row: f"{quality} better by {factor * (row.top1_difference or 0):.3g}"
+        why = f"no arm is better than {reference}"
+        return _chosen(better, terms, lambda row: -(row.top1_difference or 0), gain, why, quality)
     if not keeps:
         return (
-            f"No arm is recommended for {terms.prefer}: none was shown to be not inferior in accuracy to {reference}."
+            f"No arm is recommended for {terms.prefer}: none was shown to be not inferior in {quality} to {reference}."
         )
     if terms.prefer == "time":
         faster = [row for row in keeps if row.time_verdict == "better"]
-        why = f"none was shown to be both not inferior in accuracy to {reference} and faster"
-        return _chosen(faster, terms, lambda row: row.time_ratio or 1, _speed, why)
+        why = f"none was shown to be both not inferior in {quality} to {reference} and faster"
+        return _chosen(faster, terms, lambda row: row.time_ratio or 1, _speed, why, quality)
     smaller = [row for row in keeps if _saving(row) >= MIN_SAVING]
-    why = f"no arm is both not inferior in accuracy to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
-    return _chosen(smaller, terms, lambda row: -_saving(row), _size, why)
+    why = f"no arm is both not inferior in {quality} to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
+    return _chosen(smaller, terms, lambda row: -_saving(row), _size, why, quality)
 
 
 def _chosen(
@@ -109,13 +119,14 @@ def _chosen(
     key: Callable[[ArmSummary], float],
     reason: Callable[[ArmSummary], str],
     why_none: str,
+    quality: str,
 ) -> str:
     if not fit:
         return f"No arm is recommended for {terms.prefer}: {why_none}."
     first, *rest = sorted(fit, key=key)
     also = f"; {', '.join(f'{row.arm} ({reason(row)})' for row in rest)} would do too" if rest else ""
-    accuracy = "" if terms.prefer == "accuracy" else f"accuracy {first.accuracy_verdict}, "
-    return f"Recommended for {terms.prefer}: {first.arm} ({accuracy}{reason(first)}){also}."
+    kept = "" if terms.prefer == "accuracy" else f"{quality} {first.accuracy_verdict}, "
+    return f"Recommended for {terms.prefer}: {first.arm} ({kept}{reason(first)}){also}."
 
 
 def _gain(row: ArmSummary) -> str:

@@ -6,14 +6,14 @@ Reading needs no torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
 
-__all__ = ["ArmSummary", "Comparison", "ImageComparison", "ModelPair", "Twin", "read_comparison"]
+__all__ = ["ArmSummary", "Comparison", "ImageComparison", "JudgedTable", "ModelPair", "Twin", "read_comparison"]
 
 
 class ModelPair(FrozenRecord):
@@ -106,6 +106,21 @@ class Twin(FrozenRecord):
     same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
 
 
+class JudgedTable(FrozenRecord):
+    """What a table that someone else measured holds; its figures stand where a comparison has those of top-1."""
+
+    metric: str = Field(description="head of the column, with its unit")
+    better: Literal["higher", "lower"] = "higher"
+    unit: str = Field("", description="of differences and margin, after a number")
+    factor: float = Field(100.0, description="of the figures here to those of the table: 100 for percentages")
+    decimals: int = Field(2, ge=0, le=12, description="that its figures are shown with")
+    references: list[str] = Field(description="rows that others are compared with, one for each block")
+    sd: float | None = Field(
+        None, description="over seeds, given by the caller, in the unit of the table; None: unused"
+    )
+    within: list[str] = Field([], description="settings of which each value is a block")
+
+
 class Comparison(FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
@@ -128,6 +143,7 @@ class Comparison(FrozenRecord):
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
     published: Published | None = Field(None, description="what others published for these rows")
+    judged: JudgedTable | None = Field(None, description="for a table of others: what its figures are")
 
     def __str__(self) -> str:
         """Return a line for each arm, and the reading; `ampcompare report` has the tables."""

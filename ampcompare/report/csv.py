@@ -11,7 +11,7 @@ from ampcompare.records.run import RunRecord
 from ampcompare.report.base import Reporter
 from ampcompare.report.columns import columns
 
-__all__ = ["Csv"]
+__all__ = ["Csv", "safe_text"]
 
 SUMMARY_FIELDS = (
     "top1_final",
@@ -40,9 +40,10 @@ VERDICTS = ("accuracy_verdict", "time_verdict")
 FORMULA = ("=", "+", "-", "@")
 
 
-def _safe(text: str) -> str:
+def safe_text(text: str) -> str:
+    """Return text as one line that no spreadsheet takes for a formula."""
     line = printable(text, 2000)
-    return f"'{line}" if line.startswith(FORMULA) else line  # a spreadsheet would run a formula
+    return f"'{line}" if line.startswith(FORMULA) else line
 
 
 def _cell(value: object) -> object:
@@ -66,11 +67,11 @@ class Csv(Reporter):
         arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
             row = arms.get(record.arm)
-            verdicts = [_safe(getattr(row, name)) if row else "" for name in VERDICTS]
+            verdicts = [safe_text(getattr(row, name)) if row else "" for name in VERDICTS]
             line = published.get(record.arm)
             published_values = [_cell(getattr(line, name, None)) for name in PUBLISHED] if published else []
             run_values = [_cell(of_run(record)) for of_run in of_runs.values()]
-            error = _safe(record.error or "")
+            error = safe_text(record.error or "")
             writer.writerow([*self._row(record), *verdicts, error, *published_values, *run_values])
         return out.getvalue()
 
@@ -79,12 +80,12 @@ class Csv(Reporter):
         engine = record.engine
         recipe = record.config.recipe
         head = [
-            _safe(record.arm),
+            safe_text(record.arm),
             recipe.seed,
             record.status,
             engine.name if engine else "",
-            _safe(engine.version) if engine else "",
+            safe_text(engine.version) if engine else "",
         ]
         values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
-        return [*head, _safe(record.half or ""), recipe.optimizer.lr, *map(_cell, values)]
+        return [*head, safe_text(record.half or ""), recipe.optimizer.lr, *map(_cell, values)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import fmean, stdev
+
 import pytest
 from scipy import stats
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import read_table
 from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
+from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.errors import ConfigError
-from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
 
 ARM, REFERENCE = [70.1, 70.5, 69.8, 70.9], [74.9, 75.2, 75.3, 74.6]
 
@@ -117,3 +120,155 @@ def test_the_margin_counts() -> None:
     table = read_table(_table([75.1, 74.9, 75.0], [75.0, 75.0, 74.9]), "t")
     assert _row(judge(table, terms=Criteria(margin=1)), "half").accuracy_verdict == "equivalent (±1)"
     assert _row(judge(table, terms=Criteria(margin=0.1)), "half").accuracy_verdict.startswith("cannot tell")
+
+
+def _runs(arm: str, values: list[float | str]) -> str:
+    return "".join(f"{arm},{value}\n" for value in values)
+
+
+def test_a_percent_sign_is_no_digit() -> None:
+    """Three runs of 76.1% have the interval of three runs of 76.1, at least the rounding error of both means."""
+    plain, signed = (
+        _row(judge(read_table("arm,accuracy\n" + _runs("fp32", [text] * 3) + _runs("amp", [text] * 3), "t")), "amp")
+        for text in ("76.1", "76.1%")
+    )
+    assert signed == plain
+    assert (signed.top1_difference_high or 0) * 100 > 0.1 / 6**0.5
+
+
+@pytest.mark.parametrize("count", [3, 10, 100])
+def test_whole_points_are_no_proof_of_equality(count: int) -> None:
+    """Equal whole points leave a point of room, however many they are and whatever else stands in the table."""
+    text = "arm,accuracy\n" + _runs("fp32", [76] * count) + _runs("amp", [76] * count)
+    for more in ("", "other,70.1234\n"):
+        row = _row(judge(read_table(text + more, "t")), "amp")
+        assert row.accuracy_verdict == "cannot tell (the figures are rounded)"
+        assert (row.top1_difference_high or 0) > 0.005
+
+
+def test_few_seeds_in_common_throw_no_runs_away() -> None:
+    """Ten runs each with one seed in common are compared as two samples, and the output says so."""
+    arm, reference = [73 + n % 3 / 10 for n in range(10)], [75 + n % 4 / 10 for n in range(10)]
+    text = "arm,seed,accuracy\n" + "".join(f"fp32,{n},{value}\n" for n, value in enumerate(reference))
+    text += "".join(f"amp,{n},{value}\n" for n, value in enumerate(arm, 9))
+    comparison = judge(read_table(text, "t"))
+    low, high = stats.ttest_ind(arm, reference, equal_var=False).confidence_interval(0.95)
+    row = _row(comparison, "amp")
+    assert (row.accuracy_verdict, row.pairs) == ("inferior", 10)
+    assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
+    assert "amp is compared by Welch's test, for only 1 seed is in common." in comparison.reading
+
+
+def test_most_seeds_in_common_are_paired() -> None:
+    """Four seeds of five in common are pairs, and the runs that are left out are counted."""
+    text = "arm,seed,accuracy\n" + "".join(
+        f"fp32,{n},{75 + n % 3 / 10}\namp,{n + 1},{74 + n % 2 / 10}\n" for n in range(5)
+    )
+    comparison = judge(read_table(text, "t"))
+    assert _row(comparison, "amp").pairs == 4
+    assert "amp is paired by seed; runs left out without a partner: 2." in comparison.reading
+
+
+def test_a_spread_that_the_runs_contradict_is_not_used() -> None:
+    """Two runs each that scatter by 0.6 points are not judged by a standard deviation of 0.05, which is said."""
+    table = read_table("arm,accuracy\nfp32,75.0\nfp32,75.85\namp,74.0\namp,73.15\n", "t")
+    comparison = judge(table, sd=0.05)
+    assert _row(comparison, "amp").accuracy_verdict.startswith("cannot tell")
+    assert "amp is not compared by --sd 0.05: its runs and those of the reference have 0.601." in comparison.reading
+    assert comparison.judged is not None
+    assert comparison.judged.sd is None
+    assert _row(judge(table, sd=0.6), "amp").accuracy_verdict == "inferior"
+
+
+def test_a_spread_that_is_not_used_is_said() -> None:
+    """With three runs each their own spread counts, and the given one is not among the terms."""
+    table = read_table("arm,accuracy\n" + _runs("fp32", [75.0, 75.2, 75.4]) + _runs("amp", [75.1, 75.2, 75.4]), "t")
+    comparison = judge(table, sd=5)
+    assert comparison.judged is not None
+    assert comparison.judged.sd is None
+    assert any(line.startswith("--sd 5 is not used") for line in comparison.reading)
+    assert judge(table).arms == comparison.arms
+
+
+@pytest.mark.parametrize("name", ["FP32", "Fp32", "float32", "single precision"])
+def test_names_in_any_case(name: str) -> None:
+    """Full precision is the reference in any case, and arms are the same in any case."""
+    text = f"arm,accuracy\nAMP,75.1\n{name},75.3\namp,75.2\n"
+    assert judge(read_table(text, "t")).reference == name
+    assert [row.completed for row in judge(read_table(text, "t"), reference="amp").arms] == [2, 1]
+
+
+def test_lower_is_better() -> None:
+    """Of an error rate less is better: the difference keeps its sign, the verdict does not follow it."""
+    text = "arm,wer,sd,n\nfp32,4.25,0.06,6\namp,4.05,0.06,6\n"
+    row = _row(judge(read_table(text, "t"), terms=Criteria(margin=0.1)), "amp")
+    assert row.accuracy_verdict == "better"
+    assert row.top1_difference == pytest.approx(-0.002)
+    assert (row.top1_difference_low or 0) < (row.top1_difference_high or 0) < 0
+    upward = read_table(text, "t", TableOptions(better="higher"))
+    assert _row(judge(upward, terms=Criteria(margin=0.1)), "amp").accuracy_verdict == "inferior"
+
+
+def test_a_metric_without_a_usual_margin_needs_one() -> None:
+    """Nobody knows which difference of an unknown metric does not matter."""
+    table = read_table("arm,elo\na,1500\nb,1510\n", "t", TableOptions(metric="elo"))
+    with pytest.raises(ConfigError, match="elo has no usual margin; give --margin"):
+        judge(table)
+    assert judge(table, terms=Criteria(margin=5)).judged == JudgedTable(
+        metric="elo", unit="", factor=1.0, decimals=0, references=["a"]
+    )
+
+
+def test_lines_of_means_are_pooled() -> None:
+    """Means of three and of five runs with their deviations are one sample of eight runs."""
+    arm = [70.1, 70.5, 69.8, 70.9, 70.3, 70.2, 70.6, 70.4]
+    parts = [arm[:3], arm[3:]]
+    lines = [f"amp,{fmean(part):.9f},{stdev(part):.9f},{len(part)}\n" for part in parts]
+    text = "arm,mean,sd,n\n" + "".join(lines) + "fp32,75,0.3,4\n"
+    row = _row(judge(read_table(text, "t")), "amp")
+    assert row.completed == 8
+    assert (100 * (row.top1_mean or 0), 100 * (row.top1_sd or 0)) == pytest.approx((fmean(arm), stdev(arm)))
+    p = stats.ttest_ind_from_stats(fmean(arm), stdev(arm), 8, 75, 0.3, 4, equal_var=False)
+    assert p.pvalue < 0.05
+    assert row.accuracy_verdict == "inferior"
+
+
+def test_settings_are_named_or_known() -> None:
+    """Unknown numbers are not judged and no settings, unless the caller says so; text is a setting."""
+    text = "arm,accuracy,hidden,augmentation\nfp32,75,128,mixup\namp,75,256,mixup\n"
+    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("cannot tell")
+    named = read_table(text, "t", TableOptions(settings=("Hidden",)))
+    assert _row(judge(named), "amp").accuracy_verdict == "not comparable (hidden 256, not 128)"
+    other = read_table(text.replace("256,mixup", "256,none"), "t")
+    assert _row(judge(other), "amp").accuracy_verdict == "not comparable (augmentation none, not mixup)"
+    with pytest.raises(ConfigError, match="no column 'depth' for --setting"):
+        read_table(text, "t", TableOptions(settings=("depth",)))
+
+
+def test_equal_settings_in_other_digits() -> None:
+    """A learning rate of 1.0 is one of 1, and names of settings have any case."""
+    text = "arm,accuracy,lr,machine\nfp32,75,1.0,DGX\namp,75,1,dgx\n"
+    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("cannot tell")
+
+
+def test_blocks_that_can_be_tested_alone() -> None:
+    """The mean over blocks of several runs each has the error of its parts, not that of the blocks' difference."""
+    text = "arm,gpus,accuracy\n"
+    for gpus, shift in ((1, 0.0), (8, 3.0)):
+        for n in range(5):
+            text += f"fp32,{gpus},{75 + n / 10}\namp,{gpus},{75 + shift + n / 10}\n"
+    comparison = judge(read_table(text, "t"), within=("gpus",))
+    row = _row(comparison, "amp")
+    assert row.top1_difference == pytest.approx(0.015)
+    assert (row.accuracy_verdict, row.pairs) == ("better", 10)
+    assert _row(comparison, "amp gpus=1").accuracy_verdict == "equivalent (±0.5)"
+
+
+def test_a_block_without_the_reference() -> None:
+    """Arms of a block that has no reference are not comparable, and are left out of the mean over blocks."""
+    text = "arm,gpus,accuracy\n" + "".join(f"fp32,{g},75.{g}\namp,{g},75.{g}\n" for g in (1, 2, 4)) + "amp,8,90\n"
+    comparison = judge(read_table(text, "t"), within=("gpus",))
+    assert _row(comparison, "amp gpus=8").accuracy_verdict == "not comparable (no fp32 with it)"
+    assert _row(comparison, "amp").top1_difference == 0
+    with pytest.raises(ConfigError, match="no setting 'nodes' to compare within; its settings are gpus"):
+        judge(read_table(text, "t"), within=("nodes",))

@@ -14,7 +14,7 @@ from typing import Any
 from ampcompare import __version__
 from ampcompare.errors import BackendUnavailable
 from ampcompare.formatting import printable
-from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
@@ -27,7 +27,7 @@ from ampcompare.report.images import image_tables
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.terminal import legend, verdict_legend
 
-__all__ = ["SHOWN_AT_FIRST", "Html"]
+__all__ = ["SHOWN_AT_FIRST", "Html", "check_packages", "look", "page_parts", "template"]
 
 SHOWN_AT_FIRST = 12
 COLORS = 9  # in report.css
@@ -62,16 +62,10 @@ class Html(Reporter):
         Raises:
             BackendUnavailable: jinja2 or plotly is not installed.
         """
-        form = FORMATS["html"]
-        if form.missing:
-            raise BackendUnavailable(
-                f"the HTML report needs {' and '.join(form.missing)}, which this environment does not have; "
-                f"pip install {' '.join(form.packages)}"
-            )
+        check_packages()
         figures = make_figures(comparison)
-        page: str = _template().render(
+        page: str = template("report.html.j2").render(
             title=_title(comparison),
-            version=__version__,
             comparison=comparison,
             subtitle=_subtitle(comparison),
             reading=[printable(line, MAX_LINE) for line in comparison.reading],
@@ -83,9 +77,6 @@ class Html(Reporter):
             published=published_table(comparison),
             published_legend=published_legend(comparison),
             summary=_summary(comparison),
-            arms=[_look(place, row) for place, row in enumerate(comparison.arms)],
-            shown_at_first=SHOWN_AT_FIRST,
-            figures=figures,
             run_headers=RUN_HEADERS,
             runs=[_run(record) for record in comparison.records],
             settings=shared_settings(comparison),
@@ -93,22 +84,56 @@ class Html(Reporter):
             arm_facts=arm_facts(comparison),
             command=printable(comparison.command, MAX_LINE),
             order=order_with_starts(comparison),
-            css=_text("report.css"),
-            scripts=[_plotly(), _text("report.js")],
-            policy=_policy(_plotly(), _text("report.js")),
-            data=_embedded(_data(comparison, figures)),
+            **page_parts([look(place, row.arm) for place, row in enumerate(comparison.arms)], figures),
         )
         return page
 
 
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, StrictUndefined
+def check_packages() -> None:
+    """Check that what a page is made with is installed.
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    Raises:
+        BackendUnavailable: jinja2 or plotly is not.
+    """
+    form = FORMATS["html"]
+    if form.missing:
+        raise BackendUnavailable(
+            f"the HTML report needs {' and '.join(form.missing)}, which this environment does not have; "
+            f"pip install {' '.join(form.packages)}"
+        )
+
+
+def page_parts(arms: Sequence[dict[str, Any]], figures: Sequence[Plot]) -> dict[str, Any]:
+    """Return what every page is given: its arms and figures, style, scripts and their policy."""
+    drawn = [
+        {"key": figure.key, "traces": figure.traces, "layout": figure.layout, "byArm": figure.by_arm}
+        for figure in figures
+        if figure.traces
+    ]
+    return {
+        "version": __version__,
+        "arms": arms,
+        "figures": figures,
+        "shown_at_first": SHOWN_AT_FIRST,
+        "css": _text("report.css"),
+        "scripts": [_plotly(), _text("report.js")],
+        "policy": _policy(_plotly(), _text("report.js")),
+        "data": _embedded({"arms": arms, "figures": drawn}),
+    }
+
+
+@cache
+def template(name: str) -> Any:
+    """Return a template by its file name."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    loader = FunctionLoader(_text)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["numeric"] = _numeric
     environment.filters["sense"] = _sense
-    return environment.from_string(_text("report.html.j2"))
+    return environment.get_template(name)
 
 
 def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
@@ -150,22 +175,11 @@ def _embedded(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _data(comparison: Comparison, figures: Sequence[Plot]) -> dict[str, Any]:
-    return {
-        "arms": [_look(place, row) for place, row in enumerate(comparison.arms)],
-        "figures": [
-            {"key": figure.key, "traces": figure.traces, "layout": figure.layout, "byArm": figure.by_arm}
-            for figure in figures
-            if figure.traces
-        ],
-    }
-
-
-def _look(place: int, row: ArmSummary) -> dict[str, Any]:
+def look(place: int, arm: str) -> dict[str, Any]:
     """Return how an arm looks everywhere on the page: color, symbol, and dashes if colors repeat."""
     again = place // COLORS
     return {
-        "name": printable(row.arm, 60) or "(no name)",
+        "name": printable(arm, 60) or "(no name)",
         "color": place % COLORS,
         "dash": DASHES[again % len(DASHES)],
         "symbol": SYMBOLS[place % COLORS] + ("-open" if again % 2 else ""),

@@ -48,6 +48,11 @@
       const look = { fill: "toself", fillcolor: faded(color, 0.14), line: { width: 0, color: faded(color, 0) } };
       return { ...out, ...look, mode: "lines", hoverinfo: "skip" };
     }
+    if (role === "prediction") return { ...out, ...label, line: { color, width: 2, dash: "dot" } };
+    if (role === "pooled") {
+      const bars = { ...out.error_x, color, thickness: 3, width: 8 };
+      return { ...out, ...label, error_x: bars, marker: { color, symbol: "diamond-wide", size: 16 } };
+    }
     if (role === "stop") {
       return { ...out, ...label, marker: { color, symbol: "x", size: 12, line: { color: look.paper, width: 1.5 } } };
     }

@@ -1,0 +1,180 @@
+"""From the comparisons of several experiments to the effect of each arm over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcompare.analysis.accuracy import accuracy_effect
+from ampcompare.analysis.pairs import Pair, pairs_by_seed
+from ampcompare.analysis.pooled_effects import pool
+from ampcompare.analysis.statistics import Effect, Margin, decide, interval, min_resolvable_spread
+from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of, step_times
+from ampcompare.errors import ConfigError
+from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect
+
+__all__ = ["make_forest"]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One arm in one experiment.
+
+    Attributes:
+        effect: positive where the arm is better; None where it was not measured.
+        floor: least standard deviation that such effects can be believed to have.
+        left_out: why it is not pooled, "" if it is.
+    """
+
+    arm: str
+    experiment: str
+    effect: Effect | None
+    floor: float
+    left_out: str
+
+
+def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
+    """Pool the effects of every arm over experiments of different settings, each with a name.
+
+    An arm of an experiment is pooled where its own comparison could test it.
+
+    Raises:
+        ConfigError: the reference is not the same in all of them.
+    """
+    first_name, first = experiments[0]
+    for name, comparison in experiments:
+        if comparison.reference != first.reference:
+            raise ConfigError(
+                f"the reference of {first_name} is {first.reference} and that of {name} is {comparison.reference}; "
+                "effects against different references cannot be pooled"
+            )
+    margins = sorted({comparison.margin for _, comparison in experiments})
+    time_margins = sorted({comparison.time_margin for _, comparison in experiments})
+    accuracy = Margin(margins[0] / 100, f"{margins[0]:g}")
+    time = Margin(math.log1p(time_margins[0]), f"{100 * time_margins[0]:g} %", practical=True)
+    notes = []
+    if len(margins) > 1 or len(time_margins) > 1:
+        notes.append("The experiments have different margins; the smallest ones are used here.")
+    effects: list[ExperimentEffect] = []
+    pooled: list[PooledEffect] = []
+    measures: list[tuple[Measure, Margin]] = [("accuracy", accuracy), ("time", time)]
+    for measure, margin in measures:
+        measured = _measured(experiments, measure)
+        effects += [_effect(one, measure) for one in measured]
+        pooled += _pooled(measured, measure, margin)
+    return Forest(
+        reference=first.reference,
+        margin=margins[0],
+        time_margin=time_margins[0],
+        experiments=[_facts(name, comparison) for name, comparison in experiments],
+        effects=effects,
+        pooled=pooled,
+        notes=notes,
+    )
+
+
+def _facts(name: str, comparison: Comparison) -> Experiment:
+    recipe = comparison.records[0].config.recipe
+    return Experiment(name=name, model=recipe.model.arch, data=recipe.data.name, seeds=comparison.seeds)
+
+
+def _measured(experiments: Sequence[tuple[str, Comparison]], measure: Measure) -> list[_Measured]:
+    """Return all arms of all experiments, experiments of one arm together, arms as they first come."""
+    arms = list(dict.fromkeys(row.arm for _, comparison in experiments for row in comparison.arms))
+    rows = {(name, row.arm): row for name, comparison in experiments for row in comparison.arms}
+    measured = []
+    for arm in arms:
+        for name, comparison in experiments:
+            row = rows.get((name, arm))
+            if row is not None and arm != comparison.reference:
+                measured.append(_of_row(row, name, comparison, measure))
+    return measured
+
+
+def _of_row(row: ArmSummary, name: str, comparison: Comparison, measure: Measure) -> _Measured:
+    records = comparison.records
+    theirs = [record for record in records if record.arm == comparison.reference]
+    pairs = pairs_by_seed([record for record in records if record.arm == row.arm], theirs)
+    if measure == "accuracy":
+        effect, verdict, tested = accuracy_effect(pairs), row.accuracy_verdict, row.top1_difference_low is not None
+        floor = _resolution(pairs)
+    else:
+        effect, verdict, tested = step_times(pairs).effect, row.time_verdict, row.time_ratio_low is not None
+        floor = TIME_FLOOR
+    reason = "" if tested or verdict.startswith("identical") else _reason(effect, verdict)
+    return _Measured(row.arm, name, effect, floor, reason)
+
+
+def _reason(effect: Effect | None, verdict: str) -> str:
+    if effect is not None and not effect.testable:
+        return f"only {effect.pairs} pair{'s' if effect.pairs > 1 else ''}"
+    return verdict or "not measured"
+
+
+def _resolution(pairs: Sequence[Pair]) -> float:
+    """Return the error of the mean difference that the counts of images leave."""
+    samples = [arm.summary.epochs[-1].samples for arm, _ in pairs if arm.summary.epochs]
+    return min_resolvable_spread(max(samples)) / math.sqrt(len(samples)) if samples else 1.0
+
+
+def _shown(value: float, measure: Measure) -> float:
+    """Return an effect as reports show it: times as a ratio, which is smaller where the arm is better."""
+    return value if measure == "accuracy" else ratio_of(-value)
+
+
+def _interval(bounds: tuple[float, float] | None, measure: Measure) -> tuple[float | None, float | None]:
+    if bounds is None:
+        return None, None
+    low, high = sorted(_shown(bound, measure) for bound in bounds)
+    return low, high
+
+
+def _effect(one: _Measured, measure: Measure) -> ExperimentEffect:
+    low, high = _interval(interval(one.effect) if one.effect else None, measure)
+    return ExperimentEffect(
+        arm=one.arm,
+        measure=measure,
+        experiment=one.experiment,
+        pairs=one.effect.pairs if one.effect else 0,
+        value=_shown(one.effect.mean, measure) if one.effect else None,
+        low=low,
+        high=high,
+        left_out=one.left_out,
+    )
+
+
+def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin) -> list[PooledEffect]:
+    by_arm: dict[str, list[_Measured]] = {}
+    for one in measured:
+        if not one.left_out and one.effect is not None:
+            by_arm.setdefault(one.arm, []).append(one)
+    over_all = {
+        arm: pool([one.effect for one in known if one.effect], min(one.floor for one in known))
+        for arm, known in by_arm.items()
+    }
+    verdicts = decide([pooled.effect for pooled in over_all.values()], margin)
+    found = []
+    for (arm, pooled), verdict in zip(over_all.items(), verdicts, strict=True):
+        bounds = None if verdict.low is None or verdict.high is None else (verdict.low, verdict.high)
+        low, high = _interval(bounds, measure)
+        prediction_low, prediction_high = _interval(pooled.prediction, measure)
+        found.append(
+            PooledEffect(
+                arm=arm,
+                measure=measure,
+                experiments=pooled.effect.pairs,
+                value=_shown(pooled.effect.mean, measure),
+                low=low,
+                high=high,
+                confidence=verdict.confidence,
+                prediction_low=prediction_low,
+                prediction_high=prediction_high,
+                tau=pooled.tau,
+                i_squared=pooled.i_squared,
+                # How many more of them would be needed says nothing: experiments are chosen, not drawn.
+                verdict="cannot tell" if verdict.word.startswith("cannot tell") else verdict.word,
+            )
+        )
+    return found

@@ -1,0 +1,65 @@
+"""Several experiments side by side: the effect of each arm in each of them, and over all of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ampcompare.records.run import SCHEMA, FrozenRecord
+
+__all__ = ["Experiment", "ExperimentEffect", "Forest", "Measure", "PooledEffect"]
+
+Measure = Literal["accuracy", "time"]
+
+
+class Experiment(FrozenRecord):
+    """One run directory, or several of equal settings."""
+
+    name: str
+    model: str
+    data: str
+    seeds: list[int]
+
+
+class ExperimentEffect(FrozenRecord):
+    """An arm against the reference in one experiment: a difference of top-1 as a share, or a ratio of step times."""
+
+    arm: str
+    measure: Measure
+    experiment: str
+    pairs: int = 0
+    value: float | None = None
+    low: float | None = Field(None, description="of the interval of 95 % of this effect alone")
+    high: float | None = None
+    left_out: str = Field("", description="why the effect is not among the pooled ones; empty if it is")
+
+
+class PooledEffect(FrozenRecord):
+    """An arm against the reference over all experiments that could test it, each of equal weight."""
+
+    arm: str
+    measure: Measure
+    experiments: int
+    value: float
+    low: float | None = Field(None, description="of the interval of the test behind `verdict`")
+    high: float | None = None
+    confidence: float | None = Field(None, description="two-sided, of that interval")
+    prediction_low: float | None = Field(None, description="of what another experiment would measure, at 95 %")
+    prediction_high: float | None = None
+    tau: float = Field(description="standard deviation between experiments; of the logarithm for ratios of times")
+    i_squared: float = Field(description="share of the variance of the effects that is between experiments")
+    verdict: str = ""
+
+
+class Forest(FrozenRecord):
+    """All effects, and the terms that the verdicts go by."""
+
+    schema_number: int = Field(SCHEMA, alias="schema")
+    reference: str
+    margin: float = Field(description="points of top-1 that do not matter")
+    time_margin: float = Field(description="share of the step time that does not matter")
+    experiments: list[Experiment]
+    effects: list[ExperimentEffect]
+    pooled: list[PooledEffect]
+    notes: list[str] = Field([], description="what a reader should know of how they were pooled")

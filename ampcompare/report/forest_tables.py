@@ -1,0 +1,72 @@
+"""The tables of several experiments, which all formats share: a line for each arm in each of them, and one over all."""
+
+from __future__ import annotations
+
+from ampcompare.formatting import printable
+from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+
+__all__ = ["HEADERS", "TITLES", "forest_legend", "forest_rows"]
+
+HEADERS: dict[Measure, list[str]] = {
+    "accuracy": ["arm", "experiment", "pairs", "top-1 points", "another", "tau", "I² %", "verdict"],
+    "time": ["arm", "experiment", "pairs", "step time", "another", "tau", "I² %", "verdict"],
+}
+TITLES: dict[Measure, str] = {"accuracy": "Accuracy", "time": "Step time"}
+
+
+def forest_rows(forest: Forest, measure: Measure) -> list[list[str]]:
+    """Return the texts of one table under `HEADERS`: per arm its experiments, then the line over all of them."""
+    arms = list(dict.fromkeys(effect.arm for effect in forest.effects if effect.measure == measure))
+    rows = []
+    for arm in arms:
+        mine = [effect for effect in forest.effects if (effect.arm, effect.measure) == (arm, measure)]
+        rows += [_effect_row(effect) for effect in mine]
+        rows += [_pooled_row(pooled) for pooled in forest.pooled if (pooled.arm, pooled.measure) == (arm, measure)]
+    return rows
+
+
+def forest_legend(forest: Forest) -> str:
+    """Return what the tables show."""
+    return (
+        f"Against {printable(forest.reference, 60)}. An experiment's interval is that of 95 % by itself. The line "
+        "'all' is the mean over experiments of equal weight, by Student's t on their differences, with the interval of "
+        "the test that decided; another: what one more such experiment would measure (95 %); tau: standard deviation "
+        "between experiments; I²: its share of the variance. Margins: "
+        f"{forest.margin:g} points, {100 * forest.time_margin:g} % of step time."
+    )
+
+
+def _value(value: float, measure: Measure) -> str:
+    return f"{100 * value:+.2f}" if measure == "accuracy" else f"{value:.3f}"
+
+
+def _with_bounds(value: float | None, low: float | None, high: float | None, measure: Measure) -> str:
+    if value is None:
+        return "-"
+    shown = _value(value, measure)
+    return shown if low is None or high is None else f"{shown} ({_bounds(low, high, measure)})"
+
+
+def _bounds(low: float | None, high: float | None, measure: Measure) -> str:
+    return "-" if low is None or high is None else f"{_value(low, measure)} to {_value(high, measure)}"
+
+
+def _effect_row(effect: ExperimentEffect) -> list[str]:
+    value = _with_bounds(effect.value, effect.low, effect.high, effect.measure)
+    note = f"left out: {printable(effect.left_out, 60)}" if effect.left_out else "-"
+    names = [printable(effect.arm, 60), printable(effect.experiment, 60)]
+    return [*names, str(effect.pairs), value, "-", "-", "-", note]
+
+
+def _pooled_row(pooled: PooledEffect) -> list[str]:
+    measure = pooled.measure
+    return [
+        printable(pooled.arm, 60),
+        f"all ({pooled.experiments})",
+        "-",
+        _with_bounds(pooled.value, pooled.low, pooled.high, measure),
+        _bounds(pooled.prediction_low, pooled.prediction_high, measure),
+        f"{100 * pooled.tau:.2f}" if measure == "accuracy" else f"{100 * pooled.tau:.1f} %",
+        f"{100 * pooled.i_squared:.0f}",
+        printable(pooled.verdict, 60) or "-",
+    ]
