@@ -189,6 +189,7 @@ def run_plan(
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
 
     def saved(*, complete: bool = False) -> Comparison:
+        complete = complete and launcher.is_main
         design = journal.design(done()) if complete else journal.untested()
         order = order_as_run(plan, starts)
         if order != plan_text["order"]:
@@ -198,7 +199,7 @@ def run_plan(
             done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms, design=design,
             published=plan.published,
         )  # fmt: skip
-        if complete and launcher.is_main:
+        if complete:
             comparison = journal.record(comparison)  # before the report, so that no verdict is seen and not counted
         if save is not None and comparison.records:
             save(comparison, folder)
