@@ -32,7 +32,8 @@ from scipy.stats import binomtest
 from tabulate import tabulate
 
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired, pairs_needed
+from ampcompare.analysis.sample_size import pairs_needed
+from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired
 from ampcompare.analysis.step_time import TIME_FLOOR
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.time_validity import invalid_reason

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 
 from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
 from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
+from ampcompare.analysis.looks import Design
 from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
-from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired
+from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired, two_stage
 from ampcompare.records.run import RunRecord
 
 __all__ = ["accuracy_effect", "accuracy_effects", "accuracy_margin", "accuracy_verdicts", "failure_verdict"]
@@ -25,29 +27,42 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteri
     return resolve_margin(terms.rule, top1, resolution=100 / images, reference=reference)
 
 
-def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0) -> Effect | None:
+def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
     """Return the effect on top-1, as a share.
 
     Args:
         error_share: share of the reference's errors that the margin is, where it moves with them.
+        pilot: seeds whose spread has set the number of pairs, if any: the spread of the test is then theirs.
     """
     both = [
-        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples)
+        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples, arm.config.recipe.seed)
         for arm, reference in pairs
         if arm.summary.top1_final is not None and arm.summary.epochs
     ]
-    whole = [(here, there, samples) for here, there, samples in both if there is not None]
+    whole = [(here, there, samples, seed) for here, there, samples, seed in both if there is not None]
     if not whole:
         return None
-    samples = min(samples for *_, samples in whole)
-    arm, reference = [here for here, *_ in whole], [there for _, there, _ in whole]
-    effect = paired(arm, reference, min_resolvable_spread(samples))
-    return replace(effect, margin_error=margin_error(arm, reference, error_share), step=1 / samples)
+    samples = min(samples for _, _, samples, _ in whole)
+    floor = min_resolvable_spread(samples)
+    arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
+    if not pilot:
+        effect, moved = paired(arm, reference, floor), margin_error(arm, reference, error_share)
+        return replace(effect, margin_error=moved, step=1 / samples)
+    early = [seed in pilot for *_, seed in whole]
+    if not any(early):
+        return None
+    effect = two_stage(arm, reference, early, floor)
+    first_arm, first_reference = (
+        [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
+    )
+    moved = margin_error(first_arm, first_reference, error_share) * sqrt(sum(early) / len(early))
+    return replace(effect, margin_error=moved, step=1 / samples)
 
 
 def accuracy_verdicts(
     arms: Mapping[str, tuple[Sequence[RunRecord], Sequence[Pair]]],
     margin: AccuracyMargin,
+    design: Design,
     *,
     same_software: bool = True,
 ) -> dict[str, Verdict]:
@@ -55,8 +70,8 @@ def accuracy_verdicts(
     words = {arm: _untested(records, pairs, same_software) for arm, (records, pairs) in arms.items()}
     untested = {arm: Verdict(word) for arm, word in words.items() if word}
     tested = [arm for arm in arms if arm not in untested]
-    effects = [accuracy_effect(arms[arm][1], margin.error_share) for arm in tested]
-    verdicts = decide(effects, margin.of_share())
+    effects = [accuracy_effect(arms[arm][1], margin.error_share, design.pilot) for arm in tested]
+    verdicts = decide(effects, margin.of_share(), design.error_rate, design.next_error_rate)
     return {**untested, **dict(zip(tested, verdicts, strict=True))}
 
 

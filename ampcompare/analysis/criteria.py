@@ -26,6 +26,7 @@ class Criteria:
         time_margin: equivalence margin as a share of the step time.
         prefer: what the recommended arm improves while it keeps the accuracy.
         tag: a label for the report.
+        looks: how often the runs are looked at in all, as planned; None leaves it open. See `analysis.looks`.
 
     Raises:
         ConfigError: a margin cannot be read or is not positive, or there is no such preference.
@@ -35,11 +36,14 @@ class Criteria:
     time_margin: float = 0.02
     prefer: Preference = "time"
     tag: str = ""
+    looks: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
         if not (math.isfinite(self.time_margin) and self.time_margin > 0):
             raise ConfigError(f"the time margin is {self.time_margin}; give a positive number, chosen before the runs")
+        if self.looks is not None and self.looks < 1:
+            raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
         if self.prefer not in get_args(Preference):
             raise ConfigError(f"the objective is {self.prefer!r}; choose one of {', '.join(get_args(Preference))}")
 

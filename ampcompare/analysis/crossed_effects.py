@@ -22,7 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.analysis.statistics import ERROR_RATE, POWER, min_resolvable_spread
+from ampcompare.analysis.sample_size import POWER
+from ampcompare.analysis.statistics import ERROR_RATE, min_resolvable_spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,6 +11,7 @@ from ampcompare.analysis.accuracy import accuracy_margin, accuracy_verdicts
 from ampcompare.analysis.comparability import accuracy_reason, memory_reason, time_reason
 from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
+from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import conditional, counterparts, pairs_by_seed
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
@@ -179,8 +180,12 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
     pairs = {arm: pairs_by_seed(runs, base) for arm, (runs, base) in sides.items()}
     reference = comparison.reference
     margin = accuracy_margin([run for run in baseline.records if run.arm == reference], reference, criteria)
-    accuracy = accuracy_verdicts({arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, same_software=False)
-    time = time_verdicts({arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria)
+    accuracy = accuracy_verdicts(
+        {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, Design(), same_software=False
+    )
+    time = time_verdicts(
+        {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, Design()
+    )
     return {
         "accuracy": {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
         "time": {arm: verdict.word for arm, verdict in time.items()},

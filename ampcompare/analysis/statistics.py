@@ -12,10 +12,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ampcompare.analysis.sample_size import pairs_to_settle
+
 __all__ = [
     "ERROR_RATE",
     "MIN_PAIRS",
-    "POWER",
     "Effect",
     "Margin",
     "PValues",
@@ -26,15 +27,13 @@ __all__ = [
     "min_resolvable_spread",
     "p_values",
     "paired",
-    "pairs_needed",
+    "two_stage",
     "unpaired",
     "wilson",
 ]
 
 MIN_PAIRS = 3
 ERROR_RATE = 0.05
-POWER = 0.8
-MAX_PAIRS = 10_000
 SPREAD_IS_KNOWN = 1e9  # degrees of freedom at which Student's t is the normal distribution
 
 
@@ -68,7 +67,8 @@ class Effect:
     @property
     def testable(self) -> bool:
         """Whether there are enough pairs, or a spread known from elsewhere, for a test to mean something."""
-        return self.pairs >= MIN_PAIRS or self.freedom >= SPREAD_IS_KNOWN
+        enough = self.pairs >= MIN_PAIRS and self.freedom > MIN_PAIRS - 1.5
+        return enough or self.freedom >= SPREAD_IS_KNOWN
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Margin:
 class Verdict:
     """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
 
-    An equivalent arm's interval lies inside the margin, that of one that is not inferior above its lower end, that of a
-    better or inferior one on one side of 0, and an interval that cannot tell does neither.
+    `equivalent` lies inside the margin, `not inferior` above its lower end, `better` and `inferior` leave 0 out, and
+    `cannot tell` does none of these.
 
     Attributes:
         word: "" if there is no effect.
@@ -135,6 +135,24 @@ def paired(arm: Sequence[float], reference: Sequence[float], floor: float) -> Ef
     count = len(differences)
     spread = max(floor, statistics.stdev(differences) if count > 1 else 0.0)
     return Effect(statistics.fmean(differences), spread, spread / math.sqrt(count), count - 1, count)
+
+
+def two_stage(arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float) -> Effect:
+    """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
+
+    The number of pairs goes by the pilot's spread, so a spread over all pairs would be too small where the pilot's was.
+    With the pilot's the t distribution is exact.
+
+    Args:
+        pilot: which pairs belong to it.
+        floor: as for `paired`.
+
+    Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
+    """
+    whole = paired(arm, reference, floor)
+    ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
+    first = paired(ours, theirs, floor)
+    return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
 
 
 def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float) -> Effect:
@@ -221,31 +239,6 @@ def _margin_bounds(effect: Effect, confidence: float) -> tuple[float, float]:
     )
 
 
-def pairs_needed(spread: float, distance: float, alpha: float = ERROR_RATE, power: float = POWER) -> int:
-    """Return how many pairs a one-sided t test needs to see `distance`, at most `MAX_PAIRS`.
-
-    A two-sided test has half its alpha on each side.
-
-    Source: the noncentral t distribution; the least n whose power reaches `power`.
-    """
-    from scipy.special import nctdtr, stdtrit
-
-    def enough(count: int) -> bool:
-        shift = distance * math.sqrt(count) / spread
-        # Far out the noncentral t is not defined in floating point, and the power is 1.
-        return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= power
-
-    low, high = 1, 2
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > MAX_PAIRS:
-            return MAX_PAIRS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
 def wilson(events: int, runs: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a rate."""
     from scipy.stats import binomtest
@@ -254,7 +247,12 @@ def wilson(events: int, runs: int) -> tuple[float, float]:
     return float(bounds.low), float(bounds.high)
 
 
-def decide(effects: Sequence[Effect | None], margin: Margin, alpha: float = ERROR_RATE) -> list[Verdict]:
+def decide(
+    effects: Sequence[Effect | None],
+    margin: Margin,
+    alpha: float = ERROR_RATE,
+    next_alpha: float | None = None,
+) -> list[Verdict]:
     """Return the verdict of each arm against one reference.
 
     Each of the three claims (different, not inferior, equivalent) is tested for all arms at once by Holm's step-down
@@ -262,20 +260,23 @@ def decide(effects: Sequence[Effect | None], margin: Margin, alpha: float = ERRO
     matter. Effects that are missing or not testable do not count among the tests of the others.
 
     Args:
-        alpha: error rate of each claim over all arms.
+        alpha: error rate of each claim over all arms; at 0 nothing is tested.
+        next_alpha: that of the next look, by which the pairs that a verdict lacks are counted; `alpha` by default.
     """
-    tested = [effect for effect in effects if effect is not None and effect.testable]
-    shared = alpha / max(1, len(tested))
+    tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
+    later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
     different, not_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
     verdicts = (
-        _verdict(*each, margin, shared) for each in zip(tested, different, not_inferior, equivalent, strict=True)
+        _verdict(*each, margin, later) for each in zip(tested, different, not_inferior, equivalent, strict=True)
     )
     return [
         Verdict()
         if effect is None
+        else Verdict(f"cannot tell (fewer than {MIN_PAIRS} pairs)")
+        if not effect.testable
         else next(verdicts)
-        if effect.testable
-        else Verdict(_cannot_tell(MIN_PAIRS - effect.pairs))
+        if alpha > 0
+        else Verdict("cannot tell (not tested)")
         for effect in effects
     ]
 
@@ -345,24 +346,26 @@ def _verdict(
         return _worded("inferior", different)
     # The widest of the three fails every claim that failed, so that it suggests none of the other words.
     widest = max((different, not_inferior, equivalent), key=lambda step: step.high - step.low)
-    return _worded(_cannot_tell(_more_pairs(effect, margin, alpha)), widest)
+    return _worded(_cannot_tell(effect, margin, alpha), widest)
 
 
 def _worded(word: str, step: _Step) -> Verdict:
     return Verdict(word, step.low, step.high, step.confidence)
 
 
-def _more_pairs(effect: Effect, margin: Margin, alpha: float) -> int:
-    """Return how many more pairs would settle it one way or the other, were mean and spread as seen so far."""
-    ways = []
-    if effect.mean and (not margin.practical or abs(effect.mean) > margin.size):
-        ways.append(pairs_needed(effect.spread, abs(effect.mean), alpha / 2))
-    if effect.mean > -margin.size:
-        ways.append(pairs_needed(effect.spread, margin.size + effect.mean, alpha))
-    return max(1, min(ways, default=MAX_PAIRS) - effect.pairs)
-
-
-def _cannot_tell(pairs: int) -> str:
-    if pairs > 100:
-        pairs = round(pairs, 2 - len(str(pairs)))  # an estimate has two digits at most
-    return f"cannot tell (about {pairs} more pair{'s' if pairs != 1 else ''})"
+def _cannot_tell(effect: Effect, margin: Margin, alpha: float) -> str:
+    """Return the word for an open result, with an upper limit of the pairs that settle it at the level of the next."""
+    spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
+    needed = (
+        pairs_to_settle(
+            effect.mean, spread, effect.freedom, effect.error, margin.size, alpha, practical=margin.practical
+        )
+        if alpha > 0
+        else None
+    )
+    if needed is None:
+        return "cannot tell"
+    more = max(1, needed - effect.pairs)
+    if more > 100:
+        more = round(more, 2 - len(str(more)))  # an estimate has two digits at most
+    return f"cannot tell (at most {more} more pair{'s' if more != 1 else ''})"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ampcompare.analysis.comparability import time_reason
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import Pair, divergence_verdict
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
 from ampcompare.analysis.time_validity import invalid_reason
@@ -87,9 +88,12 @@ def _time_effect(pairs: Sequence[Pair]) -> Effect:
     return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 
 
-def time_verdicts(arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria) -> dict[str, Verdict]:
+def time_verdicts(
+    arms: Mapping[str, tuple[Sequence[RunRecord], StepTimes]], terms: Criteria, design: Design
+) -> dict[str, Verdict]:
     """Return the verdict of each arm on the logarithm of its speed; without a test there is a word and no interval."""
-    verdicts = decide([time.effect for _, time in arms.values()], terms.time())
+    effects = [time.effect for _, time in arms.values()]
+    verdicts = decide(effects, terms.time(), design.error_rate, design.next_error_rate)
     return {
         arm: verdict if verdict.word else Verdict(time.why_not or divergence_verdict(records))
         for (arm, (records, time)), verdict in zip(arms.items(), verdicts, strict=True)

@@ -10,6 +10,7 @@ from ampcompare.analysis.circumstances import circumstances
 from ampcompare.analysis.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.record_checks import unique_runs
@@ -32,6 +33,7 @@ def summarize(
     command: str = "",
     order: Sequence[str] = (),
     terms: Criteria | None = None,
+    design: Design | None = None,
     published: Published | None = None,
     excluded: Sequence[str] = (),
 ) -> Comparison:
@@ -44,20 +46,21 @@ def summarize(
         command: what was run, for the report.
         order: cells as they ran.
         terms: margins and preference.
+        design: error rates of the tests; by default of one test at 5 %.
         published: published results of the rows.
         excluded: files that were read and are not used, each with its reason.
     """
-    terms = terms or Criteria()
+    terms, design = terms or Criteria(), design or Design()
     records, repeated = unique_runs(records)
     excluded = [*excluded, *repeated]
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
     margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
-    rows = _rows(by_arm, arms, reference, terms)
+    rows = _rows(by_arm, arms, reference, terms, design)
     twins = find_twins(
         {arm: by_arm[arm] for arm in arms},
-        lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms),
+        lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
     )
     return Comparison(
         command=command,
@@ -70,15 +73,20 @@ def summarize(
         margin_rule=str(terms.margin),
         margin_reason=margin.reason,
         time_margin=terms.time_margin,
+        error_rate=design.error_rate,
+        look=design.look,
+        looks=list(design.looks),
         prefer=terms.prefer,
         arms=rows,
         reading=[
+            *design.warnings,
             *(f"Not used: {text}." for text in excluded),
             *read(rows, records, reference, terms, margin.of_share().size),
             *image_sentences(rows, margin.of_share()),
             *map(twin_sentence, twins),
             *circumstances(records, reference),
             *filter(None, [rounds_sentence(records)]),
+            *design.notes,
         ],
         excluded=excluded,
         twins=twins,
@@ -88,15 +96,15 @@ def summarize(
 
 
 def _rows(
-    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria
+    by_arm: Mapping[str, list[RunRecord]], arms: Sequence[str], reference: str, terms: Criteria, design: Design
 ) -> list[ArmSummary]:
     """Return the row of each arm, with its verdicts against `reference`."""
     pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
     others = [arm for arm in arms if arm != reference]
     margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
-    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin)
+    accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin, design)
     times = {arm: step_times(pairs[arm]) for arm in arms}
-    time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms)
+    time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
     against = by_arm.get(reference, [])
     return [
         _row(

@@ -31,6 +31,12 @@ __all__ = ["command", "options_from"]
 @margin_options
 @objective_option
 @click.option("--tag", default="", metavar="NAME", help="label of the report and its folder")
+@click.option(
+    "--looks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="test N times in all as seeds are added, 1: never again; they share the 5 %  [default: open]",
+)
 @click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
 @click.option("--budget", default="30m", show_default=True, metavar="TIME", help="wall time limit of --seeds auto")
 @click.option(
@@ -111,6 +117,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "seeds",
         "margin",
         "time_margin",
+        "looks",
         "objective",
         "tag",
         "jobs",

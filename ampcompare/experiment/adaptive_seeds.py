@@ -1,35 +1,71 @@
-"""Seeds "auto": a pilot estimates how many seeds the margin needs, and a budget limits them."""
+"""Seeds "auto": a pilot estimates how many seeds the margin needs, and a budget limits them.
+
+The number follows from the pilot's spread, so the test goes by that spread too, with its few degrees of freedom
+(Stein's two-stage test): a spread over all pairs would be too small wherever the pilot's was, and the test would err
+too often.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ampcompare.analysis.accuracy import accuracy_effects
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, pairs_needed
+from ampcompare.analysis.accuracy import accuracy_effects, accuracy_margin
+from ampcompare.analysis.criteria import Criteria, criteria_of
+from ampcompare.analysis.looks import error_rate_of_next
+from ampcompare.analysis.sample_size import stein_pairs
+from ampcompare.analysis.statistics import Effect
+from ampcompare.experiment.journal import read_looks
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.look import Look
 from ampcompare.records.run import RunRecord
 
-__all__ = ["run_auto", "seeds_needed"]
+__all__ = ["PILOT_SEEDS", "run_auto", "seeds_needed"]
+
+PILOT_SEEDS = 5
 
 
-def seeds_needed(comparison: Comparison) -> tuple[int, str]:
+def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """Return how many pairs a comparison needs in all, and the arm that needs most; 0 and "" where none can tell.
 
-    An arm needs what a one-sided test of non-inferiority at the margin needs for a power of 80 %, if in truth it does
-    not differ, with the pilot's spread, at a level that is shared by all arms.
+    An arm needs what Stein's one-sided test of non-inferiority at the margin needs for a power of 80 %, if in truth it
+    does not differ, with the pilot's spread, at a level that is shared by all arms. All get the most that one needs.
+
+    Args:
+        error_rate: of the test that follows, over all arms.
     """
-    arms = [row.arm for row in comparison.arms]
-    effects = accuracy_effects(comparison.records, arms, comparison.reference)
-    alpha = ERROR_RATE / max(1, len(effects))
-    needs = {arm: pairs_needed(effect.spread, comparison.margin / 100, alpha) for arm, effect in effects.items()}
+    arms, reference = [row.arm for row in comparison.arms], comparison.reference
+    runs = [record for record in comparison.records if record.arm == reference]
+    margin = accuracy_margin(runs, reference, criteria_of(comparison))
+    effects = accuracy_effects(comparison.records, arms, reference, margin.error_share)
+    able = {arm: effect for arm, effect in effects.items() if effect.testable}
+    alpha = error_rate / max(1, len(able))
+    needs = {
+        arm: stein_pairs(_spread_to_margin(effect), effect.freedom, margin.of_share().size, alpha)
+        for arm, effect in able.items()
+    }
     arm = max(needs, key=lambda name: needs[name], default="")
     return needs.get(arm, 0), arm
+
+
+def _spread_to_margin(effect: Effect) -> float:
+    return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
+
+
+def _needed_at_this_look(pilot: Comparison, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
+    """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
+    for look in looks:
+        if look.error_rate and look.margin == terms.margin:
+            needed, arm = seeds_needed(pilot, look.error_rate)
+            if look.seeds == list(range(max(needed, PILOT_SEEDS))):
+                return needed, arm
+    error_rate = error_rate_of_next(looks, terms.looks)
+    return seeds_needed(pilot, error_rate) if error_rate else (0, "")
 
 
 def run_auto(
@@ -45,7 +81,7 @@ def run_auto(
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
 ) -> Comparison:
-    """Run a pilot of three seeds, estimate how many the margin needs, and run that many within a budget.
+    """Run a pilot of five seeds, estimate how many the margin needs, and run that many within a budget.
 
     Args:
         make: the plan for some seeds.
@@ -54,20 +90,26 @@ def run_auto(
     """
     observer = observer or Observer()
     begin = time.monotonic()
+    first = range(PILOT_SEEDS)
     pilot = run_plan(
-        make(range(MIN_PAIRS)), folder, launcher, command=command, terms=terms, force=force, jobs=jobs,
-        observer=observer, save=save,
+        make(first), folder, launcher, command=command, terms=terms, force=force, jobs=jobs, observer=observer,
+        save=save, test=False,
     )  # fmt: skip
-    needed, arm = seeds_needed(pilot)
-    if not needed:
-        observer.note(f"no arm has a completed pair with {pilot.reference}, so how many seeds are needed is not known")
-        return pilot
-    if needed <= MIN_PAIRS:
-        observer.note(f"the pilot of {MIN_PAIRS} seeds is enough for a margin of {pilot.margin:g} points")
-        return pilot
-    observer.note(
-        f"a margin of {pilot.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's {MIN_PAIRS}"
-    )
+    needed, arm = _needed_at_this_look(pilot, read_looks(folder), terms)
+    if needed > PILOT_SEEDS:
+        observer.note(
+            f"a margin of {pilot.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's "
+            f"{PILOT_SEEDS}"
+        )
+    else:
+        if needed:
+            observer.note(f"the pilot of {PILOT_SEEDS} seeds is enough for a margin of {pilot.margin:g} points")
+        else:
+            observer.note(
+                f"no arm has three completed pairs with {pilot.reference}, or no look is left, so how many seeds are "
+                "needed is not known"
+            )
+        return run_plan(make(first), folder, launcher, command=command, terms=terms, jobs=jobs, save=save, pilot=first)
     ended = ""
 
     def may_start(records: Sequence[RunRecord]) -> bool:
@@ -76,12 +118,15 @@ def run_auto(
         seeds = len({record.config.recipe.seed for record in records})
         if left >= sum(record.summary.wall_seconds or 0.0 for record in records) / (seeds * jobs):
             return True
-        ended = f"The budget of {budget_seconds:g} s ended it after {seeds} of the {needed} seeds that are needed."
+        ended = (
+            f"The budget of {budget_seconds:g} s ended it after {seeds} of the {needed} seeds that are needed. The "
+            "error rate holds, and a difference is seen less often than in 80 %."
+        )
         return False
 
     comparison = run_plan(
         make(range(needed)), folder, launcher, command=command, terms=terms, jobs=jobs, observer=observer, save=save,
-        may_start=may_start,
+        may_start=may_start, pilot=first,
     )  # fmt: skip
     if not ended:
         return comparison

@@ -11,9 +11,8 @@ from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
-from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import ConfigError, Ended
-from ampcompare.experiment.adaptive_seeds import run_auto
+from ampcompare.experiment.adaptive_seeds import PILOT_SEEDS, run_auto
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.matrix import Row
 from ampcompare.experiment.options import CompareOptions
@@ -119,16 +118,17 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     gates = tuple(map(parse_gate, options.fail_on))
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
-    criteria = Criteria(_margin(options, sources), options.time_margin / 100, options.objective, options.tag)
+    margin = _margin(options, sources)
+    criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
     rows = tuple(matrix_rows(sources, arms=options.arms, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
     seeds = requested_seeds(options, sources)
-    plan = _make_plan(options, sources, rows, range(MIN_PAIRS) if seeds == "auto" else parse_seeds(seeds))
+    plan = _make_plan(options, sources, rows, range(PILOT_SEEDS) if seeds == "auto" else parse_seeds(seeds))
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
-    label = "-".join(["compare", *(["auto"] if seeds == "auto" else []), *_folder_part(options.tag), plan.digest()])
+    label = "-".join(["compare", *_folder_part(options.tag), plan.digest()])
     folder = options.output_dir or Path("runs") / label
     check_output_name(folder)
     plan = with_recorded_order(plan, folder)

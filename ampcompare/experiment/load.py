@@ -10,9 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.comparability import changed_settings
 from ampcompare.analysis.criteria import Criteria, criteria_of
+from ampcompare.analysis.looks import Design
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
+from ampcompare.experiment.journal import Journal, read_looks
 from ampcompare.experiment.run import labeled, load_records
 from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
@@ -34,6 +36,7 @@ class _StoredPlan(BaseModel):
     order: list[str]
     cells: dict[str, str]
     terms: Criteria = Criteria()
+    pilot: list[int] = []
     published: Published | None = None
 
     @model_validator(mode="after")
@@ -93,7 +96,7 @@ def _from_folder(folder: Path) -> Comparison:
         mine.append(labeled(record, _row(label)))
     return summarize(
         mine, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order, terms=plan.terms,
-        published=plan.published, excluded=excluded,
+        design=_design(folder, plan, mine), published=plan.published, excluded=excluded,
     )  # fmt: skip
 
 
@@ -121,9 +124,20 @@ def _without_faults(path: Path, comparison: Comparison) -> Comparison:
         command=comparison.command,
         order=comparison.order,
         terms=criteria_of(comparison),
+        design=Design(
+            comparison.error_rate, comparison.error_rate, look=comparison.look, looks=tuple(comparison.looks)
+        ),
         published=comparison.published,
         excluded=excluded,
     )
+
+
+def _design(folder: Path, plan: _StoredPlan, records: Sequence[RunRecord]) -> Design | None:
+    """Return how the records were tested, if the run directory has a journal."""
+    looks = tuple(read_looks(folder))
+    pilot = frozenset(plan.pilot)
+    journal = Journal(folder, looks, tuple(plan.arms), plan.reference, plan.cells, plan.terms, pilot)
+    return journal.reread(records) if looks else None
 
 
 def _read_plan(path: Path) -> _StoredPlan:

@@ -102,6 +102,7 @@ class CompareOptions:
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
         margin: equivalence margin of top-1 as in `Criteria`; by default that of recipe and file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
+        looks: how often the runs are looked at in all, as planned beforehand; None leaves it open.
         objective: what the recommended arm improves while it keeps the accuracy.
         tag: label of the report and its folder.
         jobs: cells that run in parallel; step times are then not compared.
@@ -124,6 +125,7 @@ class CompareOptions:
     sweep: tuple[tuple[str, Sequence[Any]], ...] = ()
     margin: float | str | None = None
     time_margin: float = 2.0
+    looks: int | None = None
     objective: Preference = "time"
     tag: str = ""
     jobs: int = 1

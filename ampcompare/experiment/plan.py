@@ -82,8 +82,12 @@ class Plan:
         return [range(start, start + size) for start in range(0, len(self.cells), size)]
 
     def digest(self) -> str:
-        """Return 12 hexadecimal digits that change with any cell."""
-        text = "\n".join(sorted(cell.digest() for cell in self.cells))
+        """Return 12 hexadecimal digits that change with any row, and not with the seeds.
+
+        More seeds of the same rows are another look at the same comparison, so they belong into the same folder.
+        """
+        recipes = ((cell, cell.recipe.model_copy(update={"seed": 0})) for cell in self.cells)
+        text = "\n".join(sorted({cell.model_copy(update={"recipe": recipe}).digest() for cell, recipe in recipes}))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.environment.versions import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
+from ampcompare.experiment.journal import Journal, read_looks
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
@@ -135,6 +136,8 @@ def run_plan(
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
     may_start: Callable[[Sequence[RunRecord]], bool] | None = None,
+    pilot: Collection[int] = (),
+    test: bool = True,
 ) -> Comparison:
     """Run every cell that has no usable record yet, and sum up.
 
@@ -145,9 +148,12 @@ def run_plan(
         jobs: cells of one seed that run at the same time; `launcher` must be able to. Their times are not comparable.
         save: called with the comparison after every cell, so that an interruption leaves a usable report.
         may_start: asked before a seed that has cells to run, with the records so far; what it refuses is left out.
+        pilot: seeds whose spread has set the number of seeds.
+        test: give verdicts at the end, which is a look at the runs and stands in their journal.
 
     Raises:
         ConfigError: the folder cannot be written.
+        RecordError: the journal of the folder is damaged.
         KeyboardInterrupt: passed on; finished cells are saved.
         Ended: a cell was stopped by SIGTERM; finished cells are saved.
     """
@@ -166,8 +172,12 @@ def run_plan(
         "command": command,
         "terms": asdict(terms),
         "cells": {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)},
+        "pilot": sorted(pilot),
         "published": plan.published and plan.published.model_dump(),
     }
+    journal = Journal(
+        folder, tuple(read_looks(folder)), plan.arms, plan.reference, plan_text["cells"], terms, frozenset(pilot)
+    )
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
     # Existing records are read first, so that an intermediate report has every row that an earlier one had.
@@ -178,15 +188,19 @@ def run_plan(
     def done() -> list[RunRecord]:
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
 
-    def saved() -> Comparison:
+    def saved(*, complete: bool = False) -> Comparison:
+        complete = complete and launcher.is_main
+        design = journal.design(done()) if complete else journal.untested()
         order = order_as_run(plan, starts)
         if order != plan_text["order"]:
             plan_text["order"] = order
             write_atomically(folder / "plan.json", dump_json(plan_text))
         comparison = summarize(
-            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms,
+            done(), arms=plan.arms, reference=plan.reference, command=command, order=order, terms=terms, design=design,
             published=plan.published,
         )  # fmt: skip
+        if complete:
+            comparison = journal.record(comparison)  # before the report, so that no verdict is seen and not counted
         if save is not None and comparison.records:
             save(comparison, folder)
         return comparison
@@ -229,7 +243,7 @@ def run_plan(
     except (KeyboardInterrupt, Ended):
         saved()
         raise
-    return saved()
+    return saved(complete=test)
 
 
 def labeled(record: RunRecord, label: str) -> RunRecord:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from ampcompare.errors import EnvironmentUnfit
 
-__all__ = ["flush_to_disk", "write_atomically", "write_file"]
+__all__ = ["append_line", "flush_to_disk", "write_atomically", "write_file"]
 
 
 def write_file(
@@ -60,6 +60,19 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     write_file(path, lambda file: file.write(data))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Write a line (as UTF-8) behind what a file holds; it is on the disk when this returns.
+
+    Raises:
+        EnvironmentUnfit: the disk is full or the file cannot be written.
+    """
+    with _as_unfit(f"cannot write {path}"), path.open("ab") as file:
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
 
 
 def flush_to_disk(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ampcompare.records.look import Look
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
 
@@ -136,6 +137,8 @@ class Comparison(FrozenRecord):
     margin_reason: str = Field("", description="where the points of the rule come from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
     error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
+    look: int | None = Field(None, description="number of this look at the run directory; None if not counted")
+    looks: list[Look] = Field([], description="all looks at the run directory, this one included")
     prefer: str = "time"
     arms: list[ArmSummary]
     reading: list[str]

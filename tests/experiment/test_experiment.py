@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
@@ -200,32 +203,55 @@ def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
 
 
 def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
-    """After a pilot of three seeds the matrix has as many as its spread and the margin ask for."""
+    """After a pilot of five seeds the matrix has as many as its spread and the margin ask for."""
     launcher, notes = Pretend(), Notes()
     comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6, observer=notes)
     pilot = summarize(
-        [record for record in comparison.records if record.config.recipe.seed < 3],
+        [record for record in comparison.records if record.config.recipe.seed < 5],
         arms=ARMS,
         reference="fp32",
         terms=Criteria(margin=1),
     )
-    needed, arm = seeds_needed(pilot)
-    assert 3 < needed < 20
+    needed, arm = seeds_needed(pilot, 0.04)
+    assert 5 < needed < 40
     assert arm == "half"
     assert comparison.seeds == list(range(needed))
     assert len(launcher.asked) == 2 * needed
     assert any(f"needs {needed} seeds" in text for text in notes.said)
+    assert (comparison.look, comparison.error_rate) == (1, pytest.approx(0.04))
+    again = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6)
+    assert (again.seeds, len(launcher.asked), again.look) == (comparison.seeds, 2 * needed, 1)
+
+
+def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
+    """The interval after all seeds has the pilot's spread and its four degrees of freedom, read again or not."""
+    terms = Criteria(margin=1)
+    comparison = run_auto(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
+    differences = [(TOP1["half"][seed % 8] - TOP1["fp32"][seed % 8]) / 100 for seed in comparison.seeds]
+    row = comparison.arms[1]
+    assert row.top1_difference_confidence is not None
+    half = (
+        stats.t.ppf((1 + row.top1_difference_confidence) / 2, 4)
+        * statistics.stdev(differences[:5])
+        / math.sqrt(len(differences))
+    )
+    mean = statistics.fmean(differences)
+    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((mean - half, mean + half))
+    assert reload_comparison(tmp_path).arms == comparison.arms
 
 
 @pytest.mark.integration
 def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
     """A seed that would not end in time is not begun; the report says how far it came and goes on the next time."""
     launcher = Pretend(seconds=60)
-    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=0.3), budget_seconds=1)
-    assert comparison.seeds == [0, 1, 2]
-    assert comparison.reading[-1].startswith("The budget of 1 s ended it after 3 of the ")
-    more = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=0.3), budget_seconds=1e6)
-    assert len(more.seeds) > 3
+    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1)
+    assert comparison.seeds == [0, 1, 2, 3, 4]
+    assert comparison.reading[-1].startswith("The budget of 1 s ended it after 5 of the ")
+    assert "seen less often than in 80 %" in comparison.reading[-1]
+    assert comparison.look == 1
+    more = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6)
+    assert len(more.seeds) > 5
+    assert (more.look, more.error_rate) == (2, pytest.approx(0.005))
     assert len(launcher.asked) == 2 * len(more.seeds)
 
 
@@ -233,8 +259,9 @@ def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
     """A wide margin needs no more than the pilot."""
     notes = Notes()
     comparison = run_auto(_make, tmp_path, Pretend(), terms=Criteria(margin=20), budget_seconds=1, observer=notes)
-    assert comparison.seeds == [0, 1, 2]
-    assert notes.said == ["the pilot of 3 seeds is enough for a margin of 20 points"]
+    assert comparison.seeds == [0, 1, 2, 3, 4]
+    assert comparison.look == 1
+    assert notes.said == ["the pilot of 5 seeds is enough for a margin of 20 points"]
 
 
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:

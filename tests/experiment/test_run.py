@@ -355,15 +355,15 @@ def test_an_interruption_leaves_a_report(launcher: ForkedLauncher, small: Plan, 
 
 
 def test_a_plan_has_another_name_with_any_cell() -> None:
-    """The default folder of a plan changes with its arms, seeds and recipe, and not with the order of its arms."""
+    """The default folder of a plan changes with its arms and recipe, not with their order and not with its seeds."""
     plans = [
         make_plan(_base("mlp"), SMALL, [0]),
-        make_plan(_base("mlp"), SMALL, [0, 1]),
         make_plan(_base("mlp"), [*SMALL, "half"], [0]),
         make_plan(_base("convnet"), SMALL, [0]),
     ]
-    assert len({plan.digest() for plan in plans}) == 4
+    assert len({plan.digest() for plan in plans}) == 3
     assert make_plan(_base("mlp"), SMALL[::-1], [0]).digest() == plans[0].digest()
+    assert make_plan(_base("mlp"), SMALL, [3, 1]).digest() == plans[0].digest()
 
 
 @pytest.mark.parametrize(

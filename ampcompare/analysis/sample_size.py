@@ -1,0 +1,108 @@
+"""How many pairs a test needs: by a known spread, by the upper limit of one that was seen, and by Stein's method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["POWER", "pairs_needed", "pairs_to_settle", "spread_limit", "stein_pairs"]
+
+POWER = 0.8
+MAX_PAIRS = 10_000
+
+
+def pairs_needed(spread: float, distance: float, alpha: float, power: float = POWER) -> int:
+    """Return how many pairs a one-sided t test needs to see `distance`, at most `MAX_PAIRS`.
+
+    A two-sided test has half its alpha on each side.
+
+    Source: the noncentral t distribution; the least n whose power reaches `power`.
+    """
+    from scipy.special import nctdtr, stdtrit
+
+    def enough(count: int) -> bool:
+        shift = distance * math.sqrt(count) / spread
+        # Far out the noncentral t is not defined in floating point, and the power is 1.
+        return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= power
+
+    return _least(enough)
+
+
+def spread_limit(spread: float, freedom: float) -> float:
+    """Return the upper limit of a standard deviation that was estimated, at a confidence of 80 %.
+
+    Source: the chi-square distribution of the variance of normal samples.
+    """
+    from scipy.special import chdtri
+
+    return spread * math.sqrt(freedom / float(chdtri(freedom, POWER)))
+
+
+def pairs_to_settle(
+    mean: float, spread: float, freedom: float, error: float, margin: float, alpha: float, *, practical: bool
+) -> int | None:
+    """Return how many pairs in all settle a comparison one way or the other with a power of 80 %; None if unknown.
+
+    Mean and spread are uncertain themselves, so the spread is taken at its upper limit, and the distance of the mean
+    from a bound as by so much smaller as the mean may be off.
+
+    Args:
+        mean: of the differences so far, `error` its standard error.
+        spread: of the differences so far, with its degrees of freedom.
+        alpha: of a one-sided test of one arm.
+        practical: whether a difference inside the margin is never better or inferior.
+    """
+    from scipy.special import stdtrit
+
+    limit = spread_limit(spread, freedom)
+    off = float(stdtrit(freedom, POWER)) * error
+    ways = [] if practical else [_pairs_for_any_mean(limit, margin, alpha)]
+    if abs(mean) - off > (margin if practical else 0):
+        ways.append(pairs_needed(limit, abs(mean) - off, alpha / 2))
+    if mean - off > -margin:
+        ways.append(pairs_needed(limit, mean - off + margin, alpha))
+    least = min(ways, default=MAX_PAIRS)
+    return least if least < MAX_PAIRS else None
+
+
+def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
+    """Return how many pairs show that an arm is not inferior, or that it is, wherever its mean lies.
+
+    Between the means that show the one and those that show the other is a gap, which is small enough where a mean
+    misses it with a power of 80 % from its middle.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    missed = 2 * float(ndtri(1 - POWER / 2))
+
+    def enough(count: int) -> bool:
+        widths = float(stdtrit(count - 1, 1 - alpha)) + float(stdtrit(count - 1, 1 - alpha / 2))
+        return (widths - missed) * spread / math.sqrt(count) <= margin
+
+    return _least(enough)
+
+
+def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) -> int:
+    """Return how many pairs a one-sided test of Stein's needs to see `distance` with a power of 80 %.
+
+    The spread is that of a pilot, and so is that of the test; the pilot's pairs count among those that are returned.
+
+    Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
+    """
+    from scipy.special import stdtrit
+
+    quantiles = float(stdtrit(freedom, 1 - alpha)) + float(stdtrit(freedom, POWER))
+    return min(MAX_PAIRS, math.ceil((quantiles * spread / distance) ** 2))
+
+
+def _least(enough: Callable[[int], bool]) -> int:
+    """Return the least number of pairs that is enough, at most `MAX_PAIRS`; more are then enough too."""
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MAX_PAIRS:
+            return MAX_PAIRS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,199 @@
+"""The journal of a run directory: one line for each look at its runs, only ever appended to.
+
+`journal.jsonl` holds strict JSON. Each line carries a hash of the one before, so that a line that was changed or taken
+out is noticed. The process that writes holds the lock of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ampcompare.analysis.comparability import changed_settings
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.looks import Design, changed_terms, error_rate_of_next, look_sentences
+from ampcompare.analysis.pairs import finished, pairs_by_seed
+from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, parse_json, read_text
+from ampcompare.files.write import append_line
+from ampcompare.records.comparison import Comparison
+from ampcompare.records.look import Look
+from ampcompare.records.run import RunRecord, dump_json, read_record
+
+__all__ = ["JOURNAL", "Journal", "append_look", "read_looks"]
+
+JOURNAL = "journal.jsonl"
+NOT_COMPLETE = (
+    "Nothing was tested: not all runs of this plan are there, and a test on the way would be another look. The command "
+    "that began it, called again, runs the others and tests."
+)
+SPENT = (
+    "Nothing was tested: the looks before have spent the error rate of 5 %. Other seeds in another run directory are a "
+    "new comparison."
+)
+
+
+def read_looks(folder: Path) -> list[Look]:
+    """Return the looks at a run directory, in order; none where it has no journal.
+
+    Raises:
+        RecordError: a line is damaged, or one was changed or is missing.
+    """
+    path = folder / JOURNAL
+    if not os.path.lexists(path):
+        return []
+    try:
+        lines = read_text(path).splitlines()
+    except FileFault as fault:
+        raise RecordError(f"cannot read the journal {path}: {fault}") from None
+    looks, before = [], ""
+    for number, line in enumerate(lines, 1):
+        try:
+            data = parse_json(line)
+            if not isinstance(data, dict) or data.get("before") != _hash(before):
+                raise FileFault("it does not follow the line before, so a line was changed or taken out")
+            looks.append(Look.model_validate(data["look"]))
+        except (FileFault, KeyError, ValidationError) as error:
+            why = f"{error}".splitlines()[0]
+            raise RecordError(
+                f"{path}, line {number}, is damaged: {why}; how often these runs were looked at is not known, so "
+                "restore the file or choose another --output-dir"
+            ) from None
+        before = line
+    return looks
+
+
+def append_look(folder: Path, look: Look) -> None:
+    """Write a look behind the others, to the disk.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+    path = folder / JOURNAL
+    lines = read_text(path).splitlines() if path.exists() else []
+    append_line(path, dump_json({"before": _hash(lines[-1] if lines else ""), "look": look.model_dump()}, indent=None))
+
+
+def _hash(line: str) -> str:
+    return hashlib.sha256(line.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The looks at a run directory so far, and what the next goes by: the plan and the terms.
+
+    Attributes:
+        cells: the name of each cell's folder, under LABEL@SEED.
+        pilot: seeds whose spread has set the number of seeds.
+    """
+
+    folder: Path
+    looks: tuple[Look, ...]
+    arms: tuple[str, ...]
+    reference: str
+    cells: Mapping[str, str]
+    terms: Criteria
+    pilot: frozenset[int] = frozenset()
+
+    def untested(self) -> Design:
+        """Return how runs are shown that are not complete: without a test."""
+        return Design(0.0, 0.0, self.pilot, looks=self.looks, notes=(NOT_COMPLETE,))
+
+    def reread(self, records: Sequence[RunRecord]) -> Design:
+        """Return how runs are shown by a command that only reads: as they were tested, or else without a test."""
+        design = self.design(records)
+        return self.untested() if self.looks and design.looks != self.looks else design
+
+    def design(self, records: Sequence[RunRecord]) -> Design:
+        """Return how these runs are tested.
+
+        The look is the last of the design's, or an earlier one where the journal has one at the same runs under the
+        same terms: to read a result again spends nothing.
+
+        Args:
+            records: of the plan, under the labels of their rows.
+        """
+        look = self._look(records)
+        known = next((other for other in self.looks if _same(other, look)), None)
+        others = [other for other in self.looks if other is not known]
+        changes = changed_terms(look, others, self._seeds_left_out(records))
+        if known is not None:
+            look = known
+        elif max(look.pairs.values(), default=0) >= MIN_PAIRS:
+            number = 1 + sum(bool(other.number) for other in self.looks)
+            rate = error_rate_of_next(self.looks, self.terms.looks)
+            look = look.model_copy(update={"number": number, "error_rate": rate, "changes": changes})
+        looks = self.looks if known is not None else (*self.looks, look)
+        later = error_rate_of_next(looks, self.terms.looks)
+        warnings = [f"Changed after runs were seen: {'; '.join(changes)}."] if changes else []
+        notes = [SPENT] if look.number and not look.error_rate else look_sentences(look, looks, later)
+        return Design(look.error_rate, later, self.pilot, look.number, looks, tuple(warnings), tuple(notes))
+
+    def record(self, comparison: Comparison) -> Comparison:
+        """Append the last look of a comparison to the journal, with its verdicts, if the journal does not have it.
+
+        Returns:
+            The comparison with the look as it was written.
+
+        Raises:
+            EnvironmentUnfit: the file cannot be written.
+        """
+        if comparison.looks == list(self.looks):
+            return comparison
+        look = comparison.looks[-1].model_copy(
+            update={
+                "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+                "accuracy": {row.arm: row.accuracy_verdict for row in comparison.arms if row.accuracy_verdict},
+                "time": {row.arm: row.time_verdict for row in comparison.arms if row.time_verdict},
+            }
+        )
+        append_look(self.folder, look)
+        return comparison.model_copy(update={"looks": [*self.looks, look]})
+
+    def _look(self, records: Sequence[RunRecord]) -> Look:
+        ended = finished(records)
+        labels = {f"{record.arm}@{record.config.recipe.seed}" for record in ended}
+        base = [record for record in ended if record.arm == self.reference]
+        others = [arm for arm in self.arms if arm != self.reference]
+        return Look(
+            number=0,
+            error_rate=0.0,
+            reference=self.reference,
+            arms=list(self.arms),
+            seeds=sorted({record.config.recipe.seed for record in ended}),
+            pairs={arm: len(pairs_by_seed([run for run in ended if run.arm == arm], base)) for arm in others},
+            cells={label: self._hash_of(cell) for label, cell in self.cells.items() if label in labels},
+            margin=self.terms.margin,
+            time_margin=self.terms.time_margin,
+            planned=self.terms.looks,
+        )
+
+    def _hash_of(self, cell: str) -> str:
+        return hashlib.sha256((self.folder / "cells" / cell / "record.json").read_bytes()).hexdigest()[:16]
+
+    def _seeds_left_out(self, records: Sequence[RunRecord]) -> list[int]:
+        """Return the seeds of completed runs in the folder that are not of the plan, but have the settings of one."""
+        rows = {record.arm: record.config for record in records}.values()
+        seeds = set()
+        for path in self.folder.glob("cells/*/record.json"):
+            if path.parent.name in self.cells.values():
+                continue
+            with contextlib.suppress(RecordError):
+                other = read_record(path)
+                if other.status == "completed" and any(not changed_settings(other.config, row) for row in rows):
+                    seeds.add(other.config.recipe.seed)
+        return sorted(seeds)
+
+
+def _same(one: Look, other: Look) -> bool:
+    """Return whether two looks are at the same runs under the same terms."""
+    keys = ("cells", "arms", "reference", "margin", "time_margin")
+    return all(getattr(one, key) == getattr(other, key) for key in keys)

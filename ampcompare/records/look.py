@@ -1,0 +1,28 @@
+"""A look: one test of a comparison on certain runs, as the journal of a run directory keeps it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from ampcompare.records.run import FrozenRecord
+
+__all__ = ["Look"]
+
+
+class Look(FrozenRecord):
+    """What was tested, on which runs, under which terms, and at which error rate."""
+
+    number: int = Field(ge=0, description="among the looks that tested something; 0 for one that could not")
+    error_rate: float = Field(ge=0, lt=1, description="that it spent, of each claim over all arms")
+    written: str = Field("", description="date and time")
+    reference: str
+    arms: list[str]
+    seeds: list[int]
+    pairs: dict[str, int] = Field({}, description="of each arm with the reference")
+    cells: dict[str, str] = Field(description="a hash of each record, under LABEL@SEED")
+    margin: float | str = Field(description="of accuracy, as it was asked for: points, or a rule")
+    time_margin: float
+    planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
+    changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
+    accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
+    time: dict[str, str] = Field({}, description="the verdict on each arm")

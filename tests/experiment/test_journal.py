@@ -1,0 +1,273 @@
+"""The journal of a run directory: what is a look, what is none, what is said of it; no process is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.environment.versions import fingerprint
+from ampcompare.errors import RecordError
+from ampcompare.experiment.journal import JOURNAL, read_looks
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.plan import make_plan
+from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.cell_files import write_record
+from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.report.files import write_reports
+from ampcompare.report.formats import FORMATS
+from ampcompare.settings.config import RunConfig
+
+ARMS = ("fp32", "half")
+WORSE = 40  # counts of 1000 that half loses
+
+
+class Pretend(Launcher):
+    """Returns records without training; every launch of a cell takes a little longer than the one before."""
+
+    def __init__(self, worse: int = WORSE, fail: Sequence[int] = ()) -> None:
+        self.launched = 0
+        self.worse = worse
+        self.fail = fail
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        self.launched += 1
+        seed = config.recipe.seed
+        correct = 500 + seed % 3 - (self.worse + seed % 2 if config.arm == "half" else 0)
+        epoch = EpochResult(
+            epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1, train_seconds=1, eval_seconds=0
+        )
+        summary = RunSummary(top1_final=epoch.top1, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
+        record = RunRecord(
+            cell=config.digest(),
+            arm=config.arm,
+            status="failed" if seed in self.fail else "completed",
+            config=config,
+            environment=fingerprint(),
+            summary=summary,
+        )
+        write_record(record, folder)
+        return record
+
+    def close(self) -> None:
+        pass
+
+
+def _compare(
+    folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
+) -> Comparison:
+    terms = options.pop("terms", Criteria(margin=0.5))
+    plan = make_plan(RunConfig(), arms, seeds)
+    return run_plan(plan, folder, launcher or Pretend(), terms=terms, save=write_reports, **options)
+
+
+def _half(comparison: Comparison) -> ArmSummary:
+    return next(row for row in comparison.arms if row.arm == "half")
+
+
+def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
+    """A comparison that ends leaves a line with its seeds, pairs, margins, cells and verdicts."""
+    comparison = _compare(tmp_path, range(3))
+    (look,) = read_looks(tmp_path)
+    assert (look.number, look.error_rate, look.seeds, look.pairs) == (1, pytest.approx(0.04), [0, 1, 2], {"half": 3})
+    assert (look.margin, look.time_margin, look.reference, look.arms) == (0.5, 0.02, "fp32", list(ARMS))
+    assert set(look.cells) == {f"{arm}@{seed}" for arm in ARMS for seed in range(3)}
+    assert look.accuracy == {"half": "inferior"}
+    assert look.written
+    assert (comparison.look, comparison.looks, comparison.error_rate) == (1, [look], look.error_rate)
+    assert _half(comparison).accuracy_verdict == "inferior"
+    assert _half(comparison).top1_difference_confidence == pytest.approx(0.96)
+
+
+def test_the_same_again_is_no_look(tmp_path: Path) -> None:
+    """The same command again, and a report of the folder, change neither the journal nor a verdict."""
+    first = _compare(tmp_path, range(3))
+    before = (tmp_path / JOURNAL).read_bytes()
+    for _ in range(3):
+        assert _compare(tmp_path, range(3)) == first
+        assert reload_comparison(tmp_path) == first
+    assert (tmp_path / JOURNAL).read_bytes() == before
+
+
+def test_another_preference_is_no_look(tmp_path: Path) -> None:
+    """What is preferred and how the report is called tests nothing."""
+    _compare(tmp_path, range(3))
+    again = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, prefer="memory", tag="other"))
+    assert (again.look, len(read_looks(tmp_path))) == (1, 1)
+
+
+def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
+    """More seeds are tested at what the first look has left, and the reading says so in every format."""
+    _compare(tmp_path, range(3))
+    second = _compare(tmp_path, range(6))
+    assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
+    assert [look.number for look in read_looks(tmp_path)] == [1, 2]
+    assert not any(line.startswith("Changed") for line in second.reading)
+    for form in ("table", "md", "html", "json"):
+        if not FORMATS[form].missing:
+            assert "Look 2 at these arms, tested at an error rate of 0.5 %" in " ".join(
+                FORMATS[form].reporter().render(second).split()
+            )
+
+
+def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
+    """Back to the seeds of the first look, its verdict is shown at its level, and the seeds left out are named."""
+    first = _compare(tmp_path, range(3))
+    _compare(tmp_path, range(6))
+    back = _compare(tmp_path, range(3))
+    assert (back.look, back.error_rate, back.arms) == (1, first.error_rate, first.arms)
+    assert back.reading[0] == "Changed after runs were seen: left out: seeds 3, 4, 5."
+
+
+def test_a_margin_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
+    """Another margin on the same runs is another look, and the first line of the reading says that it was changed."""
+    _compare(tmp_path, range(3), launcher=Pretend(worse=2))
+    changed = _compare(tmp_path, range(3), terms=Criteria(margin=3.0))
+    assert (changed.look, changed.error_rate) == (2, pytest.approx(0.005))
+    assert changed.reading[0] == "Changed after runs were seen: margin 3 points instead of 0.5 points."
+    assert read_looks(tmp_path)[1].changes == ["margin 3 points instead of 0.5 points"]
+
+
+def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
+    """Cells that were forced to run again are a look, and are named."""
+    launcher = Pretend()
+    _compare(tmp_path, range(3), launcher=launcher)
+    again = _compare(tmp_path, range(3), launcher=launcher, force=True)
+    assert again.look == 2
+    assert again.reading[0].startswith("Changed after runs were seen: ran again: ")
+    assert "half@2" in again.reading[0] or "1 more" in again.reading[0]
+
+
+def test_a_seed_that_is_left_out_is_named(tmp_path: Path) -> None:
+    """Runs of a seed that the folder holds and a comparison leaves out are named, also where no look has used them."""
+    _compare(tmp_path, [2], launcher=Pretend(worse=0), test=False)
+    chosen = _compare(tmp_path, [0, 1, 3])
+    assert chosen.look == 1
+    assert chosen.reading[0] == "Changed after runs were seen: left out: seed 2."
+    other = make_plan(RunConfig(workers=2), ARMS, [7])
+    run_plan(other, tmp_path, Pretend(), test=False)
+    assert _compare(tmp_path, [0, 1, 3]).reading[0] == "Changed after runs were seen: left out: seed 2."
+
+
+def test_terms_seen_before_a_test_count(tmp_path: Path) -> None:
+    """Two seeds test nothing and spend nothing, but a margin that is changed after them is named."""
+    pilot = _compare(tmp_path, [0, 1])
+    assert (pilot.look, pilot.error_rate) == (0, 0)
+    assert not any(line.startswith("Look") for line in pilot.reading)
+    tested = _compare(tmp_path, range(3), terms=Criteria(margin=2.0))
+    assert (tested.look, tested.error_rate) == (1, pytest.approx(0.04))
+    assert tested.reading[0] == "Changed after runs were seen: margin 2 points instead of 0.5 points."
+
+
+def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
+    """A report that an interrupted command leaves has no verdict, and the command called again has its only look."""
+
+    class Impatient(Observer):
+        def begin(self, config: RunConfig, number: int, total: int) -> None:
+            if number == 9:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _compare(tmp_path, range(6), observer=Impatient())
+    for comparison in (reload_comparison(tmp_path / "report.json"),):
+        assert _half(comparison).pairs == 4
+        assert _half(comparison).accuracy_verdict == "cannot tell (not tested)"
+        assert _half(comparison).top1_difference_low is None
+        assert any(line.startswith("Nothing was tested: not all runs") for line in comparison.reading)
+    assert read_looks(tmp_path) == []
+    whole = _compare(tmp_path, range(6))
+    assert (whole.look, whole.error_rate) == (1, pytest.approx(0.04))
+
+
+def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
+    """A folder that a second command is filling is reported without a test, as this would be a look not counted."""
+    _compare(tmp_path, range(3))
+    _compare(tmp_path, range(6), test=False)
+    shown = reload_comparison(tmp_path)
+    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
+    assert len(read_looks(tmp_path)) == 1
+
+
+def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
+    """One planned look is tested at 5 %, and a second is not tested at all."""
+    first = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
+    assert (first.error_rate, _half(first).top1_difference_confidence) == (0.05, pytest.approx(0.95))
+    second = _compare(tmp_path, range(6), terms=Criteria(margin=0.5, looks=1))
+    assert (second.look, second.error_rate) == (2, 0)
+    assert _half(second).accuracy_verdict == "cannot tell (not tested)"
+    assert any(line.startswith("Nothing was tested: the looks before have spent") for line in second.reading)
+    assert _compare(tmp_path, range(6)).error_rate == 0
+
+
+def test_an_open_look_after_a_single_one_has_nothing(tmp_path: Path) -> None:
+    """Whoever takes the plan back gets no error rate from nowhere, and the change is named."""
+    _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
+    second = _compare(tmp_path, range(6))
+    assert second.error_rate == 0
+    assert second.reading[0] == "Changed after runs were seen: planned looks open instead of 1."
+
+
+def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
+    """A failed cell is part of no look; that it ran later is a look and no repeat."""
+    _compare(tmp_path, range(4), launcher=Pretend(fail=[3]))
+    assert read_looks(tmp_path)[0].seeds == [0, 1, 2]
+    whole = _compare(tmp_path, range(4))
+    assert whole.look == 2
+    assert not whole.reading[0].startswith("Changed")
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda lines: [lines[0][:40], *lines[1:]], 1),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [lines[0], lines[2]], 2),
+        (lambda lines: [lines[0].replace('"margin": 0.5', '"margin": 0.4'), *lines[1:]], 2),
+        (lambda lines: [*lines[:2], lines[2][:-20]], 3),
+        (lambda lines: [*lines, "[]"], 4),
+        (lambda lines: [*lines, "{}"], 4),
+    ],
+)
+def test_a_damaged_journal_is_named(tmp_path: Path, damage: Any, line: int) -> None:
+    """A line that is cut, changed or taken out is named by both commands, and nothing runs or is overwritten."""
+    for seeds in (range(3), range(4), range(5)):
+        _compare(tmp_path, seeds)
+    path = tmp_path / JOURNAL
+    path.write_text("".join(f"{text}\n" for text in damage(path.read_text().splitlines())))
+    before, launcher = path.read_bytes(), Pretend()
+    for command in (lambda: _compare(tmp_path, range(9), launcher=launcher), lambda: reload_comparison(tmp_path)):
+        with pytest.raises(RecordError, match=rf"journal.jsonl, line {line}, is damaged: .*another --output-dir"):
+            command()
+    assert (path.read_bytes(), launcher.launched) == (before, 0)
+
+
+def test_the_journal_is_strict_json(tmp_path: Path) -> None:
+    """Each line is one JSON object with the look and a hash of the line before."""
+    _compare(tmp_path, range(3))
+    _compare(tmp_path, range(4))
+    lines = [json.loads(line) for line in (tmp_path / JOURNAL).read_text().splitlines()]
+    assert [sorted(line) for line in lines] == [["before", "look"]] * 2
+    assert lines[0]["before"] != lines[1]["before"]
+
+
+def test_folders_without_a_journal_are_read_as_before(tmp_path: Path) -> None:
+    """Records of an earlier version are tested at 5 % when they are read."""
+    _compare(tmp_path, range(3))
+    (tmp_path / JOURNAL).unlink()
+    shown = reload_comparison(tmp_path)
+    assert (shown.look, shown.error_rate, shown.looks) == (None, 0.05, [])
+    assert _half(shown).accuracy_verdict == "inferior"
+
+
+def test_a_copied_folder_keeps_its_looks(tmp_path: Path) -> None:
+    """A run directory that was copied or moved is the same comparison."""
+    first = _compare(tmp_path / "one", range(3))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert reload_comparison(tmp_path / "two") == first
