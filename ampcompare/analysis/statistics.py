@@ -17,13 +17,13 @@ from ampcompare.analysis.sample_size import pairs_to_settle
 __all__ = [
     "ERROR_RATE",
     "MIN_PAIRS",
+    "SPREAD_IS_KNOWN",
     "Effect",
     "Margin",
     "PValues",
     "Verdict",
     "decide",
     "interval",
-    "known_spread",
     "min_resolvable_spread",
     "p_values",
     "paired",
@@ -165,13 +165,6 @@ def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float) -> 
     below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
     mean = statistics.fmean(arm) - statistics.fmean(reference)
     return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts))
-
-
-def known_spread(arm: Sequence[float], reference: Sequence[float], sd: float) -> Effect:
-    """Return the effect where the standard deviation over seeds is known from elsewhere, one run being enough."""
-    error = sd * math.sqrt(1 / len(arm) + 1 / len(reference))
-    mean = statistics.fmean(arm) - statistics.fmean(reference)
-    return Effect(mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(len(arm), len(reference)))
 
 
 def interval(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
