@@ -83,7 +83,7 @@ def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
 
 def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) -> None:
     """At three seeds too, since the counts of a thousand images are tested as counts."""
-    arms = ["fp32", *(f"half:loss_scale={number}" for number in range(1, 9))]
+    arms = ["fp32", "half", "half:bn_fp32", "native:fp16", "native:bf16", *(f"apex:O{level}" for level in range(4))]
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in arms for seed in range(3)]
     records = [
         record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": _of_400(record)})})
