@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.step_spread import halves, outlier_share
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
 from ampcompare.settings.config import RunConfig
+from ampcompare.training.metrics.step_spread import halves, outlier_share
 
 Floats = NDArray[np.float64]
 STEPS = (45, 100, 500)

@@ -305,6 +305,17 @@ def test_the_order_is_the_one_that_ran(launcher: ForkedLauncher, small: Plan, do
     assert started[other] < started[first]
 
 
+def test_a_plan_runs_in_the_order_of_its_folder(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """Cells without a record run as the folder has them, whatever order a new plan has drawn."""
+    recorded = json.loads((done / "plan.json").read_text())
+    for arm in SMALL:
+        _record_of(done, small, arm).unlink()
+    listener = Listener()
+    run_plan(small.in_order(recorded["order"][::-1], small.order_seed + 1), done, launcher, observer=listener)
+    assert listener.began == recorded["order"]
+    assert json.loads((done / "plan.json").read_text())["order_seed"] == recorded["order_seed"] == small.order_seed
+
+
 def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """A record of another torch is not taken, and the note says what changed."""
     path = _record_of(done, small, "fp32")
