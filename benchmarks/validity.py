@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.step_spread import halves, outlier_share
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
+from ampcompare.records.step_spread import halves, outlier_share
 from ampcompare.settings.config import RunConfig
 
 Floats = NDArray[np.float64]

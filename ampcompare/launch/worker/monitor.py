@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from ampcompare.analysis.step_spread import halves, outlier_share
 from ampcompare.launch.worker.gpu_monitor import GpuMonitor
 from ampcompare.records.run import SystemReadings
+from ampcompare.records.step_spread import halves, outlier_share
 
 __all__ = ["SystemMonitor"]
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ampcompare.analysis.step_spread import halves, outlier_share
+from ampcompare.records.step_spread import halves, outlier_share
 
 
 def test_outliers_by_hand() -> None:
