@@ -32,8 +32,8 @@ from ampcompare.apex.amp._engine import device_skip
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
-from ampcompare.skippable_step import DeferredFlag, skip_on_device
 from ampcompare.tasks.models import build_model
+from ampcompare.tensors.skippable_step import DeferredFlag, skip_on_device
 
 __all__ = ["ARMS", "IMPLEMENTATIONS", "LIMITS", "Counts", "count_step", "launches_of_lists"]
 

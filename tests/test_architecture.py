@@ -39,8 +39,7 @@ FLOORS = {
     "files": 1,
     "isolate": 0,
     "formatting": 0,
-    "tensor_lists": 0,
-    "skippable_step": 0,
+    "tensors": 0,
     "errors": 0,
     "version": 0,
 }

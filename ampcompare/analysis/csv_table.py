@@ -23,7 +23,6 @@ from ampcompare.analysis.quantities import (
 from ampcompare.analysis.table_columns import Columns, TableOptions, find_columns
 from ampcompare.errors import RecordError
 from ampcompare.files.read import read_text
-from ampcompare.formatting import MIB
 
 __all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file", "same_words"]
 
@@ -32,6 +31,7 @@ NOT_MEASURED = ("", "-", "–", "—", "n/a", "na", "none", "?")
 YES, NO = ("1", "yes", "true", "y"), ("", "0", "no", "false", "n")
 RULE = re.compile(r"\s*:?-+:?\s*")
 MAX_CHARACTERS = 4_000_000
+MIB = 2**20
 MAX_BYTES = 16_000_000  # in UTF-8, which takes up to four bytes per character
 MAX_CELLS = 500_000
 MAX_RUNS = 1_000_000  # behind one line

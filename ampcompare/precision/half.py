@@ -18,7 +18,7 @@ from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.precision.unscale_once import UnscaleOnce
-from ampcompare.tensor_lists import by_type
+from ampcompare.tensors.lists import by_type
 
 __all__ = ["Half", "make_half"]
 

@@ -20,8 +20,8 @@ from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owne
 from ampcompare.precision.device_loss_scale import FACTOR, DeviceLossScale, is_exact_on_device
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.late import LateOutcomes
-from ampcompare.skippable_step import obeys_flag
-from ampcompare.tensor_lists import by_type, copy_by_dtype
+from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.tensors.skippable_step import obeys_flag
 
 __all__ = ["HalfOptimizer"]
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import StepOutcome, all_applied
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.unscale_once import UnscaleOnce
-from ampcompare.skippable_step import obeys_flag
+from ampcompare.tensors.skippable_step import obeys_flag
 
 __all__ = ["Native"]
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.tensor_lists import by_type, copy_by_dtype
+from ampcompare.tensors.lists import by_type, copy_by_dtype
 from ampcompare.training.state.fit import require_fit
 
 __all__ = ["ModelEma"]

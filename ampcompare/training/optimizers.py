@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.config import OptimizerConfig
-from ampcompare.skippable_step import skip_on_device
+from ampcompare.tensors.skippable_step import skip_on_device
 
 __all__ = ["make_optimizer", "param_groups"]
 

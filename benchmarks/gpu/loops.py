@@ -77,7 +77,7 @@ def _arm(
     from ampcompare.parallel.single import Single
     from ampcompare.precision.base import owned_params
     from ampcompare.precision.factory import make_precision
-    from ampcompare.skippable_step import skip_on_device
+    from ampcompare.tensors.skippable_step import skip_on_device
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update

@@ -18,7 +18,7 @@ from ampcompare.errors import PreparationError, UnsupportedCombination
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
-from ampcompare.skippable_step import skip_on_device
+from ampcompare.tensors.skippable_step import skip_on_device
 
 LR = 0.5
 

@@ -14,7 +14,7 @@ from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import OptimizerConfig, RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.skippable_step import obeys_flag
+from ampcompare.tensors.skippable_step import obeys_flag
 from ampcompare.training.optimizers import make_optimizer, param_groups
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply.fp32_views import to_fp32, write_back
-from ampcompare.tensor_lists import by_type, copy_by_dtype
+from ampcompare.tensors.lists import by_type, copy_by_dtype
 
 __all__ = ["axpby", "global_norm", "non_finite", "per_tensor_norms", "scale", "update_scale_with_hysteresis"]
 

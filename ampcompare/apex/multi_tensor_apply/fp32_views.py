@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ampcompare.tensor_lists import copy_by_dtype
+from ampcompare.tensors.lists import copy_by_dtype
 
 __all__ = ["as_fp32", "flat_fp32_lists", "to_fp32", "write_back"]
 

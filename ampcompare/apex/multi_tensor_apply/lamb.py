@@ -13,7 +13,7 @@ from torch import Tensor
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, to_fp32, write_back
 from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import multiply_each
-from ampcompare.tensor_lists import copy_by_dtype
+from ampcompare.tensors.lists import copy_by_dtype
 
 __all__ = ["apply_update", "clip_divisor", "compute_update", "lamb"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, flat_fp32_lists, to_fp32, write_back
 from ampcompare.apex.multi_tensor_apply.per_tensor_scalars import divide_each
-from ampcompare.tensor_lists import copy_by_dtype
+from ampcompare.tensors.lists import copy_by_dtype
 
 __all__ = ["adagrad", "adam", "novograd", "sgd"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampcompare.records.run import StepRecord
-from ampcompare.tensor_lists import by_type
+from ampcompare.tensors.lists import by_type
 from ampcompare.training.policies.policy import Policy
 
 __all__ = ["DivergenceDetector", "weights_finite"]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.skippable_step import settle
+from ampcompare.tensors.skippable_step import settle
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.policies.divergence import DivergenceDetector

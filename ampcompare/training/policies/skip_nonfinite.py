@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.settings.config import RunConfig
-from ampcompare.tensor_lists import copy_by_dtype
+from ampcompare.tensors.lists import copy_by_dtype
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.policies.policy import Policy
 

@@ -19,7 +19,7 @@ from ampcompare.checkpoint.store.layout import CONVERTED, as_list, one_or_list
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.tensor_lists import copies_on_host
+from ampcompare.tensors.lists import copies_on_host
 from ampcompare.training.state.fit import Names, Owned, require_training_fits
 from ampcompare.training.state.generators import random_states, set_random_states
 

@@ -10,7 +10,7 @@ import torch
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
-from ampcompare.skippable_step import skip_on_device
+from ampcompare.tensors.skippable_step import skip_on_device
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.rollback import Rollback, Snapshot
 

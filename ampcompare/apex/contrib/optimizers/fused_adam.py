@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ampcompare.apex.contrib.optimizers.groups import TensorGroups, per_group
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
 from ampcompare.apex.multi_tensor_apply.fp32_views import as_fp32, to_fp32, write_back
-from ampcompare.tensor_lists import copy_by_dtype
+from ampcompare.tensors.lists import copy_by_dtype
 
 __all__ = ["FusedAdam"]
 

@@ -15,7 +15,7 @@ from ampcompare.apex.multi_tensor_apply import lamb, optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale
 from ampcompare.apex.multi_tensor_apply.fp32_views import to_fp32, write_back
 from ampcompare.precision.factory import make_precision
-from ampcompare.tensor_lists import by_type, copies_on_host, copy_by_dtype
+from ampcompare.tensors.lists import by_type, copies_on_host, copy_by_dtype
 from ampcompare.training.policies.divergence import weights_finite
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare import skippable_step
 from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.precision.factory import make_precision
-from ampcompare.skippable_step import DeferredFlag, obeys_flag, skip_on_device
+from ampcompare.tensors import skippable_step
+from ampcompare.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
 
 ARMS = (
     "apex:O1,engine=compat",
