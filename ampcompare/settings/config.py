@@ -44,6 +44,9 @@ __all__ = [
 
 # Settings of a run that change none of its numbers; of `saving`, a resume into another arm does (`settings_digest`).
 NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
+# Settings of the optimizer that older records lack: at these values a cell keeps the digest that it always had.
+LATER_SETTINGS: dict[str, Any] = {"skip_on_device": False}
+NO_DEFAULT = object()
 
 
 class ParallelConfig(Frozen):
@@ -243,6 +246,11 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     A run that may resume from the checkpoint of another arm is another cell: its weights are not the work of its arm.
     """
     numeric = {name: value for name, value in values.items() if name not in NON_NUMERIC_SETTINGS}
+    recipe = values.get("recipe")
+    optimizer = recipe.get("optimizer") if isinstance(recipe, Mapping) else None
+    if isinstance(recipe, Mapping) and isinstance(optimizer, Mapping):
+        known = {name: value for name, value in optimizer.items() if LATER_SETTINGS.get(name, NO_DEFAULT) != value}
+        numeric["recipe"] = {**recipe, "optimizer": known}
     saving = values.get("saving")
     if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
         numeric["resume_into_other_arm"] = True
