@@ -19,9 +19,9 @@ __all__ = ["COMMANDS", "cli", "main"]
 COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
-    "judge": "Compare results that were measured elsewhere (a CSV).",
+    "judge": "Compare results that were measured elsewhere.",
     "reproduce": "Run small versions of published claims, each with a verdict.",
-    "report": "Render the records of a run directory again.",
+    "report": "Render the records of run directories again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",

@@ -42,7 +42,7 @@ def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
     data = done.json()
     assert (data["status"], data["arm"]) == ("diverged", "fp32")
     (path,) = tmp_path.glob("cells/*/record.json")
-    assert json.loads(path.read_text()) == data
+    assert {name: value for name, value in json.loads(path.read_text()).items() if name != "checksum"} == data
     assert (path.parent / "steps.jsonl").read_text().count('"nan"') > 0
 
 
@@ -72,7 +72,8 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     done = call("compare", *MLP, "--arm", "fp32", "--arm", "half", "--seeds", "0-1", "-o", out, tiny=True)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
-    assert "2 seeds cannot separate arms" in done.out
+    assert "nothing was tested" in done.out
+    assert "No verdict: fp32 learned nothing" in done.out
     assert "fp16 times here say nothing about a GPU" in done.out
     assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
     assert call("report", out).out == done.out

@@ -157,7 +157,7 @@ class Instant(Launcher):
             eval_seconds=0.1,
         )  # fmt: skip
         summary = RunSummary(
-            top1_final=epoch.top1, top1_best=epoch.top1, top1_last_mean=0.5, last_epochs=1, top5_final=0.9,
+            top1_final=epoch.top1, top1_best=epoch.top1, top1_last_mean=epoch.top1, last_epochs=1, top5_final=0.9,
             loss_final=1.5, epochs=[epoch], num_steps=40, losses_sha256="0" * 64, skipped_steps=1, warmup_steps=2,
             step_seconds_median=0.01 + number / 1000, step_seconds_iqr=0.001, samples_per_second=16.0,
             epoch_seconds=1.0, wall_seconds=3.0, peak_bytes=3 * 2**20, final_loss_scale=65536.0, start_seconds=0.2,
