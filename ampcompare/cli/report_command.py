@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ampcompare.errors import ConfigError, RecordError
+from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
 
 __all__ = ["command"]
@@ -46,7 +47,7 @@ def command(paths: tuple[str, ...], form: str) -> int:
     text, excluded = _report([Path(path) for path in paths], form)
     click.echo(text, nl=False)
     for line in excluded:
-        click.echo(f"not used: {line}", err=True)
+        click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import os
 import random
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from ampcompare.cli import main
 from ampcompare.environment.versions import fingerprint
+from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import reusable, run_plan
 from ampcompare.launch.base import Launcher
@@ -152,14 +155,18 @@ class Instant(Launcher):
         folder.mkdir(parents=True, exist_ok=True)
         write_config(config, folder)
         number = config.recipe.seed + len(config.arm)
+        seconds = 0.01 + number / 1000
+        losses = [1 / (step + 1 + config.recipe.seed) for step in range(40)]
         epoch = EpochResult(
             epoch=0, samples=100, top1_correct=50 + number % 9, top5_correct=90, loss=1.5, train_seconds=1.0,
             eval_seconds=0.1,
         )  # fmt: skip
         summary = RunSummary(
             top1_final=epoch.top1, top1_best=epoch.top1, top1_last_mean=epoch.top1, last_epochs=1, top5_final=0.9,
-            loss_final=1.5, epochs=[epoch], num_steps=40, losses_sha256="0" * 64, skipped_steps=1, warmup_steps=2,
-            step_seconds_median=0.01 + number / 1000, step_seconds_iqr=0.001, samples_per_second=16.0,
+            loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
+            losses_sha256=hashlib.sha256(struct.pack("<40d", *losses)).hexdigest(), warmup_steps=2,
+            step_seconds_median=seconds, step_seconds_iqr=0.001,
+            samples_per_second=config.recipe.batch_size / seconds,
             epoch_seconds=1.0, wall_seconds=3.0, peak_bytes=3 * 2**20, final_loss_scale=65536.0, start_seconds=0.2,
         )  # fmt: skip
         record = RunRecord(
@@ -167,10 +174,13 @@ class Instant(Launcher):
             engine=EngineInfo(name="compat", version="25.05", reason="asked for") if "apex" in config.arm else None,
             environment={**fingerprint(), "device": "cpu", "device_name": "a CPU"}, half="fp16 native",
             trace=Trace(steps=[0, 20, 39], losses=[2.0, 1.0, 0.5], loss_scales=[1.0] * 3, skipped=[0, 1, 1],
-                        step_seconds=[0.01] * 21),
+                        step_seconds=[seconds] * 21),
         )  # fmt: skip
         write_record(record, folder)
-        steps = [StepRecord(i, 0, 1 / (i + 1), (2.0,), (2.0,), (True,), None, 0.01, 0.001) for i in range(40)]
+        steps = [
+            StepRecord(step, 0, loss, (2.0,), (2.0,), (step > 0,), None, seconds, 0.001)
+            for step, loss in enumerate(losses)
+        ]
         (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in steps))
         return record
 
@@ -186,7 +196,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(folder: Path) -> None:
     """Fill a folder with every kind of file that is damaged here."""
     plan = make_plan(RunConfig(), ARMS, [0, 1, 2])
-    run_plan(plan, folder / "out", Instant(), command="ampcompare compare", save=write_reports)
+    comparison = run_plan(plan, folder / "out", Instant(), command="ampcompare compare", save=write_reports)
+    assert len(comparison.records) == len(plan.cells)
+    assert not reload_comparison(folder / "out").excluded
     (folder / "settings.yaml").write_text(SETTINGS)
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "table.csv").write_text(TABLE)
