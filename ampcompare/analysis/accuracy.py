@@ -9,7 +9,7 @@ from math import sqrt
 from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
-from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
+from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
@@ -88,6 +88,7 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software
         or (f"not comparable ({differs})" if differs else "")
         or idle_verdict(records)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or idle_pairs(pairs)
         or (IDENTICAL if identical(pairs) else "")
     )
 

@@ -48,6 +48,7 @@ SOFTWARE = ("torch", "cuda", "cudnn")
 HARDWARE = ("device_name", "processor")
 ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
 MAX_NAMED = 3
+MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
 
 
 def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -101,8 +102,17 @@ def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_softw
         accuracy_incomparable_reason(arm, reference, same_software=same_software)
         or (f"{jobs} cells ran at once" if jobs > 1 else "")
         or ("fp16 computed in fp32" if emulated else "")
+        or _skipping(arm.summary)
+        or _skipping(reference.summary)
         or _machine_reason(arm, reference, same_software=same_software)
     )
+
+
+def _skipping(summary: RunSummary) -> str:
+    """Return that a run skipped so many steps that its median step time may be that of steps which did less work."""
+    if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
+        return ""
+    return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
 
 
 def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
@@ -190,6 +200,9 @@ def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
         return f"{arm.num_steps} updates, not {reference.num_steps}"
     if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
         return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
+    largest = {summary.epochs[-1].majority_correct for summary in (arm, reference) if summary.epochs} - {None}
+    if len(largest) > 1:
+        return "validated on samples with other labels"
     images = [summary.epochs[-1].images for summary in (arm, reference) if summary.epochs]
     labels = {of_run.labels_sha256 for of_run in images if of_run is not None}
     return "validated on samples with other labels" if len(labels) > 1 else ""
@@ -215,10 +228,13 @@ def _apart(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _confounded_hosts(pairs: Sequence[Pair]) -> str:
-    """Return that a host cannot be told from an arm: all runs of one side on one host, which the other never used."""
-    here = {arm.host for arm, _ in pairs if arm.host}
-    there = {reference.host for _, reference in pairs if reference.host}
-    if not here or not there or here & there or min(len(here), len(there)) > 1:
+    """Return that a host cannot be told from an arm, in half of the pairs or more.
+
+    That is where in all pairs over two hosts one side is on one host, which the other side uses in none of them.
+    """
+    apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
+    here, there = {host for host, _ in apart}, {host for _, host in apart}
+    if not apart or 2 * len(apart) < len(pairs) or here & there or min(len(here), len(there)) > 1:
         return ""
     return f"on host {', '.join(sorted(here))}, not {', '.join(sorted(there))}"
 

@@ -12,7 +12,7 @@ from ampcompare.analysis.comparability import accuracy_reason, memory_reason, ti
 from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
 from ampcompare.analysis.looks import Design
-from ampcompare.analysis.pairs import conditional, counterparts, pairs_by_seed
+from ampcompare.analysis.pairs import conditional, conditional_on, counterparts, pairs_by_seed
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.errors import ConfigError
@@ -35,6 +35,7 @@ SHOWN_BY = {
     "better": ("better",),
 }
 REFUSED = ("inferior", "diverged", LEARNED_NOTHING)
+SAME_RUNS = "the baseline holds these very runs, so nothing has run since; take another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why there is none
 Runs = Sequence[RunRecord]
 
@@ -140,10 +141,15 @@ def check_gates(
         )
     verdicts = _verdicts(comparison, baseline)
     checks = []
+    known = {_run(record) for record in baseline.records} if baseline is not None else set()
     for row in comparison.arms:
         base = _base(row.arm, comparison, baseline)
+        mine = [_run(record) for record in comparison.records if record.arm == row.arm]
+        is_itself = any(run[1] is not None and run in known for run in mine)
         for gate in gates:
-            if base is None and gate.measure not in ("diverged", "failed"):
+            if is_itself and gate.measure not in ("diverged", "failed"):
+                checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+            elif base is None and gate.measure not in ("diverged", "failed"):
                 if baseline is not None:
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
@@ -180,11 +186,12 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
     pairs = {arm: pairs_by_seed(runs, base) for arm, (runs, base) in sides.items()}
     reference = comparison.reference
     margin = accuracy_margin([run for run in baseline.records if run.arm == reference], reference, criteria)
+    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is no second chance
     accuracy = accuracy_verdicts(
-        {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, Design(), same_software=False
+        {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, design, same_software=False
     )
     time = time_verdicts(
-        {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, Design()
+        {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, design
     )
     return {
         "accuracy": {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
@@ -220,6 +227,8 @@ def _measured(measure: str, runs: Runs, base: Runs, *, same_software: bool) -> t
     lost = len(runs) - len(here)
     if measure == "accuracy" and lost:
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
+    if measure == "accuracy" and (share := conditional_on(runs, base)):
+        return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
@@ -233,6 +242,11 @@ def _measured(measure: str, runs: Runs, base: Runs, *, same_software: bool) -> t
     if reason:
         return None, f"not comparable ({reason})", True
     return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
+
+
+def _run(record: RunRecord) -> tuple[str, str | None, float | None]:
+    """Return what tells a run from another run of its cell; older records lack the start."""
+    return record.cell, record.started, record.summary.wall_seconds
 
 
 def _completed(runs: Runs) -> list[RunRecord]:

@@ -8,7 +8,7 @@ from typing import Any
 from ampcompare.analysis.pairs import Pair
 from ampcompare.records.run import RunRecord
 
-__all__ = ["IDENTICAL", "equal_losses", "identical"]
+__all__ = ["IDENTICAL", "equal_losses", "identical", "other_weights"]
 
 IDENTICAL = "identical"
 
@@ -28,6 +28,11 @@ def equal_losses(pairs: Sequence[Pair]) -> bool:
     would have been.
     """
     return bool(pairs) and all(_same_losses(*pair) for pair in pairs)
+
+
+def other_weights(pairs: Sequence[Pair]) -> bool:
+    """Return whether a pair is known to have ended with different weights."""
+    return any(None not in (ours := {_weights(arm), _weights(other)}) and len(ours) > 1 for arm, other in pairs)
 
 
 def _same_losses(arm: RunRecord, reference: RunRecord) -> bool:

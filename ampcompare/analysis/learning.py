@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ampcompare.analysis.statistics import ERROR_RATE, Effect, min_resolvable_spread, p_values, paired
 from ampcompare.records.run import RunRecord
 
-__all__ = ["NO_VERDICT", "idle_sentences", "idle_verdict", "still_improving", "why_idle"]
+__all__ = ["NO_VERDICT", "idle_pairs", "idle_sentences", "idle_verdict", "still_improving", "too_wide", "why_idle"]
 
 LEARNED_NOTHING = "learned nothing"
 NO_VERDICT = f"no verdict (the reference {LEARNED_NOTHING})"
@@ -48,6 +48,32 @@ def idle_verdict(records: Sequence[RunRecord]) -> str:
     """Return the verdict on an arm of which no completed run learned anything; "" if one did, or none is there."""
     reasons = [why_idle(record) for record in records if record.status == "completed"]
     return f"{LEARNED_NOTHING} ({statistics.mode(reasons)})" if reasons and all(reasons) else ""
+
+
+def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
+    """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
+    reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
+    if not reasons:
+        return ""
+    return f"{LEARNED_NOTHING} in {len(reasons)} of {len(pairs)} pairs ({statistics.mode(reasons)})"
+
+
+def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
+    """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything.
+
+    Args:
+        runs: of the reference.
+        margin: of top-1, as a share.
+    """
+    last = [(record.summary.top1_final, record.summary.epochs[-1]) for record in runs
+            if record.status == "completed" and record.summary.epochs]  # fmt: skip
+    gains = [top1 - (epoch.majority_correct or 0) / epoch.samples for top1, epoch in last if top1 is not None]
+    if not gains or idle_verdict(runs) or margin < statistics.fmean(gains):
+        return ""
+    return (
+        f"No arm is recommended: the margin of {100 * margin:g} points is all that {reference} has over guessing "
+        f"({100 * statistics.fmean(gains):.1f} points), so that an arm that learned nothing is equivalent by it."
+    )
 
 
 def idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterator[str]:

@@ -91,6 +91,7 @@ def _terms(look: Look) -> dict[str, str]:
         "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} points",
         "time margin": f"{100 * look.time_margin:g} %",
         "reference": look.reference,
+        "seeds": "auto" if look.pilot else "given",
         "planned looks": "open" if look.planned is None else f"{look.planned}",
     }
 

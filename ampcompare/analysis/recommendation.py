@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical
-from ampcompare.analysis.learning import idle_sentences, idle_verdict, still_improving
+from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical, other_weights
+from ampcompare.analysis.learning import idle_sentences, idle_verdict, still_improving, too_wide
 from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary
@@ -45,7 +45,7 @@ def read(
                 "no winner is reported; use --seeds 0-4 or more."
             )
         else:
-            yield recommend(rows, reference, terms)
+            yield too_wide(by_arm[reference], reference, margin) or recommend(rows, reference, terms)
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Diverged: {'; '.join(map(_rate, diverged))}."
@@ -94,7 +94,12 @@ def recommend(
         factor: of the differences in that table, positive where an arm is better; None for points of accuracy.
     """
     others = [row for row in rows if row.arm != reference]
-    keeps = [row for row in others if row.accuracy_verdict.startswith(KEEPS_ACCURACY)]
+    keeps = [
+        row
+        for row in others
+        if row.accuracy_verdict.startswith(KEEPS_ACCURACY)
+        and (row.accuracy_verdict != IDENTICAL or row.pairs >= MIN_PAIRS)
+    ]
     if terms.prefer == "accuracy":
         better = [row for row in others if row.accuracy_verdict == "better"]
         gain = _gain if factor is None else lambda row: f"{quality} better by {factor * (row.top1_difference or 0):.3g}"
@@ -182,11 +187,17 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
     if same:
         yield f"Identical to {reference}, all final weights and every loss to the last bit: {', '.join(same)}."
     alike = [arm for arm, its in pairs.items() if equal_losses(its) and arm not in same]
-    if alike:
-        yield (
-            f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(alike)}; "
-            "their final weights are not known to be equal."
-        )
+    apart = [arm for arm in alike if other_weights(pairs[arm])]
+    unknown = [arm for arm in alike if arm not in apart]
+    for arms, weights in (
+        (apart, "their final weights differ"),
+        (unknown, "their final weights are not known to be equal"),
+    ):
+        if arms:
+            yield (
+                f"Equal to {reference} to the last bit of every loss, training and validation: {', '.join(arms)}; "
+                f"{weights}."
+            )
 
 
 def _averaged(arm: str, records: Sequence[RunRecord]) -> str:

@@ -23,6 +23,7 @@ __all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
 
 MAX_CHECKED_BYTES = 2**26  # of a steps.jsonl, about 300,000 steps; beyond that the record stands alone
 ROUNDING = 1e-9  # of the same arithmetic in another order
+TRACE_DIGITS = 1e-4  # of losses that the trace rounds to six digits
 SHOWN_DIGITS = 1e-3  # of values that the trace rounds to four digits
 
 
@@ -94,7 +95,11 @@ def implausible(record: RunRecord) -> str:
             return f"{name} is {value}, and it cannot be below 0"
     if summary.skipped_steps > summary.num_steps:
         return f"{summary.skipped_steps} of {summary.num_steps} steps were skipped"
+    if record.jobs < 1:
+        return f"{record.jobs} cells ran at the same time, this one included"
     for epoch in summary.epochs:
+        if epoch.majority_correct is not None and not 0 < epoch.majority_correct <= epoch.samples:
+            return f"epoch {epoch.epoch} has {epoch.majority_correct} of {epoch.samples} samples in the largest class"
         counts = [epoch.top1_correct, epoch.ema_top1_correct, epoch.top5_correct, epoch.ema_top5_correct]
         if any(count is not None and not 0 <= count <= epoch.samples for count in counts):
             right = max(count for count in counts if count is not None)
@@ -112,6 +117,11 @@ def contradiction(record: RunRecord) -> str:
         return f"its epochs were evaluated on {sorted({epoch.samples for epoch in epochs})} samples"
     if any(epoch.top1_correct > epoch.top5_correct for epoch in epochs):
         return "more samples are right at the first guess than among five"
+    if len({epoch.majority_correct for epoch in epochs}) > 1:
+        return "its epochs differ in how many samples the largest class has"
+    unlike = _outcome_contradiction(record)
+    if unlike:
+        return unlike
     for name, stored, expected in _derived(record):
         if not _equal(stored, expected):
             return f"{name} is {stored}, and {_source(name, epochs)} {expected}"
@@ -127,6 +137,20 @@ def contradiction(record: RunRecord) -> str:
     return ""
 
 
+def _outcome_contradiction(record: RunRecord) -> str:
+    """Return why a run cannot have ended so: as its status says, and as its settings allow."""
+    summary, config = record.summary, record.config
+    if record.status == "completed" and summary.diverged_step is not None:
+        return f"it was completed, and diverged at step {summary.diverged_step}"
+    if record.status == "completed" and summary.epochs and not summary.num_steps:
+        return "it was completed, and counts no steps"
+    if summary.ended and config.recipe.early_stop is None and config.recipe.target_top1 is None:
+        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target_top1"
+    if summary.rollbacks and config.on_nan != "rollback":
+        return f"it went back at {summary.rollbacks}, and its settings say on_nan {config.on_nan}"
+    return ""
+
+
 def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | None]]:
     """Yield what the summary repeats of its epochs and settings: name, value, and what it follows to be."""
     summary, epochs = record.summary, record.summary.epochs
@@ -136,6 +160,8 @@ def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | Non
             yield "top1_final", summary.top1_final, top1[-1]
         if summary.top5_final is not None:
             yield "top5_final", summary.top5_final, epochs[-1].top5
+        if summary.loss_final is not None and not math.isnan(epochs[-1].loss):
+            yield "loss_final", summary.loss_final, epochs[-1].loss
         if summary.ema_top1_final is not None:
             yield "ema_top1_final", summary.ema_top1_final, epochs[-1].ema_top1
         if summary.top1_last_mean is not None and summary.last_epochs:
@@ -190,6 +216,12 @@ def _steps_fault(path: Path, record: RunRecord) -> str:
     skipped = sum(not all(step.applied) for step in steps)
     if skipped != summary.skipped_steps:
         return f"it counts {summary.skipped_steps} skipped steps, and steps.jsonl has {skipped}"
+    trace = record.trace
+    if trace is not None:
+        for number, loss in zip(trace.steps, trace.losses, strict=False):
+            own = losses[number] if number < len(losses) else math.nan
+            if not (math.isnan(loss) and math.isnan(own)) and not math.isclose(loss, own, rel_tol=TRACE_DIGITS):
+                return f"its trace has a loss of {loss} at step {number}, and steps.jsonl {own}"
     seconds = [step.seconds for step in steps if step.step >= summary.warmup_steps]
     if seconds and not _equal(summary.step_seconds_median, statistics.median(seconds)):
         return (

@@ -22,18 +22,26 @@ from ampcompare.analysis.looks import Design, changed_terms, error_rate_of_next,
 from ampcompare.analysis.pairs import finished, pairs_by_seed
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, parse_json, read_text
+from ampcompare.files.read import FileFault, parse_json, read_json, read_text
 from ampcompare.files.write import append_line
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look
 from ampcompare.records.run import RunRecord, dump_json, read_record
 
-__all__ = ["JOURNAL", "Journal", "append_look", "read_looks"]
+__all__ = ["JOURNAL", "NO_PLAN", "Journal", "append_look", "journal_head", "read_looks"]
 
 JOURNAL = "journal.jsonl"
 NOT_COMPLETE = (
     "Nothing was tested: not all runs of this plan are there, and a test on the way would be another look. The command "
     "that began it, called again, runs the others and tests."
+)
+NOT_COUNTED = (
+    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report counts none. "
+    "The command that is to compare them so, called with these terms, tests."
+)
+NO_PLAN = (
+    "Nothing was tested: the folder has a journal of looks and no plan.json that says which of its runs belong "
+    "together. The command that wrote it, called again, writes it again."
 )
 SPENT = (
     "Nothing was tested: the looks before have spent the error rate of 5 %. Other seeds in another run directory are a "
@@ -45,10 +53,12 @@ def read_looks(folder: Path) -> list[Look]:
     """Return the looks at a run directory, in order; none where it has no journal.
 
     Raises:
-        RecordError: a line is damaged, or one was changed or is missing.
+        RecordError: a line is damaged, or one was changed or is missing, the last one too, which `plan.json` names.
     """
-    path = folder / JOURNAL
+    path, head = folder / JOURNAL, _head_of_plan(folder)
     if not os.path.lexists(path):
+        if head:
+            raise _lacks_a_look(path)
         return []
     try:
         lines = read_text(path).splitlines()
@@ -68,7 +78,34 @@ def read_looks(folder: Path) -> list[Look]:
                 "restore the file or choose another --output-dir"
             ) from None
         before = line
+    if head and head not in map(_hash, lines):
+        raise _lacks_a_look(path)
     return looks
+
+
+def journal_head(folder: Path) -> str:
+    """Return the hash of the last look, which `plan.json` keeps; "" where there is none.
+
+    The chain of hashes shows a line that is missing before another. The plan shows it of the last, and of all.
+    """
+    path = folder / JOURNAL
+    lines = read_text(path).splitlines() if path.exists() else []
+    return _hash(lines[-1]) if lines else ""
+
+
+def _head_of_plan(folder: Path) -> str:
+    try:
+        plan = read_json(folder / "plan.json")
+    except FileFault:
+        return ""
+    return str(plan.get("journal") or "") if isinstance(plan, dict) else ""
+
+
+def _lacks_a_look(path: Path) -> RecordError:
+    return RecordError(
+        f"{path} lacks the look that plan.json names: it was deleted, cut, changed or replaced; how often these runs "
+        "were looked at is not known, so restore the file or choose another --output-dir"
+    )
 
 
 def append_look(folder: Path, look: Look) -> None:
@@ -103,14 +140,24 @@ class Journal:
     terms: Criteria
     pilot: frozenset[int] = frozenset()
 
-    def untested(self) -> Design:
-        """Return how runs are shown that are not complete: without a test."""
-        return Design(0.0, 0.0, self.pilot, looks=self.looks, notes=(NOT_COMPLETE,))
+    def untested(self, why: str = NOT_COMPLETE) -> Design:
+        """Return how runs are shown without a test, such as those that are not complete."""
+        return Design(0.0, 0.0, self.pilot, looks=self.looks, notes=(why,))
 
-    def reread(self, records: Sequence[RunRecord]) -> Design:
-        """Return how runs are shown by a command that only reads: as they were tested, or else without a test."""
+    def reread(self, records: Sequence[RunRecord], *, has_journal: bool = True) -> Design | None:
+        """Return how runs are shown by a command that only reads: as they were tested, or else without a test.
+
+        Args:
+            has_journal: whether the version that wrote the plan kept one; None is returned for others, if all runs of
+                the plan are there.
+        """
         design = self.design(records)
-        return self.untested() if self.looks and design.looks != self.looks else design
+        if self.looks and design.looks == self.looks:
+            return design
+        ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
+        if not self.cells.keys() <= ended:
+            return self.untested()
+        return self.untested(NOT_COUNTED) if self.looks or has_journal else None
 
     def design(self, records: Sequence[RunRecord]) -> Design:
         """Return how these runs are tested.
@@ -174,6 +221,7 @@ class Journal:
             margin=self.terms.margin,
             time_margin=self.terms.time_margin,
             planned=self.terms.looks,
+            pilot=sorted(self.pilot),
         )
 
     def _hash_of(self, cell: str) -> str:
@@ -195,5 +243,5 @@ class Journal:
 
 def _same(one: Look, other: Look) -> bool:
     """Return whether two looks are at the same runs under the same terms."""
-    keys = ("cells", "arms", "reference", "margin", "time_margin")
+    keys = ("cells", "arms", "reference", "margin", "time_margin", "pilot")
     return all(getattr(one, key) == getattr(other, key) for key in keys)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isclose
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ampcompare.analysis.comparability import changed_settings
+from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.analysis.criteria import Criteria, criteria_of
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
+from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
-from ampcompare.experiment.journal import Journal, read_looks
+from ampcompare.experiment.journal import NO_PLAN, Journal, read_looks
 from ampcompare.experiment.run import labeled, load_records
 from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
+from ampcompare.records.look import Look
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import settings_digest
 from ampcompare.settings.validation import validated
 
 __all__ = ["reload_comparison"]
@@ -37,6 +45,7 @@ class _StoredPlan(BaseModel):
     cells: dict[str, str]
     terms: Criteria = Criteria()
     pilot: list[int] = []
+    journal: str | None = None  # plans of earlier versions had none
     published: Published | None = None
 
     @model_validator(mode="after")
@@ -46,6 +55,9 @@ class _StoredPlan(BaseModel):
             if row not in self.arms:
                 raise ValueError(f"the row {row!r} of {what} is none of its arms")
         return self
+
+
+NAMED_VALUE = re.compile(r" (\w+)=(.*?)(?= \w+=|$)")  # in the label of a row
 
 
 def _row(label: str) -> str:
@@ -71,7 +83,7 @@ def reload_comparison(path: Path) -> Comparison:
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return _without_faults(path, read_comparison(path))
+        return _checked_report(path, kind, read_comparison(path))
     record = read_checked(path)
     return summarize([record], arms=[record.arm], reference=record.arm)
 
@@ -81,7 +93,11 @@ def _from_folder(folder: Path) -> Comparison:
     if not os.path.lexists(folder / "plan.json"):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
-        return summarize(records, arms=arms, reference="fp32" if "fp32" in arms else arms[0], excluded=excluded)
+        looks = tuple(read_looks(folder))
+        return summarize(
+            records, arms=arms, reference="fp32" if "fp32" in arms else arms[0], excluded=excluded,
+            design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
+        )  # fmt: skip
     plan = _read_plan(folder / "plan.json")
     by_cell = {record.cell: record for record in records}
     mine = []
@@ -104,32 +120,87 @@ def _is_cell(label: str, record: RunRecord) -> bool:
     """Return whether the label of a plan, such as `half workers=2@1`, fits the arm and seed of a record."""
     row, _, seed = label.rpartition("@")
     arm = record.config.arm
-    return seed == str(record.config.recipe.seed) and (row == arm or row.startswith(f"{arm} "))
+    if seed != str(record.config.recipe.seed) or not (row == arm or row.startswith(f"{arm} ")):
+        return False
+    named = NAMED_VALUE.findall(row.removeprefix(arm))
+    values = settings(record.config.model_dump(mode="json"))
+    known = [(path.rpartition(".")[2], value) for path, value in values]
+    fits = all(any(name == other and _is_value(text, value) for other, value in known) for name, text in named)
+    return fits and arm + "".join(f" {name}={text}" for name, text in named) == row
 
 
-def _without_faults(path: Path, comparison: Comparison) -> Comparison:
-    """Return a stored comparison as it is, or summed up again without the records that have a fault."""
-    faults = {record.cell: implausible(record) or contradiction(record) for record in comparison.records}
-    excluded = [
-        f"{path}: {record.arm}, seed {record.config.recipe.seed}: {faults[record.cell]}"
-        for record in comparison.records
-        if faults[record.cell]
-    ]
-    if not excluded:
+def _is_value(text: str, value: object) -> bool:
+    """Return whether a label may write a setting so; a list may be written in several ways."""
+    if isinstance(value, list | dict):
+        return True
+    if isinstance(value, int | float):
+        with contextlib.suppress(ValueError):
+            return float({"true": "1", "false": "0"}.get(text.lower(), text)) == value
+    return text.lower() == str(value).lower()
+
+
+def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison) -> Comparison:
+    """Return a stored comparison as it is, or summed up again where records have a fault or give other verdicts."""
+    if not comparison.records:
         return comparison
-    return summarize(
-        [record for record in comparison.records if not faults[record.cell]],
+    faults = [_fault_in_report(*pair) for pair in zip(raw["records"], comparison.records, strict=True)]
+    excluded = [
+        f"{path}: {record.arm}, seed {record.config.recipe.seed}: {fault}"
+        for record, fault in zip(comparison.records, faults, strict=True)
+        if fault
+    ]
+    look = next((look for look in comparison.looks if look.number == comparison.look), None)
+    terms = criteria_of(comparison)
+    again = summarize(
+        [record for record, fault in zip(comparison.records, faults, strict=True) if not fault],
         arms=[row.arm for row in comparison.arms],
         reference=comparison.reference,
         command=comparison.command,
         order=comparison.order,
-        terms=criteria_of(comparison),
-        design=Design(
-            comparison.error_rate, comparison.error_rate, look=comparison.look, looks=tuple(comparison.looks)
-        ),
+        terms=terms if look is None else replace(terms, margin=look.margin, time_margin=look.time_margin),
+        design=_design_of_report(comparison, look),
         published=comparison.published,
         excluded=excluded,
     )
+    differs = _first_difference(comparison, again)
+    if not excluded and not differs:
+        return comparison
+    said = [f"{path} says {differs}; what its records give is shown."] if differs and not excluded else []
+    return again.model_copy(update={"reading": [*said, *again.reading]})
+
+
+def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
+    fault = implausible(record) or contradiction(record)
+    if not fault and record.cell != (own := settings_digest(raw["config"])):
+        return f"it calls itself cell {record.cell}, and its settings are those of cell {own}"
+    return fault
+
+
+def _design_of_report(comparison: Comparison, look: Look | None) -> Design:
+    rate = min(comparison.error_rate, ERROR_RATE) if look is None else look.error_rate
+    pilot = frozenset(look.pilot if look is not None else [])
+    return Design(rate, rate, pilot, look=comparison.look, looks=tuple(comparison.looks))
+
+
+def _first_difference(stored: Comparison, again: Comparison) -> str:
+    """Return in what a report contradicts its records: its terms, a verdict's first words, a mean, the advice."""
+    for what, name, factor in (("an error rate", "error_rate", 100), ("a margin", "margin", 1)):
+        one, other = getattr(stored, name), getattr(again, name)
+        if not isclose(one, other, rel_tol=1e-6):
+            return f"{what} of {factor * one:g}, not {factor * other:g}"
+    for row, other in zip(stored.arms, again.arms, strict=True):
+        for name in ("accuracy_verdict", "time_verdict"):
+            one_word, other_word = (getattr(each, name).partition(" (")[0] for each in (row, other))
+            if one_word != other_word:
+                return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
+        mean, own = row.top1_difference, other.top1_difference
+        if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
+            return f"that {row.arm} differs by {100 * mean:+.2f} points, not {100 * own:+.2f}"
+    advice, own_advice = (
+        [line for line in each.reading if line.startswith("Recommended for")] for each in (stored, again)
+    )
+    extra = {line.partition(" (")[0] for line in advice} - {line.partition(" (")[0] for line in own_advice}
+    return f'"{min(extra)}", which does not follow' if extra else ""
 
 
 def _design(folder: Path, plan: _StoredPlan, records: Sequence[RunRecord]) -> Design | None:
@@ -137,7 +208,7 @@ def _design(folder: Path, plan: _StoredPlan, records: Sequence[RunRecord]) -> De
     looks = tuple(read_looks(folder))
     pilot = frozenset(plan.pilot)
     journal = Journal(folder, looks, tuple(plan.arms), plan.reference, plan.cells, plan.terms, pilot)
-    return journal.reread(records) if looks else None
+    return journal.reread(records, has_journal=plan.journal is not None)
 
 
 def _read_plan(path: Path) -> _StoredPlan:

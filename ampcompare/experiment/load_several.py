@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ampcompare.analysis.comparability import changed_settings
 from ampcompare.analysis.criteria import criteria_of
+from ampcompare.analysis.looks import Design, error_rate_of_next
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.experiment.load import reload_comparison
@@ -79,7 +80,28 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
         reference=first.reference,
         command="; ".join(comparison.command for _, comparison in group if comparison.command),
         terms=criteria_of(first),
+        design=_design([comparison for _, comparison in group]),
         published=first.published,
         excluded=[line for _, comparison in group for line in comparison.excluded],
     )
     return " + ".join(name for name, _ in group), comparison
+
+
+def _design(comparisons: Sequence[Comparison]) -> Design | None:
+    """Return how runs of several directories are tested together; None where no journal has a look at any of them.
+
+    It is one more look at each, with what the one that has least left gives its next, halved for every further
+    directory: those who add one directory after another look once more each time.
+    """
+    if not any(comparison.looks for comparison in comparisons):
+        return None
+    rates = [0.0 if comparison.error_rate == 0 else _next_error_rate(comparison) for comparison in comparisons]
+    rate = min(rates) / 2 ** (len(comparisons) - 2)
+    looks = "Runs of several directories, of which each was looked at before"
+    if not rate:
+        return Design(0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and of one nothing is left to spend.",))
+    return Design(rate, rate / 2, notes=(f"{looks}: one more look, tested at an error rate of {100 * rate:.3g} %.",))
+
+
+def _next_error_rate(comparison: Comparison) -> float:
+    return error_rate_of_next(comparison.looks, comparison.looks[-1].planned if comparison.looks else None)

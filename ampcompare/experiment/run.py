@@ -18,7 +18,7 @@ from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.environment.versions import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
-from ampcompare.experiment.journal import Journal, read_looks
+from ampcompare.experiment.journal import Journal, journal_head, read_looks
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
@@ -174,10 +174,12 @@ def run_plan(
         "cells": {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)},
         "pilot": sorted(pilot),
         "published": plan.published and plan.published.model_dump(),
+        "journal": "",
     }
     journal = Journal(
         folder, tuple(read_looks(folder)), plan.arms, plan.reference, plan_text["cells"], terms, frozenset(pilot)
     )
+    plan_text["journal"] = journal_head(folder)
     write_atomically(folder / "plan.json", dump_json(plan_text))
     write_atomically(folder / "env.json", dump_json(fingerprint()))
     # Existing records are read first, so that an intermediate report has every row that an earlier one had.
@@ -201,6 +203,9 @@ def run_plan(
         )  # fmt: skip
         if complete:
             comparison = journal.record(comparison)  # before the report, so that no verdict is seen and not counted
+            if plan_text["journal"] != (head := journal_head(folder)):
+                plan_text["journal"] = head
+                write_atomically(folder / "plan.json", dump_json(plan_text))
         if save is not None and comparison.records:
             save(comparison, folder)
         return comparison

@@ -23,6 +23,7 @@ class Look(FrozenRecord):
     margin: float | str = Field(description="of accuracy, as it was asked for: points, or a rule")
     time_margin: float
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
+    pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
     changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
     accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
     time: dict[str, str] = Field({}, description="the verdict on each arm")
