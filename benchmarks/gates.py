@@ -1,4 +1,4 @@
-"""How often gates fail an arm that equals the reference: the A/A rates of docs/verdicts.md, by simulation.
+"""How often gates fail an arm that equals the reference: the A/A rates of docs/gates.md, by simulation.
 
     python benchmarks/gates.py
 

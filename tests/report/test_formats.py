@@ -58,6 +58,20 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     assert "seeds 0, 1, 2" in text
 
 
+@pytest.mark.parametrize("name", ["table", "md", "latex"])
+def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, make_comparison: MakeComparison) -> None:
+    """An error rate of 0 is not that of a test: without a look there is none, and the legend says so."""
+    comparison = make_comparison(["fp32", "half"])
+    shown = [
+        " ".join(FORMATS[name].reporter().render(comparison.model_copy(update={"error_rate": rate})).split())
+        for rate in (0.04, 0.0)
+    ]
+    assert re.search(r"error rate 4 \\?% over all arms", shown[0])
+    assert "nothing was tested" not in shown[0]
+    assert "nothing was tested" in shown[1]
+    assert "error rate" not in shown[1]
+
+
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
     comparison = make_comparison(["fp32", "half"])
