@@ -16,6 +16,7 @@ from ampcompare.records.run import RunRecord
 __all__ = ["KEEPS_ACCURACY", "read", "recommend"]
 
 KEEPS_ACCURACY = (IDENTICAL, "equivalent", "not inferior", "better")
+NOT_TESTED = "cannot tell (not tested)"
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 HALF_ON_CPU = {"fp16 emulated": "was computed in fp32 and rounded (emulated)", "fp16 native": "ran natively"}
 FP16_ON_CPU = (
@@ -42,7 +43,7 @@ def read(
         if seeds < MIN_PAIRS:
             yield (
                 f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise, so "
-                "no winner is reported; use --seeds 0-4 or more."
+                f"{_none_reported(rows)}; use --seeds 0-4 or more."
             )
         else:
             yield too_wide(by_arm[reference], reference, margin) or recommend(rows, reference, terms)
@@ -66,6 +67,14 @@ def read(
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if said:
         yield FP16_ON_CPU.format(how=" and ".join(said))
+
+
+def _none_reported(rows: Sequence[ArmSummary]) -> str:
+    """Return what few seeds leave open; timing rounds of one seed may have a verdict on its times."""
+    timed = [row.arm for row in rows if row.time_verdict.startswith(("better", "inferior", "equivalent"))]
+    if not timed:
+        return "no winner is reported"
+    return f"no arm is recommended: the verdicts on time ({', '.join(timed)}) are about these seeds alone"
 
 
 def _rate(row: ArmSummary) -> str:
@@ -105,6 +114,8 @@ def recommend(
         gain = _gain if factor is None else lambda row: f"{quality} better by {factor * (row.top1_difference or 0):.3g}"
         why = f"no arm is better than {reference}"
         return _chosen(better, terms, lambda row: -(row.top1_difference or 0), gain, why, quality)
+    if others and all(row.accuracy_verdict.startswith(NOT_TESTED) for row in others):
+        return f"No arm is recommended for {terms.prefer}: nothing was tested."
     if not keeps:
         return (
             f"No arm is recommended for {terms.prefer}: none was shown to be not inferior in {quality} to {reference}."
@@ -129,9 +140,13 @@ def _chosen(
     if not fit:
         return f"No arm is recommended for {terms.prefer}: {why_none}."
     first, *rest = sorted(fit, key=key)
-    also = f"; {', '.join(f'{row.arm} ({reason(row)})' for row in rest)} would do too" if rest else ""
+    also = f"; {', '.join(f'{_named(row)} ({reason(row)})' for row in rest)} would do too" if rest else ""
     kept = "" if terms.prefer == "accuracy" else f"{quality} {first.accuracy_verdict}, "
-    return f"Recommended for {terms.prefer}: {first.arm} ({kept}{reason(first)}){also}."
+    return f"Recommended for {terms.prefer}: {_named(first)} ({kept}{reason(first)}){also}."
+
+
+def _named(row: ArmSummary) -> str:
+    return row.arm if row.ran is None else f"{row.arm}, which ran as {row.ran},"
 
 
 def _gain(row: ArmSummary) -> str:

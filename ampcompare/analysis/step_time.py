@@ -1,7 +1,7 @@
 """What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
 
-Where cells have timing rounds, a pair is one round of both arms, and the times of the runs themselves are left out: a
-round compares seconds that are close to each other, and like a run it is a process of its own.
+Where all cells have timing rounds, a pair is one round of both arms, and the times of the runs themselves are left out:
+a round compares seconds that are close to each other, and like a run it is a process of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class StepTimes:
 
 def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTimes:
     differs = time_reason(pairs, same_software=same_software)
-    pairs = [timed for pair in pairs for timed in _rounds_of(pair)] or pairs
+    rounds = [_rounds_of(pair) for pair in pairs]
+    # As many of each seed, so that no seed stands for the others; none at all where a seed lacks them.
+    each = min(map(len, rounds), default=0)
+    pairs = [timed for of_seed in rounds for timed in of_seed[:each]] or pairs
     timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
     ratio = ratio_of(-_time_effect(timed).mean) if timed else None
     if differs:
@@ -70,9 +73,12 @@ def _in_round(record: RunRecord, timing: TimingRound) -> RunRecord:
 
 def rounds_sentence(records: Sequence[RunRecord]) -> str:
     """Return a sentence on the timing rounds that the verdicts on time are from; "" if there are none."""
-    counts = [len(record.timing_rounds) for record in records if record.timing_rounds]
-    if not counts:
+    counts = [len(record.timing_rounds) for record in records if record.status == "completed"]
+    if not any(counts):
         return ""
+    if not all(counts):
+        lacking = f"{counts.count(0)} of {len(counts)} cells lack them"
+        return f"Step times of an arm are compared over runs, not over timing rounds, where a cell has none: {lacking}."
     each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     return f"Step times are compared over timing rounds ({each} of each cell), in which arms take turns, not over runs."
 

@@ -76,6 +76,27 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "and its settings (half, seed 7) are those of cell",
     ),
     "another arm": (lambda data: data.update(arm="fp32"), "it calls its arm fp32, and its settings say half"),
+    "diverged, called completed": (_summary(diverged_step=7), "it was completed, and diverged at step 7"),
+    "ended as its settings do not allow": (_summary(ended="no better top-1"), "neither early_stop nor target_top1"),
+    "went back as its settings do not allow": (
+        _summary(rollbacks=[3]),
+        "it went back at [3], and its settings say on_nan",
+    ),
+    "no steps": (_summary(num_steps=0), "it was completed, and counts no steps"),
+    "another last loss": (_summary(loss_final=0.1), "loss_final is 0.1, and its epochs give 1.0"),
+    "a class of more than all": (
+        lambda data: data["summary"]["epochs"][0].update(majority_correct=5000),
+        "5000 of 1000 samples in the largest",
+    ),
+    "a class of none": (
+        lambda data: data["summary"]["epochs"][0].update(majority_correct=0),
+        "0 of 1000 samples in the largest class",
+    ),
+    "a loss that falls in the trace alone": (
+        lambda data: data.update(trace={"steps": [0, 59], "losses": [9.0, 0.1], "step_seconds": []}),
+        "its trace has a loss of 9.0 at step 0, and steps.jsonl 2.004",
+    ),
+    "no cell at once": (lambda data: data.update(jobs=0), "0 cells ran at the same time"),
     "no checksum": (lambda data: data.update(checksum=None), "it has no checksum, as every record with a host has"),
 }
 
@@ -214,6 +235,83 @@ def test_a_plan_that_names_another_cell(run_folder: MakeFolder) -> None:
     cell = plan["cells"]["fp32@0"]
     assert comparison.excluded == [f"{path}: it says that half@0 is cell {cell}, which is fp32, seed 0"]
     assert _row(comparison).pairs == 4
+
+
+@pytest.mark.parametrize("row", ["half threads=8", "half on_nan=skip tf32=on", "half again", "half nothing=1"])
+def test_a_row_says_what_its_cells_are(run_folder: MakeFolder, row: str) -> None:
+    """A label that names a setting which the cells do not have would allow what is refused without it."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["arms"] = ["fp32", row]
+    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
+    path.write_text(json.dumps(plan))
+    comparison = reload_comparison(folder)
+    assert len(comparison.excluded) == 5
+    assert f"it says that {row}@0 is cell" in comparison.excluded[0]
+    assert _row(comparison, row).pairs == 0
+
+
+def test_a_row_may_name_what_its_cells_have(run_folder: MakeFolder) -> None:
+    """Numbers, words, lists and None are compared as a label writes them."""
+    folder = run_folder()
+    path = folder / "plan.json"
+    plan = json.loads(path.read_text())
+    row = "half threads=1 lr=0.05 deterministic=False on_nan=stop betas=(0.9, 0.999) max_skipped=None"
+    plan["arms"] = ["fp32", row]
+    plan["cells"] = {label.replace("half@", f"{row}@"): cell for label, cell in plan["cells"].items()}
+    path.write_text(json.dumps(plan))
+    assert _row(reload_comparison(folder), row).pairs == 5
+
+
+def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_path: FindRecord) -> None:
+    """Where a record of the plan was deleted, the others are shown, and nothing is tested on what somebody left."""
+    folder = run_folder()
+    record_path(folder, "half", 3).unlink()
+    comparison = reload_comparison(folder)
+    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "cannot tell (not tested)")
+    assert any(line.startswith("Nothing was tested: not all runs of this plan") for line in comparison.reading)
+
+
+REPORT_ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "verdict": (lambda data: data["arms"][1].update(accuracy_verdict="better"), "that half is better, not equivalent"),
+    "mean": (lambda data: data["arms"][1].update(top1_difference=0.05), "that half differs by +5.00 points, not "),
+    "margin": (lambda data: data.update(margin=3.0), "a margin of 3, not 0.5"),
+    "error rate": (lambda data: data.update(error_rate=0.5), "an error rate of 50, not 5"),
+    "advice": (
+        lambda data: data["reading"].insert(0, "Recommended for time: half (accuracy better, 0.1x the step time)."),
+        '"Recommended for time: half", which does not follow',
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", REPORT_ATTACKS)
+def test_a_report_that_contradicts_its_records(run_folder: MakeFolder, tmp_path: Path, attack: str) -> None:
+    """An edited row, term or line of a report.json is named first, and what the records give is shown."""
+    change, words = REPORT_ATTACKS[attack]
+    honest = reload_comparison(run_folder())
+    data = json.loads(dump_json(honest))
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    assert reload_comparison(path) == honest
+    change(data)
+    path.write_text(json.dumps(data))
+    comparison = reload_comparison(path)
+    assert words in comparison.reading[0]
+    assert (comparison.arms, comparison.margin, comparison.error_rate) == (honest.arms, 0.5, 0.05)
+    assert comparison.reading[1:] == honest.reading
+
+
+def test_a_report_with_records_under_other_seeds(run_folder: MakeFolder, tmp_path: Path) -> None:
+    """A record of a report.json that was given another seed is not that of the cell that it names."""
+    data = json.loads(dump_json(reload_comparison(run_folder())))
+    for record in data["records"]:
+        record["config"]["recipe"]["seed"] += 10
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    comparison = reload_comparison(path)
+    assert len(comparison.excluded) == 10
+    assert "and its settings are those of cell" in comparison.excluded[0]
 
 
 def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) -> None:

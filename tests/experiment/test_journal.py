@@ -15,6 +15,7 @@ from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.load_several import reload_experiments
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.launch.base import Launcher
@@ -257,13 +258,99 @@ def test_the_journal_is_strict_json(tmp_path: Path) -> None:
     assert lines[0]["before"] != lines[1]["before"]
 
 
-def test_folders_without_a_journal_are_read_as_before(tmp_path: Path) -> None:
-    """Records of an earlier version are tested at 5 % when they are read."""
+def _edit_plan(folder: Path, **values: Any) -> None:
+    path = folder / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path) -> None:
+    """Records of an earlier version, whose plan names no journal, are tested at 5 % when they are read."""
     _compare(tmp_path, range(3))
     (tmp_path / JOURNAL).unlink()
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    del plan["journal"]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
     shown = reload_comparison(tmp_path)
     assert (shown.look, shown.error_rate, shown.looks) == (None, 0.05, [])
     assert _half(shown).accuracy_verdict == "inferior"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda path, lines: path.unlink(),
+        lambda path, lines: path.write_text(""),
+        lambda path, lines: path.write_text(f"{lines[0]}\n"),
+        lambda path, lines: path.write_text("\n".join([lines[0], lines[1].replace('"number": 2', '"number": 0')])),
+    ],
+    ids=["deleted", "emptied", "last line cut", "last line edited"],
+)  # fmt: skip
+def test_the_end_of_the_journal_is_guarded_too(tmp_path: Path, attack: Any) -> None:
+    """The plan names the last look, so that taking it away gives no error rate back, to neither command."""
+    _compare(tmp_path, range(3))
+    _compare(tmp_path, range(6))
+    path = tmp_path / JOURNAL
+    attack(path, path.read_text().splitlines())
+    launcher = Pretend()
+    for command in (lambda: _compare(tmp_path, range(8), launcher=launcher), lambda: reload_comparison(tmp_path)):
+        with pytest.raises(
+            RecordError, match=r"journal.jsonl lacks the look that plan.json names.*another --output-dir"
+        ):
+            command()
+    assert launcher.launched == 0
+
+
+def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
+    """Without plan.json the runs are shown, and not tested at a fresh 5 %."""
+    _compare(tmp_path, range(3))
+    (tmp_path / "plan.json").unlink()
+    shown = reload_comparison(tmp_path)
+    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
+    assert any("no plan.json" in line for line in shown.reading)
+
+
+@pytest.mark.parametrize("change", [{"terms": {"margin": 50.0}}, {"reference": "half"}, {"pilot": [0, 1, 2]}])
+def test_an_edited_plan_is_no_look_of_the_journal(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Terms that were written into plan.json test nothing, and the reason is not that runs are missing."""
+    _compare(tmp_path, range(4))
+    _edit_plan(tmp_path, **change)
+    shown = reload_comparison(tmp_path)
+    assert {row.accuracy_verdict for row in shown.arms} == {"", "cannot tell (not tested)"}
+    (line,) = [line for line in shown.reading if line.startswith("Nothing was tested")]
+    assert "no look at these runs under the terms of the plan" in line
+
+
+def test_runs_that_were_never_tested_are_not_by_a_report(tmp_path: Path) -> None:
+    """A report of a command that was stopped on its way, or before its test, is no look outside of the journal."""
+    _compare(tmp_path, range(5), test=False)
+    assert _half(reload_comparison(tmp_path)).accuracy_verdict == "cannot tell (not tested)"
+    next(
+        path for path in tmp_path.glob("cells/*/record.json") if json.loads(path.read_text())["arm"] == "half"
+    ).unlink()
+    shown = reload_comparison(tmp_path)
+    assert (_half(shown).pairs, _half(shown).accuracy_verdict) == (4, "cannot tell (not tested)")
+
+
+def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
+    """The same runs tested once by Stein's method and once by all pairs are two looks."""
+    _compare(tmp_path, range(5))
+    second = _compare(tmp_path, range(5), pilot=range(5))
+    assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
+    assert second.reading[0] == "Changed after runs were seen: seeds auto instead of given."
+
+
+def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
+    """Runs that were tested in two directories and then in both have what a next look has, not 5 % again."""
+    seeds = {"one": range(3), "two": range(3, 6), "three": range(6, 9)}
+    for name, some in seeds.items():
+        _compare(tmp_path / name, some)
+    for count, rate in ((2, 0.005), (3, 0.0025)):
+        ((_, both),) = reload_experiments([tmp_path / name for name in list(seeds)[:count]])
+        assert (_half(both).pairs, both.error_rate) == (3 * count, pytest.approx(rate))
+        assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
+    _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
+    ((_, spent),) = reload_experiments([tmp_path / "one", tmp_path / "single"])
+    assert _half(spent).accuracy_verdict == "cannot tell (not tested)"
 
 
 def test_a_copied_folder_keeps_its_looks(tmp_path: Path) -> None:
