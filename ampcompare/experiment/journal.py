@@ -218,6 +218,7 @@ class Journal:
             seeds=sorted({record.config.recipe.seed for record in ended}),
             pairs={arm: len(pairs_by_seed([run for run in ended if run.arm == arm], base)) for arm in others},
             cells={label: self._hash_of(cell) for label, cell in self.cells.items() if label in labels},
+            lost=sorted(f"{run.arm}@{run.config.recipe.seed}" for run in records if run.status == "failed"),
             margin=self.terms.margin,
             time_margin=self.terms.time_margin,
             planned=self.terms.looks,
@@ -243,5 +244,5 @@ class Journal:
 
 def _same(one: Look, other: Look) -> bool:
     """Return whether two looks are at the same runs under the same terms."""
-    keys = ("cells", "arms", "reference", "margin", "time_margin", "pilot")
+    keys = ("cells", "lost", "arms", "reference", "margin", "time_margin", "pilot")
     return all(getattr(one, key) == getattr(other, key) for key in keys)

@@ -20,6 +20,7 @@ class Look(FrozenRecord):
     seeds: list[int]
     pairs: dict[str, int] = Field({}, description="of each arm with the reference")
     cells: dict[str, str] = Field(description="a hash of each record, under LABEL@SEED")
+    lost: list[str] = Field([], description="cells that failed, as LABEL@SEED")
     margin: float | str = Field(description="of accuracy, as it was asked for: points, or a rule")
     time_margin: float
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")

@@ -21,7 +21,7 @@ from ampcompare.experiment.run import Observer, run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.records.run import EpochResult, RunRecord, RunSummary, read_record
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
 from ampcompare.settings.config import RunConfig
@@ -329,6 +329,22 @@ def test_runs_that_were_never_tested_are_not_by_a_report(tmp_path: Path) -> None
     ).unlink()
     shown = reload_comparison(tmp_path)
     assert (_half(shown).pairs, _half(shown).accuracy_verdict) == (4, "cannot tell (not tested)")
+
+
+@pytest.mark.parametrize("attack", ["deleted", "interrupted"])
+def test_lost_seeds_cannot_be_taken_away(tmp_path: Path, attack: str) -> None:
+    """Without the records of seeds that failed a verdict on survivors does not lose its condition."""
+    honest = _compare(tmp_path, range(5), launcher=Pretend(fail=[3, 4]))
+    assert _half(honest).accuracy_verdict == "conditional on 3 of 5 seeds (inferior)"
+    assert reload_comparison(tmp_path) == honest
+    for path in tmp_path.glob("cells/*/record.json"):
+        record = read_record(path)
+        if record.status == "failed" and attack == "deleted":
+            path.unlink()
+        elif record.status == "failed":
+            write_record(record.model_copy(update={"status": "interrupted"}), path.parent)
+    shown = reload_comparison(tmp_path)
+    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
 
 
 def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
