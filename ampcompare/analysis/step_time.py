@@ -1,8 +1,8 @@
 """What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
 
 Where all cells have timing rounds, these are compared and the times of the runs themselves are left out: a round
-compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data, weights and
-minutes, and what those do to an arm is in all of them: as pairs of their own they would pass for seeds that never ran.
+compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data,
+weights and minutes, and what those do to an arm is in all of them: as pairs they would pass for seeds that never ran.
 """
 
 from __future__ import annotations
