@@ -104,9 +104,9 @@ def _draw(kind: str, sd: float, truth: float, arms: int, generator: np.random.Ge
 def _effects(values: np.ndarray[Any, Any], floor: float, pilot: int = 0) -> list[Effect]:
     reference, *arms = values.tolist()
     if not pilot:
-        return [paired(arm, reference, floor) for arm in arms]
+        return [paired(arm, reference, floor, counts=True) for arm in arms]
     early = [number < pilot for number in range(len(reference))]
-    return [two_stage(arm, reference, early, floor) for arm in arms]
+    return [two_stage(arm, reference, early, floor, counts=True) for arm in arms]
 
 
 def _looked(rates: Sequence[float]) -> list[Look]:

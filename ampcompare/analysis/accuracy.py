@@ -46,12 +46,13 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     floor = min_resolvable_spread(samples)
     arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
     if not pilot:
-        effect, moved = paired(arm, reference, floor), margin_error(arm, reference, error_share)
+        effect = paired(arm, reference, floor, counts=True)
+        moved = margin_error(arm, reference, error_share)
         return replace(effect, margin_error=moved, step=1 / samples)
     early = [seed in pilot for *_, seed in whole]
     if not any(early):
         return None
-    effect = two_stage(arm, reference, early, floor)
+    effect = two_stage(arm, reference, early, floor, counts=True)
     first_arm, first_reference = (
         [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
     )

@@ -16,6 +16,9 @@ from ampcompare.records.look import Look
 __all__ = ["Design", "changed_terms", "error_rate_of_next", "look_sentences"]
 
 FIRST_SHARE = 0.8
+# Of several planned looks. The pairs that are added follow from the spread so far, which then shows a bit too small at
+# the end: with all of the 5 %, 5.4 % of equal arms had a winner in two looks.
+PLANNED_SHARE = 0.9
 MAX_NAMED = 5
 
 
@@ -46,7 +49,8 @@ def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
     """Return what the look after these may spend; all together spend at most `ERROR_RATE`.
 
     Left open, the first look spends 80 % of it, since most comparisons are looked at once, and each later one half of
-    the rest. Of a planned number of looks the last spends most, by the square of the share of looks that are done.
+    the rest. A single planned look has all; of several the last spends most, by the square of the share of looks that
+    are done.
 
     Source: error spending of the power family (Kim and DeMets 1987).
     """
@@ -56,7 +60,8 @@ def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
         return left / 2 if spent else FIRST_SHARE * ERROR_RATE
     if number > planned:
         return 0.0
-    return min(left, ERROR_RATE * (number**2 - (number - 1) ** 2) / planned**2)
+    share = PLANNED_SHARE if planned > 1 else 1.0
+    return min(left, share * ERROR_RATE * (number**2 - (number - 1) ** 2) / planned**2)
 
 
 def changed_terms(look: Look, others: Sequence[Look], left_out: Sequence[int] = ()) -> list[str]:

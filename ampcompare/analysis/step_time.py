@@ -1,14 +1,15 @@
 """What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
 
-Where all cells have timing rounds, a pair is one round of both arms, and the times of the runs themselves are left out:
-a round compares seconds that are close to each other, and like a run it is a process of its own.
+Where all cells have timing rounds, these are compared and the times of the runs themselves are left out: a round
+compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data,
+weights and minutes, and what those do to an arm is in all of them: as pairs they would pass for seeds that never ran.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.comparability import time_reason
@@ -37,21 +38,29 @@ class StepTimes:
 def step_times(pairs: Sequence[Pair], *, same_software: bool = True) -> StepTimes:
     differs = time_reason(pairs, same_software=same_software)
     rounds = [_rounds_of(pair) for pair in pairs]
-    # As many of each seed, so that no seed stands for the others; none at all where a seed lacks them.
-    each = min(map(len, rounds), default=0)
-    pairs = [timed for of_seed in rounds for timed in of_seed[:each]] or pairs
-    timed = [pair for pair in pairs if all(record.summary.step_seconds_median for record in pair)]
+    seeds = rounds if all(rounds) else [[pair] for pair in pairs]
+    timed = _kept(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     ratio = ratio_of(-_time_effect(timed).mean) if timed else None
     if differs:
         return StepTimes(None, ratio, f"not comparable ({differs})")
-    reasons = [invalid_reason(arm) or invalid_reason(reference) for arm, reference in pairs]
-    valid = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    valid = _kept(seeds, lambda pair: not _invalid(pair))
     if not pairs:
         return StepTimes(None, None, "")
-    if len(valid) < min(MIN_PAIRS, len(pairs)):
+    if len(valid) < min(MIN_PAIRS, len(seeds)):
+        reasons = [_invalid(pair) for seed in seeds for pair in seed]
         return StepTimes(None, ratio, f"invalid measurement ({statistics.mode(filter(None, reasons))})")
     effect = _time_effect(valid)
     return StepTimes(effect, ratio_of(-effect.mean), "")
+
+
+def _invalid(pair: Pair) -> str:
+    arm, reference = pair
+    return invalid_reason(arm) or invalid_reason(reference)
+
+
+def _kept(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
+    """Return the measurements of each seed that are of use, without seeds that have none."""
+    return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
 
 
 def _rounds_of(pair: Pair) -> list[Pair]:
@@ -80,7 +89,10 @@ def rounds_sentence(records: Sequence[RunRecord]) -> str:
         lacking = f"{counts.count(0)} of {len(counts)} cells lack them"
         return f"Step times of an arm are compared over runs, not over timing rounds, where a cell has none: {lacking}."
     each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
-    return f"Step times are compared over timing rounds ({each} of each cell), in which arms take turns, not over runs."
+    return (
+        f"Step times are compared over timing rounds ({each} of each cell), in which arms take turns, not over runs; "
+        "the rounds of a seed count as one pair."
+    )
 
 
 def ratio_of(logarithm: float) -> float:
@@ -88,10 +100,14 @@ def ratio_of(logarithm: float) -> float:
     return math.exp(logarithm) if logarithm < MAX_LOGARITHM else math.inf
 
 
-def _time_effect(pairs: Sequence[Pair]) -> Effect:
-    """Return the effect on the logarithm of the step time, positive where the arm is faster."""
-    logs = [[math.log(record.summary.step_seconds_median or 1) for record in pair] for pair in pairs]
+def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
+    """Return the effect on the logarithm of the step time over the means of seeds, positive where the arm is faster."""
+    logs = [[statistics.fmean(map(_log_time, side)) for side in zip(*seed, strict=True)] for seed in seeds]
     return paired([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
+
+
+def _log_time(record: RunRecord) -> float:
+    return math.log(record.summary.step_seconds_median or 1)
 
 
 def time_verdicts(

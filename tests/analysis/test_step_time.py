@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ampcompare.analysis.step_time import rounds_sentence, step_times
+from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.looks import Design
+from ampcompare.analysis.step_time import rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.report.columns import COLUMNS, VERDICTS
@@ -31,13 +34,40 @@ def _with_load(record: RunRecord, load: float) -> RunRecord:
 
 
 def test_rounds_replace_the_times_of_runs(make_record: MakeRecord) -> None:
-    """Where both cells have rounds, their ratio counts over the rounds, each of which is a pair."""
+    """Where both cells have rounds, their ratio counts over the rounds; those of a seed are one pair."""
     fp32 = _timed(make_record(seconds=0.01), [0.010, 0.020, 0.040])
-    half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.020])
+    half = _timed(make_record("half", seconds=0.03), [0.005, 0.010, 0.080])
     times = step_times([(half, fp32)])
-    assert times.ratio == pytest.approx(0.5)
+    assert times.ratio == pytest.approx(2 ** (-1 / 3))
     assert times.effect is not None
-    assert (times.effect.pairs, times.effect.freedom) == (3, 2)
+    assert times.effect.pairs == 1
+
+
+def test_rounds_are_no_seeds(make_record: MakeRecord) -> None:
+    """What a seed does to an arm is in all of its rounds: of seeds that scatter by 2 %, few comparisons are decided."""
+    generator = np.random.default_rng(0)
+    winners = 0
+    for _ in range(100):
+        pairs = []
+        for seed in range(3):
+            own = 0.02 * generator.normal(size=2)
+            times = 0.01 * np.exp(own[:, None] + 0.002 * generator.normal(size=(2, 5)))
+            half, fp32 = make_record("half", seed=seed), make_record(seed=seed)
+            pairs.append((_timed(half, times[0].tolist()), _timed(fp32, times[1].tolist())))
+        times_of_arm = step_times(pairs)
+        assert times_of_arm.effect is not None
+        assert (times_of_arm.effect.pairs, times_of_arm.effect.freedom) == (3, 2)
+        records = [arm for arm, _ in pairs]
+        verdict = time_verdicts({"half": (records, times_of_arm)}, Criteria(), Design())["half"]
+        winners += verdict.word in ("better", "inferior")
+    assert winners <= 10
+
+
+def test_one_seed_gives_no_winner_in_time(make_record: MakeRecord) -> None:
+    """However many rounds it has."""
+    fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
+    verdict = time_verdicts({"half": ([half], step_times([(half, fp32)]))}, Criteria(), Design())["half"]
+    assert verdict.word == "cannot tell (fewer than 3 pairs)"
 
 
 def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
@@ -59,7 +89,9 @@ def test_an_invalid_round_is_left_out(make_record: MakeRecord) -> None:
     half = _timed(make_record("half"), [0.01, 0.01, 0.01, 0.09], load_average=9.0)
     times = step_times([(half, fp32)])
     assert times.effect is not None
-    assert (times.effect.pairs, times.ratio) == (3, pytest.approx(1))
+    assert (times.effect.pairs, times.ratio) == (1, pytest.approx(1))
+    broken = _timed(make_record("half"), [0.09], load_average=9.0)
+    assert step_times([(broken, _timed(make_record(), [0.01]))]).why_not == "invalid measurement (load 9.0 on 2 cores)"
 
 
 def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
@@ -67,7 +99,8 @@ def test_the_report_says_what_was_compared(make_record: MakeRecord) -> None:
     records = [_timed(make_record(), [0.01] * 2), _timed(make_record("half"), [0.01] * 3)]
     assert rounds_sentence([make_record()]) == ""
     assert rounds_sentence(records) == (
-        "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs."
+        "Step times are compared over timing rounds (2 to 3 of each cell), in which arms take turns, not over runs; "
+        "the rounds of a seed count as one pair."
     )
     assert rounds_sentence(records) in summarize(records, arms=["fp32", "half"], reference="fp32").reading
 
