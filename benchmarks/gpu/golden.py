@@ -218,8 +218,9 @@ def _prepared(device: str, apex_src: str | None) -> Any:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))
+    for folder in (str(TESTS), str(TESTS / "amp")):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     if apex_src is None:
         return importlib.import_module("ampcompare.apex.amp")
     from genuine import load_amp

@@ -40,11 +40,12 @@ def make_comparison() -> Callable[..., Comparison]:
             final_loss_scale=65536.0,
             losses_sha256=f"{number} {seed}",
         )
+        config = RunConfig(arm="fp32", recipe=Recipe(seed=seed))
         return RunRecord(
-            cell=f"{number}-{seed}",
+            cell=config.digest(),
             arm=arm,
             status="completed",
-            config=RunConfig(arm="fp32", recipe=Recipe(seed=seed)),
+            config=config,
             engine=EngineInfo(name="compat", version="1.0", reason="no apex here"),
             half="fp16 emulated" if number else None,
             environment={"torch": "2.4.0", "device": "cpu"},

@@ -295,4 +295,5 @@ def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> 
     assert reading == comparison.reading
     assert repr(comparison) == "<Comparison of fp32, half: 6 records, seeds 0, 1, 2>"
     assert str(comparison.records[0]) == "fp32, seed 0: completed, top-1 50.00 %"
-    assert repr(comparison.records[0]) == "<RunRecord 0-0 of fp32, seed 0: completed, top-1 50.00 %>"
+    (record, *_) = comparison.records
+    assert repr(record) == f"<RunRecord {record.cell} of fp32, seed 0: completed, top-1 50.00 %>"
