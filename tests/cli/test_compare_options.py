@@ -42,18 +42,12 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
 
     kept = call(*LEARNING, "--seeds", "0-1", "-o", str(tmp_path / "run"), "--fail-on", "diverged>0")
     assert kept.code == 0
-    against = call(
-        *(
-            *LEARNING,
-            "--seeds",
-            "0-1",
-            "-o",
-            str(tmp_path / "run"),
-            "--baseline",
-            str(tmp_path / "run" / "report.json"),
-        ),
-        *("--fail-on", "accuracy<-0.01", "--fail-on", "time>1.5x"),
-    )
+    baseline = ("--baseline", str(tmp_path / "run" / "report.json"))
+    limits = ("--fail-on", "accuracy<-0.01", "--fail-on", "time>1.5x")
+    reused = call(*LEARNING, "--seeds", "0-1", "-o", str(tmp_path / "run"), *baseline, *limits)
+    assert reused.code == 1
+    assert "accuracy is unknown: the baseline holds these very runs" in reused.err
+    against = call(*LEARNING, "--seeds", "0-1", "-o", str(tmp_path / "later"), *baseline, *limits)
     assert against.code == 0
     assert "is not checked: invalid measurement" in against.err
 
