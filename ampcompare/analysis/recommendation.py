@@ -43,7 +43,7 @@ def read(
         if seeds < MIN_PAIRS:
             yield (
                 f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise, so "
-                f"{_none_reported(rows)}; use --seeds 0-4 or more."
+                "no winner is reported; use --seeds 0-4 or more."
             )
         else:
             yield too_wide(by_arm[reference], reference, margin) or recommend(rows, reference, terms)
@@ -67,14 +67,6 @@ def read(
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
     if said:
         yield FP16_ON_CPU.format(how=" and ".join(said))
-
-
-def _none_reported(rows: Sequence[ArmSummary]) -> str:
-    """Return what few seeds leave open; timing rounds of one seed may have a verdict on its times."""
-    timed = [row.arm for row in rows if row.time_verdict.startswith(("better", "inferior", "equivalent"))]
-    if not timed:
-        return "no winner is reported"
-    return f"no arm is recommended: the verdicts on time ({', '.join(timed)}) are about these seeds alone"
 
 
 def _rate(row: ArmSummary) -> str:
