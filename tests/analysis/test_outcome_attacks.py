@@ -189,12 +189,12 @@ def test_rounds_of_one_seed_stand_for_no_other(make_record: MakeRecord, others: 
     assert any("8 of 10 cells lack them" in line for line in comparison.reading) == (others == 0)
 
 
-def test_one_seed_with_rounds_has_no_verdict_on_time(make_record: MakeRecord) -> None:
-    """Five rounds of one seed are no five seeds: table and reading agree that there is no winner."""
+def test_one_seed_with_rounds_contradicts_no_line(make_record: MakeRecord) -> None:
+    """However many rounds one seed has, it names no winner in time, and the first line says that there is none."""
     records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records(make_record)[:2]]
     comparison = _compared(records)
     assert _half(comparison).time_verdict == "cannot tell (fewer than 3 pairs)"
-    assert "no winner is reported" in comparison.reading[0]
+    assert "no winner is reported; use --seeds 0-4 or more" in comparison.reading[0]
 
 
 def test_a_recommended_arm_says_what_it_ran_as(make_record: MakeRecord) -> None:
