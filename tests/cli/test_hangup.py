@@ -87,8 +87,12 @@ ENDLESS = [
 def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path) -> None:
     """Its cell is saved, with as many steps as its checkpoint counts, and the exit code is 143."""
     command = [sys.executable, "-m", "ampcompare", *ENDLESS, "-o", str(tmp_path)]
-    # What `setsid` does, and the terminal of standard input made that of the new session.
-    take_terminal = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    # What `setsid` does, and the terminal of standard input made that of the new session. Under `nohup` the signal would
+    # be ignored, and the run, rightly, go on without end.
+    take_terminal = (
+        "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.setsid(); "
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    )
     start = [sys.executable, "-c", f"{take_terminal} os.execv(sys.argv[1], sys.argv[1:])", *command]
     ours, theirs = os.openpty()
     process = subprocess.Popen(start, stdin=theirs, stdout=theirs, stderr=theirs)
