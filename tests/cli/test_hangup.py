@@ -40,14 +40,17 @@ class Idle(Launcher):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_both_signals_reach_the_cell(number: signal.Signals) -> None:
     """SIGHUP does as SIGTERM does: a cell that runs is asked to save, and between cells the command ends."""
-    before = signal.getsignal(number)
+    inherited = signal.signal(number, signal.SIG_DFL)  # ignored, where the tests run under nohup
     launcher = Idle(has_cell=True)
-    with save_at_signals(launcher):
-        os.kill(os.getpid(), number)
-        assert launcher.asked == 1
-    with pytest.raises(Ended, match=number.name), save_at_signals(Idle(has_cell=False)):
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == before
+    try:
+        with save_at_signals(launcher):
+            os.kill(os.getpid(), number)
+            assert launcher.asked == 1
+        with pytest.raises(Ended, match=number.name), save_at_signals(Idle(has_cell=False)):
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
 
 
 def test_nohup_is_respected() -> None:
@@ -87,8 +90,8 @@ ENDLESS = [
 def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path) -> None:
     """Its cell is saved, with as many steps as its checkpoint counts, and the exit code is 143."""
     command = [sys.executable, "-m", "ampcompare", *ENDLESS, "-o", str(tmp_path)]
-    # What `setsid` does, and the terminal of standard input made that of the new session. Under `nohup` the signal would
-    # be ignored, and the run, rightly, go on without end.
+    # What `setsid` does, and the terminal of standard input made that of the new session. Under `nohup` the signal
+    # would be ignored, and the run would rightly go on without end.
     take_terminal = (
         "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.setsid(); "
         "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
