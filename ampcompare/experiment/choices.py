@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.environment.apex import probe_apex
-from ampcompare.guards.catalog import GUARDS
+from ampcompare.guards import catalog
 from ampcompare.settings.recipes.catalog import list_recipes
 from ampcompare.tasks.catalog import list_data, list_models
 
@@ -36,7 +36,7 @@ def list_choices() -> dict[str, list[Choice]]:
         "data": list_data(),
         "launchers": _launchers(),
         "recipes": list_recipes(),
-        "guards": [(name, True, guard.mistake) for name, guard in GUARDS.items()],
+        "guards": [(name, True, guard.mistake) for name, guard in catalog.GUARDS.items()],
     }
 
 

@@ -173,8 +173,8 @@ class Instant(Launcher):
             cell=config.digest(), arm=config.arm, status="completed", config=config, summary=summary,
             engine=EngineInfo(name="compat", version="25.05", reason="asked for") if "apex" in config.arm else None,
             environment={**fingerprint(), "device": "cpu", "device_name": "a CPU"}, half="fp16 native",
-            trace=Trace(steps=[0, 20, 39], losses=[2.0, 1.0, 0.5], loss_scales=[1.0] * 3, skipped=[0, 1, 1],
-                        step_seconds=[seconds] * 21),
+            trace=Trace(steps=[0, 20, 39], losses=[losses[step] for step in (0, 20, 39)], loss_scales=[2.0] * 3,
+                        skipped=[1] * 3, step_seconds=[seconds] * 21),
         )  # fmt: skip
         write_record(record, folder)
         steps = [

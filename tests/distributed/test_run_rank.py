@@ -54,8 +54,8 @@ def all_raise(num_classes, sample_shape):
 
 
 @pytest.fixture
-def failing_ranks(ranks: Any) -> Iterator[Run]:
-    """The pool, ended afterwards: gloo may still close connections of a failed group when the next one is made."""
+def own_ranks(ranks: Any) -> Iterator[Run]:
+    """The pool, ended afterwards: gloo may still close connections of a cell's own group when the next one is made."""
     yield ranks
     ranks.close()
 
@@ -105,27 +105,27 @@ def cell(
     return f"{record.status} {record.error}", is_main
 
 
-def test_four_ranks_train_a_cell(ranks: Run, tmp_path: Path) -> None:
+def test_four_ranks_train_a_cell(own_ranks: Run, tmp_path: Path) -> None:
     """Four ranks meet, train, and rank 0 alone prints and writes the record."""
-    outcomes = ranks(4, cell, folder=str(tmp_path))
+    outcomes = own_ranks(4, cell, folder=str(tmp_path))
     assert outcomes == [("completed None", True)] + [("completed None", False)] * 3
     record = read_record(tmp_path / "record.json")
     assert record.processes is not None
     assert (record.processes.world_size, record.summary.num_steps, record.summary.epochs[0].samples) == (4, 4, 33)
 
 
-def test_a_rank_with_another_torch(ranks: Run, tmp_path: Path) -> None:
+def test_a_rank_with_another_torch(own_ranks: Run, tmp_path: Path) -> None:
     """A rank with other packages is named on every rank before training, and one of them prints."""
-    outcomes = ranks(2, cell, folder=str(tmp_path), torch_of_last="1.0")
+    outcomes = own_ranks(2, cell, folder=str(tmp_path), torch_of_last="1.0")
     assert sorted(is_main for _, is_main in outcomes) == [False, True]
     for text, _ in outcomes:
         assert text.startswith("failed rank 1 of 2 hold another environment than rank 0: torch is 1.0 there and ")
     assert read_record(tmp_path / "record.json").status == "failed"
 
 
-def test_a_rank_with_other_settings(ranks: Run, tmp_path: Path) -> None:
+def test_a_rank_with_other_settings(own_ranks: Run, tmp_path: Path) -> None:
     """A rank that was told to train something else is named."""
-    for text, _ in ranks(2, cell, folder=str(tmp_path), seed_of_last=1):
+    for text, _ in own_ranks(2, cell, folder=str(tmp_path), seed_of_last=1):
         assert "rank 1 of 2 hold another environment than rank 0: settings is " in text
 
 
@@ -136,9 +136,9 @@ def test_a_rank_with_other_settings(ranks: Run, tmp_path: Path) -> None:
         ("all_raise", "nobody can build this"),
     ],
 )
-def test_a_failure_is_reported_once(failing_ranks: Run, models: str, tmp_path: Path, arch: str, error: str) -> None:
+def test_a_failure_is_reported_once(own_ranks: Run, models: str, tmp_path: Path, arch: str, error: str) -> None:
     """If one rank builds another model, or all fail, one of them writes one record with one line that says so."""
-    outcomes = failing_ranks(2, cell, folder=models, arch=f"ranked_models:{arch}")
+    outcomes = own_ranks(2, cell, folder=models, arch=f"ranked_models:{arch}")
 
     assert sorted(is_main for _, is_main in outcomes) == [False, True]
     record = read_record(tmp_path / "record.json")
@@ -147,22 +147,22 @@ def test_a_failure_is_reported_once(failing_ranks: Run, models: str, tmp_path: P
     assert "\n" not in (record.error or "")
 
 
-def test_a_port_in_use(failing_ranks: Run, tmp_path: Path) -> None:
+def test_a_port_in_use(own_ranks: Run, tmp_path: Path) -> None:
     """A rendezvous at which another program listens is an error that says so, not a wait."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        (text, is_main) = failing_ranks(1, cell, folder=str(tmp_path), url=url)[0]
+        (text, is_main) = own_ranks(1, cell, folder=str(tmp_path), url=url)[0]
 
     assert is_main
     assert text == f"failed rank 0 cannot listen at {url}: the port is in use; choose another one, or stop its program"
     assert read_record(tmp_path / "record.json").error == text.removeprefix("failed ")
 
 
-def test_nccl_without_gpus(failing_ranks: Run, tmp_path: Path) -> None:
+def test_nccl_without_gpus(own_ranks: Run, tmp_path: Path) -> None:
     """NCCL between CPUs is refused with the exit code of an unfit machine."""
-    failing_ranks(2, cell, folder=str(tmp_path), backend="nccl")
+    own_ranks(2, cell, folder=str(tmp_path), backend="nccl")
 
     record = read_record(tmp_path / "record.json")
     assert (record.error or "").startswith("nccl works between GPUs only, and ")
@@ -204,16 +204,14 @@ TINY = [
         (["compare"], "call it once, with --nproc-per-node 2"),
     ],
 )
-def test_an_error_under_torchrun_is_reported_once(
-    failing_ranks: Run, models: str, words: list[str], message: str
-) -> None:
+def test_an_error_under_torchrun_is_reported_once(own_ranks: Run, models: str, words: list[str], message: str) -> None:
     """Of the ranks that torchrun started, one says what is wrong, in one line, and each has an exit code of failure."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     batch = [] if "--global-batch-size" in words else ["--batch-size", "8"]
 
-    outcomes = failing_ranks(2, command, folder=models, words=[*words, "-o", f"{models}/out", *TINY, *batch], port=port)
+    outcomes = own_ranks(2, command, folder=models, words=[*words, "-o", f"{models}/out", *TINY, *batch], port=port)
 
     errors = "".join(text for _, text in outcomes)
     assert all(code != 0 for code, _ in outcomes)
