@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -100,12 +101,18 @@ def test_a_run_in_a_terminal_that_is_closed(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     process = subprocess.Popen(start, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not any(path.stat().st_size for path in tmp_path.glob("cells/*/steps.jsonl")):
-        if select.select([ours], [], [], 0.1)[0]:
-            os.read(ours, 65536)
-    os.close(ours)
-    assert process.wait(60) == 143
+    try:
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline and not any(
+            path.stat().st_size for path in tmp_path.glob("cells/*/steps.jsonl")
+        ):
+            if select.select([ours], [], [], 0.1)[0]:
+                os.read(ours, 65536)
+        os.close(ours)
+        assert process.wait(60) == 143
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the session has ended, as it should have
+            os.killpg(process.pid, signal.SIGKILL)
     (folder,) = tmp_path.glob("cells/*")
     record = read_record(folder / "record.json")
     assert record.status == "interrupted"
