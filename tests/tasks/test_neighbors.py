@@ -69,6 +69,7 @@ def test_a_neighbor_is_imported_in_forward(folder: Path) -> None:
     assert str(folder) not in sys.path
 
 
+@pytest.mark.integration
 def test_a_neighbor_is_imported_in_a_worker(folder: Path) -> None:
     """A data set of the working directory imports a package, and that its neighbor, in a worker of a DataLoader."""
     data = resolve_factory("lazy_user:Data")()

@@ -11,6 +11,8 @@ import pytest
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.formats import FORMATS
 
+pytestmark = pytest.mark.integration  # a browser is started
+
 pytest.importorskip("jinja2", reason="the page needs the extra html")
 pytest.importorskip("plotly", reason="the page needs the extra html")
 
