@@ -79,7 +79,13 @@ def time_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
 
 def memory_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
     """Return why the peaks of memory of pairs cannot be compared; "" if they can."""
-    return _first_reason(pairs, lambda *pair: _machine_reason(*pair, same_software=same_software))
+    return _first_reason(
+        pairs,
+        lambda *pair: (
+            accuracy_incomparable_reason(*pair, same_software=same_software)
+            or _machine_reason(*pair, same_software=same_software)
+        ),
+    )
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -116,11 +122,10 @@ def _skipping(summary: RunSummary) -> str:
 
 
 def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
-    """Return why two runs did not do the same work in the same conditions, as time and memory need it."""
+    """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
     here, there = device_kind(arm), device_kind(reference)
     return (
-        accuracy_incomparable_reason(arm, reference, same_software=same_software)
-        or (f"on {here}, not {there}" if here != there else "")
+        (f"on {here}, not {there}" if here != there else "")
         or _environment_reason(HARDWARE, arm, reference)
         or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
         or _unnamed(SPEED, arm, reference)
