@@ -103,11 +103,11 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
 def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
     """Return why the times of two runs cannot be compared; "" if they can."""
     jobs = max(arm.jobs, reference.jobs)
-    emulated = "fp16 emulated" in (arm.half, reference.half)
+    emulated = next((how for how in (arm.half, reference.half) if how and how.endswith("emulated")), None)
     return (
         accuracy_incomparable_reason(arm, reference, same_software=same_software)
         or (f"{jobs} cells ran at once" if jobs > 1 else "")
-        or ("fp16 computed in fp32" if emulated else "")
+        or (f"{emulated.split()[0]} computed in fp32" if emulated else "")
         or _skipping(arm.summary)
         or _skipping(reference.summary)
         or _machine_reason(arm, reference, same_software=same_software)

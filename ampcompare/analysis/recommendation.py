@@ -18,9 +18,13 @@ __all__ = ["KEEPS_ACCURACY", "read", "recommend"]
 KEEPS_ACCURACY = (IDENTICAL, "equivalent", "not inferior", "better")
 NOT_TESTED = "cannot tell (not tested)"
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
-HALF_ON_CPU = {"fp16 emulated": "was computed in fp32 and rounded (emulated)", "fp16 native": "ran natively"}
+HALF_ON_CPU = {
+    "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
+    "fp16 native": "fp16 ran natively",
+    "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+}
 FP16_ON_CPU = (
-    "These runs are on a CPU: fp16 times here say nothing about a GPU. fp16 {how} on this CPU; "
+    "These runs are on a CPU: 16-bit times here say nothing about a GPU. {how} on this CPU; "
     "accuracy, divergence and loss scales carry over, times do not."
 )
 

@@ -132,7 +132,7 @@ def contradiction(record: RunRecord) -> str:
             return f"step_seconds_median is {summary.step_seconds_median}, and the median of its trace is {middle}"
     choice = record.config.cpu_half
     if record.half is not None and str(record.environment.get("device", "")).startswith("cpu") and choice != "auto":
-        if record.half.startswith("fp16") and record.half != f"fp16 {choice}":
+        if not record.half.endswith(choice):
             return f"it says {record.half}, and its settings say cpu_half {choice}"
     return ""
 

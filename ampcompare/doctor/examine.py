@@ -77,7 +77,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     findings += examine_numerics(build, environment)
     findings += examine_machine(environment)
     findings += examine_extras()
-    facts = MachineFacts(torch_findings[0], devices, apex, build["fp16_products"] if build else None)
+    facts = MachineFacts(torch_findings[0], devices, apex, build["bf16_instructions"] if build else None)
     return Examination(tuple(findings), tuple(examine_arm(arm, facts) for arm in arms))
 
 

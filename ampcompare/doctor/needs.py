@@ -22,13 +22,13 @@ class MachineFacts:
         torch: the finding of that name.
         devices: GPUs that torch can use, as the probe `gpus` tells them.
         apex: the finding of that name.
-        fast_fp16: whether the CPU computes fp16 products; None where it is not known.
+        fast_bf16: whether the CPU has instructions for bf16; None where it is not known.
     """
 
     torch: Check
     devices: tuple[Mapping[str, Any], ...]
     apex: Check
-    fast_fp16: bool | None
+    fast_bf16: bool | None
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     bf16 = computes.options.get("dtype") == "bfloat16"
     if device == "cpu":
         fp32 = computes.backend == "fp32" or computes.options.get("opt_level") == "O0"
-        if not bf16 and not fp32 and facts.fast_fp16 is False:
-            notes.append("fp16 is emulated on this CPU")
+        if not fp32 and (not bf16 or facts.fast_bf16 is False):
+            notes.append(f"{'bf16' if bf16 else 'fp16'} is emulated on this CPU")
     elif bf16 and all(tuple(device["capability"]) < (8, 0) for device in facts.devices):
         notes.append("no GPU here has bf16 in hardware (capability 8.0): it is emulated and slow")
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))

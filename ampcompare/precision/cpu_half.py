@@ -1,11 +1,13 @@
-"""fp16 on a CPU without fp16 instructions: compute in fp32 and round each result once to half, as tensor cores do.
+"""16-bit types on a CPU: compute products in fp32 and round each result once, as tensor cores do.
 
-ATen's own half convolutions and products are 15 to 100 times slower than fp32 on such a CPU. The dispatch mode
-below runs under autograd, autocast and DDP: models, dtypes and overflow to infinity do not change.
+A CPU's own fp16 kernels are 15 to 100 times slower than those for fp32, the backward pass of a convolution even on
+processors with fp16 instructions; bf16 is as slow without bf16 instructions. The dispatch mode below runs under
+autograd, autocast and DDP: models, dtypes and overflow to infinity do not change.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["EmulatedHalf", "cpu_half", "has_fp16_instructions"]
+__all__ = ["EmulatedHalf", "cpu_half", "has_bf16_instructions"]
 
 aten = torch.ops.aten
+X86 = ("x86_64", "amd64")
 EMULATED = frozenset(
     {
         aten.mm.default,
@@ -33,7 +36,15 @@ EMULATED = frozenset(
 
 
 class EmulatedHalf(TorchDispatchMode):
-    """Run half matrix products and convolutions in fp32, rounding every result once to half."""
+    """Run matrix products and convolutions of a 16-bit type in fp32, rounding every result once to that type.
+
+    Args:
+        dtype: torch.float16 or torch.bfloat16; the other one is left alone.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype = dtype
 
     def __torch_dispatch__(
         self,
@@ -43,19 +54,20 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in EMULATED or any(arg.dtype is not torch.float16 for arg in args if isinstance(arg, Tensor)):
+        if func not in EMULATED or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
-        return tuple(_rounded(part) for part in result) if isinstance(result, tuple) else _rounded(result)
+        return tuple(map(self._rounded, result)) if isinstance(result, tuple) else self._rounded(result)
+
+    def _rounded(self, value: Any) -> Any:
+        return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 
-def _rounded(value: Any) -> Any:
-    return value.half() if isinstance(value, Tensor) and value.dtype is torch.float32 else value
-
-
-def has_fp16_instructions() -> bool:
-    """Return whether this CPU multiplies fp16 in hardware (AVX512_FP16 or AMX_FP16, as oneDNN sees it)."""
-    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported())
+def has_bf16_instructions() -> bool:
+    """Return whether this CPU multiplies bf16 in hardware, as torch and oneDNN see it."""
+    if platform.machine().lower() in X86:  # where oneDNN also says yes to AVX-512 without AVX512_BF16, which is slow
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def cpu_half(
@@ -64,18 +76,16 @@ def cpu_half(
     """Return how 16-bit arithmetic is computed, and the context to train in.
 
     Args:
-        choice: "emulated", "native", or "auto": emulated on a CPU without fp16 instructions.
+        choice: "emulated", "native", or "auto": fp16 is emulated, and bf16 where this CPU has no instructions for it.
         half_dtype: the 16-bit type of the arm; None if it has none.
 
     Returns:
-        "fp16 emulated", "fp16 native" or "bf16 native" (None for an arm in fp32), and a context, empty unless emulated.
+        "fp16 emulated" or "bf16 native", say (None for an arm in fp32), and a context, empty unless emulated.
     """
     if half_dtype is None:
         return None, nullcontext()
-    if half_dtype is not torch.float16:
-        return "bf16 native", nullcontext()
-    if device.type != "cpu":
-        return "fp16 native", nullcontext()
-    if choice == "emulated" or (choice == "auto" and not has_fp16_instructions()):
-        return "fp16 emulated", EmulatedHalf()  # type: ignore[no-untyped-call]
-    return "fp16 native", nullcontext()
+    name = "bf16" if half_dtype is torch.bfloat16 else "fp16"
+    is_slow = half_dtype is torch.float16 or not has_bf16_instructions()
+    if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
+        return f"{name} emulated", EmulatedHalf(half_dtype)
+    return f"{name} native", nullcontext()

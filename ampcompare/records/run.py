@@ -289,7 +289,7 @@ class RunRecord(FrozenRecord):
     config: RunConfig
     engine: EngineInfo | None = None
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
-    half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 emulated, fp16 native or bf16 native")
+    half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
     environment: dict[str, Any] = {}
     summary: RunSummary = RunSummary()

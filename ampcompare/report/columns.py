@@ -102,7 +102,7 @@ def _arm(row: ArmSummary) -> str:
 
 def _engine(row: ArmSummary) -> str:
     engine = row.engine and row.engine.removesuffix("+compat")  # its name says so already
-    words = [word for word in (engine, row.half if row.half == "fp16 emulated" else None) if word]
+    words = [word for word in (engine, row.half if row.half and row.half.endswith("emulated") else None) if word]
     return printable("; ".join(words), 60) or "torch"
 
 

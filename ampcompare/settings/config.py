@@ -114,7 +114,8 @@ class RunConfig(Frozen):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
     cpu_half: Literal["auto", "emulated", "native"] = Field(
         "auto",
-        description="fp16 on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own kernels",
+        description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "
+        "kernels; auto emulates fp16, and bf16 where the CPU has no instructions for it",
     )
     on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
         "stop",

@@ -257,6 +257,7 @@ def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
         ("fp16 native", "cpu", "ran natively on this CPU"),
         ("fp16 native", "cuda:0", None),
         ("bf16 native", "cpu", None),
+        ("bf16 emulated", "cpu", "bf16 was computed in fp32 and rounded (emulated) on this CPU"),
         (None, "cpu", None),
     ],
 )
@@ -264,7 +265,7 @@ def test_fp16_on_a_cpu_is_remarked(make_record: MakeRecord, half: str | None, de
     """Where fp16 ran on a CPU the reading warns that its times say nothing about a GPU, and nowhere else."""
     records = [make_record("fp32", 0, device=device), make_record("half", 0, half=half, device=device)]
     text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
-    assert ("fp16 times here say nothing about a GPU" in text) == (said is not None)
+    assert ("16-bit times here say nothing about a GPU" in text) == (said is not None)
     assert said is None or said in text
 
 

@@ -20,7 +20,7 @@ def _facts(
     apex = Check("Apex", "apex", f"{state}.", "ok", "", ("fix apex",), {"state": state, "usable": usable})
     facts = {"failure": "broken"} if torch == "problem" else {"version": "2.13.0"}
     found = Check("Software", "torch", "as it is", torch, "", ("fix torch",), facts)  # type: ignore[arg-type]
-    return MachineFacts(found, devices, apex, fast_fp16=False)
+    return MachineFacts(found, devices, apex, fast_bf16=True)
 
 
 @pytest.mark.parametrize("arm", ["fp32", "apex:O1", "apex:O2,engine=compat", "native:bf16", "half"])

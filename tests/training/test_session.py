@@ -210,8 +210,26 @@ def test_how_half_is_computed_is_named() -> None:
     assert cpu_half("auto", None, CPU)[0] is None
     assert cpu_half("native", torch.float16, CPU)[0] == "fp16 native"
     assert cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
-    assert cpu_half("auto", torch.bfloat16, CPU)[0] == "bf16 native"
+    assert cpu_half("auto", torch.float16, CPU)[0] == "fp16 emulated"
+    assert cpu_half("native", torch.bfloat16, CPU)[0] == "bf16 native"
+    assert cpu_half("emulated", torch.bfloat16, CPU)[0] == "bf16 emulated"
     assert cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
+
+
+@pytest.mark.parametrize(("has_instructions", "how"), [(True, "bf16 native"), (False, "bf16 emulated")])
+def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
+    monkeypatch: pytest.MonkeyPatch, has_instructions: bool, how: str
+) -> None:
+    """By default bf16 runs natively only where that is fast; a product under emulation is rounded once."""
+    monkeypatch.setattr("ampcompare.precision.cpu_half.has_bf16_instructions", lambda: has_instructions)
+    named, context = cpu_half("auto", torch.bfloat16, CPU)
+    assert named == how
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 9, 9, dtype=torch.bfloat16)
+    with context:
+        product = a @ b
+    if not has_instructions:
+        assert torch.equal(product, (a.float() @ b.float()).bfloat16())
 
 
 @pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:bf16", "half"])

@@ -12,6 +12,7 @@ __all__ = ["torch_build"]
 def torch_build() -> dict[str, Any]:
     """Import torch and return versions, abilities and switches; None for what this torch lacks."""
     torch = importlib.import_module("torch")
+    bf16 = importlib.import_module("ampcompare.precision.cpu_half")
 
     def ask_torch(question: Callable[[], Any]) -> Any:
         try:
@@ -28,6 +29,7 @@ def torch_build() -> dict[str, Any]:
         "capability": ask_torch(lambda: torch.backends.cpu.get_cpu_capability()),
         "fp16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_fp16_supported())),
         "bf16_products": ask_torch(lambda: bool(mkldnn._is_mkldnn_bf16_supported())),
+        "bf16_instructions": ask_torch(bf16.has_bf16_instructions),
         "threads": torch.get_num_threads(),
         "distributed": ask_torch(lambda: bool(torch.distributed.is_available())),
         "nccl": ask_torch(lambda: bool(torch.distributed.is_nccl_available())),

@@ -18,7 +18,7 @@ from ampcompare.legacy.cpu.autocast import autocast_on_cpu
 from ampcompare.legacy.jit import keep_for_jit
 from ampcompare.legacy.process_group import gloo_for_nccl
 from ampcompare.legacy.stderr import note
-from ampcompare.precision.cpu_half import EmulatedHalf, has_fp16_instructions
+from ampcompare.precision.cpu_half import EmulatedHalf
 
 __all__ = ["is_cuda", "run_on_cpu"]
 
@@ -75,10 +75,11 @@ def is_cuda(device: Any) -> bool:
 
 def run_on_cpu(*, quiet: bool = False) -> None:
     """Replace the functions, for the life of this process, with a line on stderr unless `quiet`."""
-    emulated = not has_fp16_instructions()
     if not quiet:
-        half = "; fp16 products are computed in fp32 and rounded once to fp16" if emulated else ""
-        note(f"--device cpu: CUDA calls run on the CPU{half}. Timings and memory figures of this run mean nothing")
+        note(
+            "--device cpu: CUDA calls run on the CPU; fp16 products are computed in fp32 and rounded once to fp16. "
+            "Timings and memory figures of this run mean nothing"
+        )
     _replace_cuda_functions()
     _replace_factories()
     _replace_tensor_methods()
@@ -86,10 +87,9 @@ def run_on_cpu(*, quiet: bool = False) -> None:
     _replace_loading()
     autocast_on_cpu()
     gloo_for_nccl()
-    if emulated:
-        mode = EmulatedHalf()  # type: ignore[no-untyped-call]
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        _modes.append(mode)
+    mode = EmulatedHalf()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    _modes.append(mode)
 
 
 def _replace_cuda_functions() -> None:
