@@ -177,7 +177,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     api.run(recipe=recipe, arm="apex:O2")
     assert configs[0] == configs[1]
     assert configs[0].recipe.optimizer.lr == pytest.approx(0.2)
-    api.run(recipe="seeds/r18-leaves", size="small", device="cpu")
+    api.run(recipe="articles/r18-leaves", size="small", device="cpu")
     assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
     with pytest.raises(ConfigError, match="both were given"):
         api.run(RunConfig(), arm="half")

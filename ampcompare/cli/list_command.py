@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import click
 
+from ampcompare.cli.help import Command
+from ampcompare.cli.values import Choice
+
 __all__ = ["command"]
 
 KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 
 
-@click.command("list")
-@click.argument("what", type=click.Choice([*KINDS, "all"]), default="all")
+@click.command("list", cls=Command)
+@click.argument("what", type=Choice([*KINDS, "all"]), default="all")
 def command(what: str) -> int:
     """List available arms, models, data, launchers, recipes and guards."""
     from ampcompare.experiment.choices import list_choices

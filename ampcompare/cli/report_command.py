@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.values import Choice
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
@@ -13,12 +15,12 @@ from ampcompare.report.formats import FORMATS
 __all__ = ["command"]
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("paths", metavar="DIR|FILE...", nargs=-1, required=True)
-@click.option(
+@option(
     "--format",
     "form",
-    type=click.Choice(list(FORMATS)),
+    type=Choice(list(FORMATS)),
     default="table",
     show_default=True,
     help="what to print",

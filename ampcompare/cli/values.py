@@ -1,0 +1,132 @@
+"""Values of options: words that are checked at once, and names that the shell can complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ampcompare.errors import close_matches
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    StringChoice = click.Choice[str]
+else:
+    StringChoice = click.Choice  # a version of click whose choices are not generic
+
+__all__ = ["ARCH", "ARM", "ARM_LIST", "BACKEND", "CLAIM", "DATA_SET", "DEVICE", "FLAG", "HALF", "RECIPE", "Choice", "Name"]
+
+
+class Choice(StringChoice):
+    """One of some words, in any case and with `_` for `-`; a mistyped one is met by the nearest.
+
+    Args:
+        others: further words that are accepted, with the word that each stands for.
+    """
+
+    def __init__(self, choices: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+        super().__init__(tuple(choices), case_sensitive=False)
+        self.others = dict(others or {})
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        words = "|".join(self.choices)
+        return words if param.required or isinstance(param, click.Option) else f"[{words}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known = {_plain(word): word for word in self.choices} | {_plain(key): to for key, to in self.others.items()}
+        if (word := known.get(_plain(str(value)))) is not None:
+            return word
+        close = close_matches(_plain(str(value)), known)
+        hint = f" Did you mean {known[close[0]]!r}?" if close else ""
+        self.fail(f"{value!r} is not one of {', '.join(map(repr, self.choices))}.{hint}", param, ctx)
+
+
+class Name(click.ParamType):
+    """A text for which the shell offers names; whether there is such a thing is checked where it is used.
+
+    Args:
+        metavar: what the help calls it.
+        names: called when the shell asks.
+        several: whether names may be joined by commas.
+    """
+
+    name = "text"
+
+    def __init__(self, metavar: str, names: Callable[[], Iterable[str]], *, several: bool = False) -> None:
+        self.metavar = metavar
+        self.names = names
+        self.several = several
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin so, after what is already typed of a list."""
+        from click.shell_completion import CompletionItem
+
+        before, comma, begun = incomplete.rpartition(",") if self.several else ("", "", incomplete)
+        names = [name for name in self.names() if name.lower().startswith(begun.lower())]
+        return [CompletionItem(f"{before}{comma}{name}") for name in names]
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "-")
+
+
+def _arms() -> Sequence[str]:
+    from ampcompare.backends.catalog import described_backends
+    from ampcompare.backends.shorthand import SHORTHANDS
+    from ampcompare.experiment.matrix import DEFAULT_ARMS
+
+    return list(dict.fromkeys([*DEFAULT_ARMS, *map(_shown, SHORTHANDS), *described_backends()]))
+
+
+def _shown(shorthand: str) -> str:
+    return shorthand.upper() if shorthand[0] == "o" else shorthand
+
+
+def _backends() -> Iterable[str]:
+    from ampcompare.backends.catalog import described_backends
+
+    return described_backends()
+
+
+def _models() -> Iterable[str]:
+    from ampcompare.tasks.catalog import BUILTIN_MODELS, torchvision_models
+
+    return [*BUILTIN_MODELS, *(name for name, classifies in (torchvision_models() or {}).items() if classifies)]
+
+
+def _data_sets() -> Iterable[str]:
+    from ampcompare.tasks.catalog import DATA_SETS
+
+    return [name.removesuffix("PATH") for name in DATA_SETS if name != "module:factory"]
+
+
+def _recipes() -> Iterable[str]:
+    from ampcompare.settings.recipes.catalog import recipe_names
+
+    return recipe_names()
+
+
+def _claims() -> Iterable[str]:
+    from ampcompare.claims.definition import STUDIES, load_study
+
+    return [claim.name for study in STUDIES for claim in load_study(study).claims]
+
+
+ARM = Name("ARM", _arms)
+ARM_LIST = Name("ARM[,ARM...]", _arms, several=True)
+BACKEND = Name("NAME", _backends)
+ARCH = Name("NAME", _models)
+DATA_SET = Name("NAME", _data_sets)
+CLAIM = Name("CLAIM", _claims)
+RECIPE = Name("NAME|FILE", _recipes)
+DEVICE = Name("auto|cpu|cuda[:N]", lambda: ("auto", "cpu", "cuda"))
+FLAG = Choice(("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"})
+HALF = Choice(("fp16", "bf16"), {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})
