@@ -174,7 +174,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     Raises:
         ConfigError: as for `Arm.parse`, or a word that can be an option and an arm.
     """
-    arms = []
+    arms: list[Arm] = []
     for text in texts:
         split = split_arms(text)
         if split.ambiguous:

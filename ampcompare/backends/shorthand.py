@@ -85,7 +85,7 @@ def _may_be_arm(word: str) -> bool:
 def _is_option(word: str, arm: str) -> bool:
     """Return whether the backend of an arm takes a word as an option."""
     spec = find_spec(split_backend(arm)[0])
-    name, equals, _ = word.partition("=")
-    if equals or spec is None or ":" in word:
-        return bool(equals)
-    return spec.parsers is None or name in spec.parsers or name.lower() in spec.aliases
+    head, colon, _ = word.partition(":")
+    if "=" in head or colon or spec is None:
+        return "=" in head
+    return spec.parsers is None or word in spec.parsers or word.lower() in spec.aliases

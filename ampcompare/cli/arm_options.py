@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.help import ARMS, option
-from ampcompare.cli.values import BACKEND, FLAG, HALF, Choice
+from ampcompare.cli.values import BACKEND, FLAG, HALF, LEVEL, Choice
 from ampcompare.errors import ConfigError
 
 __all__ = ["arm_from_flags", "arm_options"]
@@ -17,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
 OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
-    "--opt-level": {"type": Choice(LEVELS), "help": "opt level of Apex; needs no --backend"},
+    "--opt-level": {"type": LEVEL, "help": "opt level of Apex; needs no --backend"},
     "--engine": {
         "type": Choice(("auto", "nvidia", "compat")),
         "help": "Apex: the real one (nvidia), or ampcompare's own (compat)  [default: auto]",

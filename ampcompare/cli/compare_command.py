@@ -31,8 +31,14 @@ __all__ = ["command", "options_from"]
     ],
     examples=[
         ("Nine arms, three seeds each, on the bundled digits:", "ampcompare compare"),
-        ("Can O2 be replaced on your data?", "ampcompare compare --arm O2,fp16,bf16 --reference O2 --data imagefolder:DIR"),
-        ("In CI: end with 1 if bf16 is less accurate:", "ampcompare compare --arm fp32,bf16 --fail-on accuracy:non-inferior"),
+        (
+            "Can O2 be replaced on your data?",
+            "ampcompare compare --arm O2,fp16,bf16 --reference O2 --data imagefolder:DIR",
+        ),
+        (
+            "In CI: end with 1 if bf16 is less accurate:",
+            "ampcompare compare --arm fp32,bf16 --fail-on accuracy:non-inferior",
+        ),
     ],
 )
 @option(
@@ -74,9 +80,7 @@ __all__ = ["command", "options_from"]
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
     'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
-@option(
-    "--baseline", metavar="FILE", group=COMPARISON, help="report.json or run directory: baseline for --fail-on"
-)
+@option("--baseline", metavar="FILE", group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
 @option(
     "--budget",

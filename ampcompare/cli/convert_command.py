@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.options import json_option
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import LEVEL, Choice
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,13 +24,16 @@ __all__ = ["command"]
     cls=Command,
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
-        ("From apex.amp to torch.amp, and train on from both:", "ampcompare convert apex.pt amp.pt --to native --verify"),
+        (
+            "From apex.amp to torch.amp, and train on from both:",
+            "ampcompare convert apex.pt amp.pt --to native --verify",
+        ),
     ],
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @option("--to", type=Choice(["native", "apex"]), help="what OUT is for: torch.amp or apex.amp")
-@option("--opt-level", type=Choice(LEVELS), help="level of the Apex side  [default: inferred from IN, else O1]")
+@option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
 @option(
     "--save-apex-format", is_flag=True, help="write exactly what an Apex script saves: model, optimizer, amp, epoch"
 )

@@ -6,9 +6,8 @@ import os
 
 import click
 
-from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.cli.help import Command, option
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import LEVEL, Choice
 
 __all__ = ["command"]
 
@@ -30,7 +29,7 @@ __all__ = ["command"]
     show_default=True,
     help="what `import apex` means: ampcompare's own engine, or the real Apex",
 )
-@option("--opt-level", type=Choice(LEVELS), help="override the script's opt level")
+@option("--opt-level", type=LEVEL, help="override the script's opt level")
 @option("--record", metavar="FILE", help="record every backward pass and step, for `ampcompare report FILE`")
 @option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")

@@ -104,8 +104,8 @@ class Command(click.Command):
         examples: Sequence[tuple[str, str]] = (),
         **settings: Any,
     ) -> None:
-        own = {"max_content_width": MAX_WIDTH, **settings.pop("context_settings", {})}
-        super().__init__(*arguments, context_settings=own, **settings)
+        settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
+        super().__init__(*arguments, **settings)
         self.common = tuple(common)
         self.examples = tuple(examples)
         self._short = _help_flag(["-h"], "show the common options", self.get_short_help)

@@ -38,9 +38,7 @@ __all__ = ["command"]
     group=ARMS,
     help="what the others are compared with  [default: fp32, else the first]",
 )
-@option(
-    "--metric", metavar="COLUMN", group=DATA, help="column of results  [default: accuracy, else a known metric]"
-)
+@option("--metric", metavar="COLUMN", group=DATA, help="column of results  [default: accuracy, else a known metric]")
 @option(
     "--better",
     type=Choice(["higher", "lower"]),
@@ -103,9 +101,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     margin = "auto" if parameters["margin"] is None else parameters["margin"]
     terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
     reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
-    comparison = judge(
-        results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"]
-    )
+    comparison = judge(results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"])
     reporter = FORMATS["json"].reporter() if as_json else Judged(room())
     click.echo(reporter.render(comparison), nl=False)
     return 0

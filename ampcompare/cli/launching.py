@@ -25,7 +25,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     options = [
-        _option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="processes per cell on each machine  [default: 1]"),
+        _option(
+            "--nproc-per-node",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="processes per cell on each machine  [default: 1]",
+        ),
         _option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="machines"),
         _option(
             "--node-rank",

@@ -6,8 +6,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-import click
-
 from ampcompare.analysis.criteria import Preference
 from ampcompare.cli.help import (
     CHECKPOINTS,
@@ -22,7 +20,7 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, DATA_SET, DEVICE, RECIPE, Choice
+from ampcompare.cli.values import ARCH, DATA_SET, DEVICE, RECIPE, Choice, Name
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -115,12 +113,18 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--tf32", "tf32", MACHINE),
     ("--deterministic", "deterministic", MACHINE),
 )
-TEXTS: dict[str, click.ParamType] = {  # settings that are free text, with the names that the shell offers
+TEXTS: dict[str, Name] = {  # settings that are free text, with the names that the shell offers
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
     "device": DEVICE,
 }
-METAVARS = {"recipe.data.dir": "DIR", "saving.resume": "auto|PATH", "stall_timeout": "SECONDS", int: "N", float: "NUMBER"}
+METAVARS = {
+    "recipe.data.dir": "DIR",
+    "saving.resume": "auto|PATH",
+    "stall_timeout": "SECONDS",
+    int: "N",
+    float: "NUMBER",
+}
 
 
 def _field(path: str) -> Any:
@@ -212,9 +216,7 @@ def recipe_options(function: Function) -> Function:
 def output_options(function: Function) -> Function:
     """Add where results go and how much is printed."""
     options = [
-        option(
-            "--output-dir", "-o", metavar="DIR", group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"
-        ),
+        option("--output-dir", "-o", metavar="DIR", group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
         wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
@@ -283,6 +285,6 @@ def objective_option(function: Function) -> Function:
 
 
 def _add(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function

@@ -23,7 +23,7 @@ __all__ = ["command"]
     cls=Command,
     examples=[
         ("Which claims there are:", "ampcompare reproduce articles --list"),
-        ("Two of them, in at most five minutes:", "ampcompare reproduce articles o3-diverges bn-fp32 --budget 5m"),
+        ("Two of them, in at most five minutes:", "ampcompare reproduce articles o3-diverges o2-trains --budget 5m"),
     ],
 )
 @click.argument("study", metavar="articles", type=Choice(STUDIES, OLD_STUDIES))

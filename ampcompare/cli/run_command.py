@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["command", "sources_from"]
 
 
-
 @click.command(
     "run",
     cls=Command,
@@ -110,7 +109,10 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     """
     named = parameters["arm_text"]
     arm = str(Arm.parse(named)) if named is not None else None
-    derived = {"arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm, "processes": count_processes(parameters)}
+    derived = {
+        "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
+        "processes": count_processes(parameters),
+    }
     return collect_settings(request_from({**parameters, **derived}), one_run=True)
 
 

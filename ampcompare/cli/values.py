@@ -7,16 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.errors import close_matches
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     StringChoice = click.Choice[str]
-else:
-    StringChoice = click.Choice  # a version of click whose choices are not generic
+    StringType = click.ParamType[str]
+else:  # older versions of click, whose types are not generic
+    StringChoice = click.Choice
+    StringType = click.ParamType
 
-__all__ = ["ARCH", "ARM", "ARM_LIST", "BACKEND", "CLAIM", "DATA_SET", "DEVICE", "FLAG", "HALF", "RECIPE", "Choice", "Name"]
+__all__ = [
+    "ARCH",
+    "ARM",
+    "ARM_LIST",
+    "BACKEND",
+    "CLAIM",
+    "DATA_SET",
+    "DEVICE",
+    "FLAG",
+    "HALF",
+    "LEVEL",
+    "RECIPE",
+    "Choice",
+    "Name",
+]
 
 
 class Choice(StringChoice):
@@ -24,11 +41,19 @@ class Choice(StringChoice):
 
     Args:
         others: further words that are accepted, with the word that each stands for.
+        mistakes: words that are refused, with the word that each was meant to be.
     """
 
-    def __init__(self, choices: Iterable[str], others: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        choices: Iterable[str],
+        others: Mapping[str, str] | None = None,
+        *,
+        mistakes: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(tuple(choices), case_sensitive=False)
         self.others = dict(others or {})
+        self.mistakes = dict(mistakes or {})
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         words = "|".join(self.choices)
@@ -38,12 +63,14 @@ class Choice(StringChoice):
         known = {_plain(word): word for word in self.choices} | {_plain(key): to for key, to in self.others.items()}
         if (word := known.get(_plain(str(value)))) is not None:
             return word
-        close = close_matches(_plain(str(value)), known)
-        hint = f" Did you mean {known[close[0]]!r}?" if close else ""
-        self.fail(f"{value!r} is not one of {', '.join(map(repr, self.choices))}.{hint}", param, ctx)
+        close = [known[word] for word in close_matches(_plain(str(value)), known)]
+        meant = self.mistakes.get(str(value)) or (close[0] if close else None)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        text = f"{value!r} is not one of {', '.join(map(repr, self.choices))}.{hint}"
+        raise click.BadParameter(text, ctx, param)
 
 
-class Name(click.ParamType):
+class Name(StringType):
     """A text for which the shell offers names; whether there is such a thing is checked where it is used.
 
     Args:
@@ -128,5 +155,8 @@ DATA_SET = Name("NAME", _data_sets)
 CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)
 DEVICE = Name("auto|cpu|cuda[:N]", lambda: ("auto", "cpu", "cuda"))
-FLAG = Choice(("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"})
+FLAG = Choice(
+    ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+)
+LEVEL = Choice(LEVELS, mistakes={level.replace("O", "0"): level for level in LEVELS})
 HALF = Choice(("fp16", "bf16"), {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})

@@ -99,7 +99,8 @@ class CompareOptions:
         arms: such as "fp32" or "bf16,apex:O2"; by default those of recipe and file, or else nine.
         reference: the arm that the others are compared with, added if it is none of them; by default fp32, or else the
             first.
-        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file, or else three.
+        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file, or else
+            three.
         budget_seconds: wall time limit of seeds "auto".
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
         margin: equivalence margin of top-1 as in `Criteria`; by default that of recipe and file, or else "auto".

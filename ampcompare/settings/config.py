@@ -119,8 +119,8 @@ class RunConfig(Frozen):
     )
     on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
         "stop",
-        description="when training diverges: stop, continue, or go back to a good state (rollback); skip: also drop each "
-        "update with a non-finite loss before that",
+        description="when training diverges: stop, continue, or go back to a good state (rollback); skip: also drop "
+        "each update with a non-finite loss before that",
     )
     rollback_every: PositiveInt = Field(100, description="with rollback: steps between snapshots")
     max_rollbacks: PositiveInt = Field(3, description="with rollback: how often a run may go back")
@@ -130,9 +130,7 @@ class RunConfig(Frozen):
     max_skipped: PositiveInt | None = Field(
         None, description="fail as diverged when more consecutive steps than this are skipped"
     )
-    nan_patience: PositiveInt = Field(
-        10, description="steps in a row with a non-finite loss that count as divergence"
-    )
+    nan_patience: PositiveInt = Field(10, description="steps in a row with a non-finite loss that count as divergence")
     drain_every: PositiveInt = Field(
         20, description="steps between two reads of losses and loss scales from the device"
     )
@@ -141,9 +139,7 @@ class RunConfig(Frozen):
     pin_memory: bool | None = Field(
         None, description="copy batches to a GPU from pinned memory, without waiting; on by default"
     )
-    prefetch: Annotated[int, Field(ge=0)] = Field(
-        0, description="batches that are copied to a GPU ahead of their step"
-    )
+    prefetch: Annotated[int, Field(ge=0)] = Field(0, description="batches that are copied to a GPU ahead of their step")
     threads: PositiveInt = Field(1, description="CPU threads of one operation")
     tf32: Literal["torch", "on", "off"] = Field(
         "torch",
@@ -155,9 +151,7 @@ class RunConfig(Frozen):
         description="AMP misuse in your code or in another package, checked until the timed steps: a note, an error, "
         "or not checked",
     )
-    stall_timeout: Positive = Field(
-        300.0, description="seconds that ranks wait for a stalled one before the run fails"
-    )
+    stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
     saving: SavingConfig = SavingConfig()
 
     @model_validator(mode="before")

@@ -78,7 +78,9 @@ class OptimizerConfig(Frozen):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     eps: NonNegative = Field(1e-8, description="term in the denominator of adam and adamw")
     norm_weight_decay: NonNegative | None = Field(None, description="weight decay of normalization layers")
-    bias_weight_decay: NonNegative | None = Field(None, description="weight decay of biases outside normalization layers")
+    bias_weight_decay: NonNegative | None = Field(
+        None, description="weight decay of biases outside normalization layers"
+    )
     groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
     layer_lr: Literal["none", "larc", "lars"] = Field(
         "none", description="layer-wise learning rates by the norms of weight and gradient; larc: at most the base rate"
@@ -86,15 +88,21 @@ class OptimizerConfig(Frozen):
     trust_coefficient: Positive = Field(0.02, description="trust coefficient of LARC and LARS")
     implementation: Literal["default", "foreach", "fused"] = Field(
         "default",
-        description="how the optimizer steps: foreach over lists of tensors, fused in one kernel; default: torch chooses",
+        description="how the optimizer steps: foreach: lists of tensors, fused: one kernel, default: torch chooses",
     )
     skip_on_device: bool = Field(
         False,
         description="skip an overflowed step on the GPU, so that a dynamic loss scale does not wait for the host",
     )
-    lr_base: Positive | None = Field(None, description="learning rate at the base batch size; the rate follows the total batch size from there")
-    lr_base_batch: PositiveInt = Field(256, description="base batch size: the total that the base learning rate belongs to")
-    lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how the learning rate follows the total batch size")
+    lr_base: Positive | None = Field(
+        None, description="learning rate at the base batch size; the rate follows the total batch size from there"
+    )
+    lr_base_batch: PositiveInt = Field(
+        256, description="base batch size: the total that the base learning rate belongs to"
+    )
+    lr_rule: Literal["linear", "sqrt"] = Field(
+        "linear", description="how the learning rate follows the total batch size"
+    )
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
@@ -120,7 +128,9 @@ class OptimizerConfig(Frozen):
 class ScheduleConfig(Frozen):
     """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
 
-    name: Literal["constant", "step", "cosine"] = Field("cosine", description="shape of the learning rate after the warm-up")
+    name: Literal["constant", "step", "cosine"] = Field(
+        "cosine", description="shape of the learning rate after the warm-up"
+    )
     warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up")
     step_epochs: PositiveInt = Field(30, description="step schedule: epochs between two drops")
     gamma: Positive = Field(0.1, description="step schedule: factor of a drop")
@@ -136,9 +146,7 @@ class Recipe(Frozen):
     epochs: PositiveInt = Field(5, description="passes over the training set")
     max_steps: PositiveInt | None = Field(None, description="stop after this many updates, regardless of epochs")
     batch_size: PositiveInt = Field(64, description="samples in one update of each process")
-    global_batch_size: PositiveInt | None = Field(
-        None, description="samples in one update of all processes together"
-    )
+    global_batch_size: PositiveInt | None = Field(None, description="samples in one update of all processes together")
     grad_accum_steps: PositiveInt = Field(1, description="micro-batches in one update")
     clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(

@@ -42,7 +42,7 @@ def _imported(*words: str) -> set[str]:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """One comparison by the real command, and its folder."""
     folder = tmp_path_factory.mktemp("ran")
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, cwd=folder, check=True)
     return done, folder
 
@@ -61,7 +61,7 @@ def test_report_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Pa
 def test_compare_imports_no_torch(tmp_path: Path) -> None:
     """The process of `compare` leaves torch to the cells, with event files for TensorBoard too."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "-o", str(tmp_path / "out")]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "-o", str(tmp_path / "out")]
     imported = _imported(*words, "--tensorboard", str(tmp_path / "tb"))
     assert "tensorboard" in imported
     assert not imported & {"torch", "torchvision", "tensorflow"}
@@ -87,7 +87,7 @@ def test_a_full_disk_behind_stdout(ran: tuple[subprocess.CompletedProcess[str], 
 
 def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
     for command, code in ((["list"], 0), (words, 0), ([*words, "--fail-on", "accuracy<100"], 1)):
         there, here = os.pipe()
         os.close(there)
@@ -139,7 +139,7 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
 def test_time_left_for_all_cells_on_a_terminal(tmp_path: Path) -> None:
     """The bar of one cell among several says about how long all of them will take; a bar alone does not."""
     arms = ["--arm", "fp32", "--arm", "native:bf16"]
-    seen = _on_a_terminal(["compare", *SMALL, *arms, "--epochs", "60", "-o", "out"], tmp_path)
+    seen = _on_a_terminal(["compare", *SMALL, *arms, "--seeds", "0", "--epochs", "60", "-o", "out"], tmp_path)
     for place in ("[1/2]", "[2/2]"):
         bars = [part for part in re.split(r"[\r\n]+", seen) if part.startswith(place) and "steps" in part]
         assert any(re.search(r", about \d+s for all\]$", bar.rstrip()) for bar in bars), bars
