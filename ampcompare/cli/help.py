@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ampcompare.cli.renamed import RenamedOption
+from ampcompare.cli.renamed import OLD_NAMES, RenamedOption
 
 __all__ = [
     "ARMS",
@@ -111,6 +111,13 @@ class Command(click.Command):
         self._short = _help_flag(["-h"], "show the common options", self.get_short_help)
         self._long = _help_flag(["--help"], "show all options", self.get_help)
         self._only = _help_flag(["-h", "--help"], "show this help", self.get_help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:  # it would also suggest old names, which help hides
+            error.possibilities = [name for name in error.possibilities or () if name not in OLD_NAMES.values()]
+            raise
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *([self._short] if self.common else [])]

@@ -124,15 +124,15 @@ def _backends() -> Iterable[str]:
 
 
 def _models() -> Iterable[str]:
-    from ampcompare.tasks.catalog import BUILTIN_MODELS, torchvision_models
+    from ampcompare.experiment.choices import model_names
 
-    return [*BUILTIN_MODELS, *(name for name, classifies in (torchvision_models() or {}).items() if classifies)]
+    return model_names()
 
 
 def _data_sets() -> Iterable[str]:
-    from ampcompare.tasks.catalog import DATA_SETS
+    from ampcompare.experiment.choices import data_names
 
-    return [name.removesuffix("PATH") for name in DATA_SETS if name != "module:factory"]
+    return data_names()
 
 
 def _recipes() -> Iterable[str]:

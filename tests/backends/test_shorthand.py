@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_a_list_is_its_arms(cases: list[tuple[str, str]]) -> None:
         arms = parse_arms([",".join(text for text, _ in cases)])
     except ConfigError as error:  # half:bn_fp32 before a word that is its option too
         assert "can be an option of the arm before it" in str(error)
-        pairs = zip(cases, cases[1:], strict=False)
+        pairs = pairwise(cases)
         assert any("bn_fp32" in first[0] and second[0].lower() in ("fp16", "bf16") for first, second in pairs)
         return
     assert [str(arm) for arm in arms] == [arm for _, arm in cases]

@@ -31,7 +31,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--arm", "bf61"], ["did you mean 'bf16'?"]),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
         (["run", "--arm", "fp32,apex:O2"], ["names 2 arms, fp32 and apex:O2, where one is expected"]),
-        (["compare", "--arm", "half:bn_fp32,bf16"], ["can be an option of the arm before it, or the arm 'native:bf16'"]),
+        (
+            ["compare", "--arm", "half:bn_fp32,bf16"],
+            ["can be an option of the arm before it, or the arm 'native:bf16'"],
+        ),
         (["compare", "--arm", "fp32,bf61"], ["'fp32' has no option 'bf61'", "did you mean 'bf16'?"]),
         (["compare", "--reference", "natve"], ["unknown backend 'natve'"]),
         (["compare", "--reference", "fp32,half"], ["names 2 arms"]),

@@ -74,7 +74,19 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
 
 def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> None:
     """A figure at a learning rate stands beside the arm that was given that rate; others are shown without a row."""
-    words = ("compare", "--recipe", "articles/r18-leaves", "--arm", "fp32", "--seeds", "0", "--lr", "0.1", "--workers", "0")
+    words = (
+        "compare",
+        "--recipe",
+        "articles/r18-leaves",
+        "--arm",
+        "fp32",
+        "--seeds",
+        "0",
+        "--lr",
+        "0.1",
+        "--workers",
+        "0",
+    )
     done = call(*words, *LITTLE, "--data", "digits", "--image-size", "8", "--batch-size", "16", "-o", str(tmp_path))
     rows = call("report", str(tmp_path), "--format", "json").json()["published"]["rows"]
     assert [row["row"] for row in rows if row["name"] == "fp32"] == ["fp32"]
@@ -145,7 +157,19 @@ def test_a_recipe_of_ones_own(call: Call, tmp_path: Path) -> None:
         "arms: [fp32]\nreference: {source: our spring, figures: [{arm: fp32, top1: 97.2, memory_mib: 40}]}\n"
         "scales: {small: {recipe: {epochs: 1}}}\n"
     )
-    done = call("compare", "--recipe", str(path), "--size", "small", "--device", "cpu", "--seeds", "0", "-o", str(tmp_path / "out"))
+    done = call(
+        "compare",
+        "--recipe",
+        str(path),
+        "--size",
+        "small",
+        "--device",
+        "cpu",
+        "--seeds",
+        "0",
+        "-o",
+        str(tmp_path / "out"),
+    )
     assert done.code == 0
     assert "Published: our spring; one run per line." in done.out
     row = next(line for line in done.out.partition("as published")[2].splitlines() if line.startswith("fp32"))
