@@ -14,7 +14,7 @@ from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, Command, opti
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.settings import request_from
-from ampcompare.cli.values import ARM, ARM_LIST
+from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
@@ -80,7 +80,7 @@ __all__ = ["command", "options_from"]
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
     'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
-@option("--baseline", metavar="FILE", group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
+@option("--baseline", type=FILE, group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
 @option(
     "--budget",
@@ -120,8 +120,8 @@ __all__ = ["command", "options_from"]
 @option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
 @output_options
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: never]")
-@option("--tensorboard", metavar="DIR", group=OUTPUT, help="write event files for TensorBoard after each cell")
-@option("--junit", metavar="FILE", group=OUTPUT, help="write the results of arms and limits as JUnit XML")
+@option("--tensorboard", type=FOLDER, group=OUTPUT, help="write event files for TensorBoard after each cell")
+@option("--junit", type=FILE, group=OUTPUT, help="write the results of arms and limits as JUnit XML")
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
 

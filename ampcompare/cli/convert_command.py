@@ -10,7 +10,7 @@ import click
 
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.options import json_option
-from ampcompare.cli.values import LEVEL, Choice
+from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ __all__ = ["command"]
     "--config",
     "-c",
     "config_file",
-    metavar="FILE",
+    type=FILE,
     help="model and data for --verify, where another program wrote IN",
 )
 @json_option()

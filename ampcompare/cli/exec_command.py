@@ -7,7 +7,7 @@ import os
 import click
 
 from ampcompare.cli.help import Command, option
-from ampcompare.cli.values import LEVEL, Choice
+from ampcompare.cli.values import FILE, LEVEL, Choice
 
 __all__ = ["command"]
 
@@ -30,13 +30,13 @@ __all__ = ["command"]
     help="what `import apex` means: ampcompare's own engine, or the real Apex",
 )
 @option("--opt-level", type=LEVEL, help="override the script's opt level")
-@option("--record", metavar="FILE", help="record every backward pass and step, for `ampcompare report FILE`")
+@option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
 @option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
-@click.argument("script", metavar="SCRIPT")
+@click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     engine: str,

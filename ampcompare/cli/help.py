@@ -116,8 +116,8 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:  # it would also suggest old names, which help hides
-            error.possibilities = [name for name in error.possibilities or () if name not in OLD_NAMES.values()]
-            raise
+            shown = [name for name in error.possibilities or () if name not in OLD_NAMES.values()]
+            raise click.NoSuchOption(error.option_name, possibilities=shown, ctx=error.ctx) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), *([self._short] if self.common else [])]

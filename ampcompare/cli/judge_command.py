@@ -11,7 +11,7 @@ import click
 from ampcompare.backends.arm import same_arm
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, option
 from ampcompare.cli.options import json_option, margin_options, objective_option
-from ampcompare.cli.values import ARM, Choice
+from ampcompare.cli.values import ARM, FILE, Choice
 from ampcompare.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ __all__ = ["command"]
         ("From another program:", "python collect.py | ampcompare judge -"),
     ],
 )
-@click.argument("table", metavar="[TABLE]", required=False)
+@click.argument("table", metavar="[TABLE]", required=False, type=FILE)
 @option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
 @option(
     "--reference",

@@ -20,7 +20,7 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, DATA_SET, DEVICE, RECIPE, Choice, Name
+from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, Choice, Name, Place
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -113,18 +113,14 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--tf32", "tf32", MACHINE),
     ("--deterministic", "deterministic", MACHINE),
 )
-TEXTS: dict[str, Name] = {  # settings that are free text, with the names that the shell offers
+TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
     "device": DEVICE,
+    "recipe.data.dir": FOLDER,
+    "saving.resume": CHECKPOINT,
 }
-METAVARS = {
-    "recipe.data.dir": "DIR",
-    "saving.resume": "auto|PATH",
-    "stall_timeout": "SECONDS",
-    int: "N",
-    float: "NUMBER",
-}
+METAVARS = {"stall_timeout": "SECONDS", int: "N", float: "NUMBER"}
 
 
 def _field(path: str) -> Any:
@@ -200,7 +196,7 @@ def recipe_options(function: Function) -> Function:
             help="treat AMP misuse in your code as an error",
         ),
         option("--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"),
-        option("--config", "-c", "config_file", metavar="FILE", group=SETTINGS, help="YAML file of settings"),
+        option("--config", "-c", "config_file", type=FILE, group=SETTINGS, help="YAML file of settings"),
         option(
             "--set",
             "overrides",
@@ -216,7 +212,7 @@ def recipe_options(function: Function) -> Function:
 def output_options(function: Function) -> Function:
     """Add where results go and how much is printed."""
     options = [
-        option("--output-dir", "-o", metavar="DIR", group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
+        option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
         wait_option(),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),

@@ -11,7 +11,7 @@ from ampcompare.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.options import printing_options
-from ampcompare.cli.values import CLAIM, Choice
+from ampcompare.cli.values import CLAIM, FOLDER, Choice
 from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
 from ampcompare.experiment.options import to_seconds
 
@@ -41,7 +41,7 @@ __all__ = ["command"]
 @option(
     "--output-dir",
     "-o",
-    metavar="DIR",
+    type=FOLDER,
     group=OUTPUT,
     help="where records and reports go  [default: runs/reproduce-STUDY]",
 )

@@ -24,15 +24,19 @@ __all__ = [
     "ARM",
     "ARM_LIST",
     "BACKEND",
+    "CHECKPOINT",
     "CLAIM",
     "DATA_SET",
     "DEVICE",
+    "FILE",
     "FLAG",
+    "FOLDER",
     "HALF",
     "LEVEL",
     "RECIPE",
     "Choice",
     "Name",
+    "Place",
 ]
 
 
@@ -101,6 +105,33 @@ class Name(StringType):
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
 
 
+class Place(StringType):
+    """The path of a file or a folder, which the shell completes; whether it is there is checked where it is used.
+
+    Args:
+        metavar: what the help calls it.
+        is_folder: whether only folders fit.
+    """
+
+    name = "path"
+
+    def __init__(self, metavar: str, *, is_folder: bool = False) -> None:
+        self.metavar = metavar
+        self.kind = "dir" if is_folder else "file"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Leave it to the shell, which knows its folders."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type=self.kind)]
+
+
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
 
@@ -154,6 +185,9 @@ ARCH = Name("NAME", _models)
 DATA_SET = Name("NAME", _data_sets)
 CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)
+FILE = Place("FILE")
+FOLDER = Place("DIR", is_folder=True)
+CHECKPOINT = Place("auto|PATH")
 DEVICE = Name("auto|cpu|cuda[:N]", lambda: ("auto", "cpu", "cuda"))
 FLAG = Choice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}

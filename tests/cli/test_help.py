@@ -188,6 +188,18 @@ def test_the_shell_completes(words: list[str], begun: str, some: set[str]) -> No
     assert all(value.lower().startswith(begun.lower()) for value in values)
 
 
+def test_paths_are_left_to_the_shell() -> None:
+    """Options that take a file or a folder have the shell complete it, and metavars say which."""
+    shell = ShellComplete(cli, {}, "ampcompare", "_AMPCOMPARE_COMPLETE")
+    for words, kind in (
+        (["run", "-o"], "dir"),
+        (["run", "-c"], "file"),
+        (["compare", "--data-dir"], "dir"),
+        (["judge"], "file"),
+    ):
+        assert [(item.value, item.type) for item in shell.get_completions(words, "a/b")] == [("a/b", kind)]
+
+
 def test_torchvision_models_complete_without_torch() -> None:
     """The names of torchvision's classifiers are read from its sources."""
     if find_spec("torchvision") is None:
