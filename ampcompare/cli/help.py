@@ -48,6 +48,8 @@ GROUPS = (
 )
 MAX_WIDTH = 100
 NO_BREAK = "\u00a0"
+BOUND = r"[\d.<=]*x[\d.<>=]*\]$"  # as click writes it
+BOUND_ALONE, BOUND_BEHIND = re.compile(rf"  \[{BOUND}"), re.compile(rf"; {BOUND}")
 DEFAULT = re.compile(r"\[default: [^\]]{1,30}\]")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -65,18 +67,18 @@ class Option(RenamedOption):
         self.group = group
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return flags and text; `--[no-]flag` where the option has both forms."""
-        record = super().get_help_record(ctx)
-        if record is None or not self.secondary_opts:
-            return record
-        first, *others = sorted(self.opts, key=len, reverse=True)
-        return ", ".join([*others, f"--[no-]{first.removeprefix('--')}"]), record[1]
+        """Return flags and text; `--[no-]flag` where the option has both forms.
 
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return the default; a bound such as `x>=1` is left to the message that refuses a value."""
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)
-        return extra
+        A bound such as `x>=1` is left to the message that refuses a value.
+        """
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        flags, text = record
+        if self.secondary_opts:
+            first, *others = sorted(self.opts, key=len, reverse=True)
+            flags = ", ".join([*others, f"--[no-]{first.removeprefix('--')}"])
+        return flags, BOUND_ALONE.sub("", BOUND_BEHIND.sub("]", text))
 
 
 def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:

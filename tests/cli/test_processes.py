@@ -26,9 +26,10 @@ SMALL = [
 ]
 IMPORTED = """
 import sys
+before = set(sys.modules)
 from ampcompare.cli import main
 code = main(sys.argv[1:])
-print(*sorted(name for name in sys.modules if "." not in name), file=sys.stderr)
+print(*sorted(name for name in set(sys.modules) - before if "." not in name), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -47,7 +48,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedP
     return done, folder
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"], ["list"]])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], ["-V"]])
+def test_the_first_page_imports_next_to_nothing(words: list[str]) -> None:
+    """The first page and the version load neither click nor typing nor tempfile, whose import takes longer."""
+    assert not _imported(*words) & {"click", "pydantic", "typing", "tempfile", "traceback"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["run", "-h"], ["compare", "--help"], ["--version"], ["list"]]
+)
 def test_looking_around_imports_nothing_heavy(words: list[str]) -> None:
     """Help, version and list answer without torch, numpy or scipy."""
     assert not _imported(*words) & {"torch", "torchvision", "numpy", "scipy", "sklearn"}
