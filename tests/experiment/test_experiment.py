@@ -20,8 +20,9 @@ from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
 from ampcompare.experiment.estimate import estimate
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool

@@ -13,8 +13,9 @@ import pytest
 
 from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import Observer, cell_folder, load_records, run_plan
+from ampcompare.experiment.run import cell_folder, load_records, run_plan
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
