@@ -70,7 +70,7 @@ __all__ = ["command", "options_from"]
     'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
 @click.option(
-    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: never]"
+    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: 1m without bars]"
 )
 @click.option(
     "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"

@@ -169,16 +169,22 @@ class Display(Observer):
         if self._region is None:
             click.echo(line, err=True)
         else:
-            self._region.print(line)
+            self._draw_region(self._region, above=line)
+
+    def _draw_region(self, region: Region, above: str | None = None) -> None:
+        cells, matrix = self._views()
+        region.draw(bar_lines(cells, matrix, region.size, region.symbols, idle=self._idle), above)
 
     def _start(self) -> None:
         """Start to draw bars or to show notices; again only after `close`."""
         if self._thread is not None or self.quiet:
             return
         if self.wants_bar:
-            from ampcompare.cli.progress_region import Region
-
-            self._region = Region(sys.stderr, leave_closed_terminal)
+            self._region = _make_region()
+            if self._region is None:
+                self.wants_bar = False
+                self.notify_seconds = self.notify_seconds or NOTICE_SECONDS
+                click.echo("note: no progress bars: rich is not installed; pip install rich", err=True)
         self._ended.clear()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
         self._thread.start()
@@ -191,9 +197,7 @@ class Display(Observer):
     def _draw(self) -> None:
         with self._lock:
             if self._region is not None and not self._ended.is_set():
-                cells, matrix = self._views()
-                lines = bar_lines(cells, matrix, self._region.size, self._region.symbols, idle=self._idle)
-                self._region.draw(lines)
+                self._draw_region(self._region)
             self._notify()
 
     def _notify(self) -> None:
@@ -203,8 +207,11 @@ class Display(Observer):
             return
         self.notified = now
         cells, matrix = self._views()
-        for cell in cells or [None]:
-            self._print(notice(cell, matrix, idle=self._idle))
+        lines = [notice(cell, matrix) for cell in cells]
+        if not cells and self._idle:
+            lines.append(notice(None, matrix, idle=self._idle))
+        for line in lines:
+            self._print(line)
 
     @property
     def _idle(self) -> str:
@@ -231,6 +238,15 @@ class Display(Observer):
         made = self._done + (0.0 if left is None else sum(left.share(number - 1) for number in self._running))
         seconds_left = None if left is None else left.seconds(now)
         return cells, MatrixView(self._done, total, made / max(1, total), now - self.began, seconds_left)
+
+
+def _make_region() -> Region | None:
+    """Return what draws the bars on stderr; None without rich, which no result depends on."""
+    try:
+        from ampcompare.cli.progress_region import Region
+    except ModuleNotFoundError:
+        return None
+    return Region(sys.stderr, leave_closed_terminal)
 
 
 def _automatic_device() -> str:

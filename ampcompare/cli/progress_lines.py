@@ -164,7 +164,7 @@ def bar_lines(
 def _cell_lines(cell: CellView, width: int, symbols: Symbols) -> list[Line]:
     name: Segment = (printable(cell.name, min(40, width), keep_end=8), "bold")
     progress = cell.progress
-    right = f"  {span(cell.seconds)}"
+    right = f"  {span(int(cell.seconds))}"
     share = 0.0
     if progress is not None and progress.total_steps:
         total = str(progress.total_steps)
@@ -179,14 +179,14 @@ def _cell_lines(cell: CellView, width: int, symbols: Symbols) -> list[Line]:
 
 
 def _figures(cell: CellView, width: int, symbols: Symbols, most: int) -> list[Line]:
-    """Return the figures of a cell in at most some lines; what has no room is left out, the last first."""
+    """Return the figures of a cell in at most some lines, and in one at least; what has no room is left out."""
     parts = _cell_parts(cell, " left")
     while parts:
         lines = _wrapped(parts, width - 2, symbols.between)
         if len(lines) <= most:
             return [[("  " + line, "dim")] for line in lines]
         parts.pop()
-    return []
+    return [[("", "")]]  # so that what stands below keeps its place
 
 
 def _cell_parts(cell: CellView, left: str) -> list[str]:
@@ -221,7 +221,7 @@ def _wrapped(parts: Sequence[str], width: int, between: str) -> list[str]:
 
 def _matrix_line(matrix: MatrixView, width: int, symbols: Symbols) -> Line:
     count = f"{matrix.done} of {matrix.total} cells"
-    right = f" {span(matrix.seconds)}"
+    right = f" {span(int(matrix.seconds))}"
     if matrix.left is not None:
         right += f"{symbols.between}about {span(matrix.left)} left"
     if len(count) + len(right) + 1 + MIN_BAR > width:
@@ -268,5 +268,5 @@ def notice(cell: CellView | None, matrix: MatrixView, *, idle: str = "") -> str:
             parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
         alone = matrix.total == 1
         parts += _cell_parts(cell, " left" if alone else " for this cell")
-    line = f"{', '.join(parts)}; {span(matrix.seconds)} since the start"
+    line = f"{', '.join(parts)}; {span(int(matrix.seconds))} since the start"
     return line + (f", about {span(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else "")

@@ -83,14 +83,16 @@ class Region:
             return columns, rows
         return min(columns, real.columns or columns), min(rows, real.lines or rows)
 
-    def draw(self, lines: Sequence[Sequence[Segment]]) -> None:
-        """Draw lines in place of the last ones."""
-        texts = [Text.assemble(*line) for line in lines]
-        self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=True)
+    def draw(self, lines: Sequence[Sequence[Segment]], above: str | None = None) -> None:
+        """Draw lines in place of the last ones.
 
-    def print(self, line: str) -> None:
-        """Print a line that stays."""
-        self._console.print(Text(line), soft_wrap=True)
+        Args:
+            above: a line that stays.
+        """
+        texts = [Text.assemble(*line) for line in lines]
+        self._live.update(Text("\n", no_wrap=True, overflow="crop").join(texts), refresh=above is None)
+        if above is not None:
+            self._console.print(Text(above), soft_wrap=True)
 
     def close(self) -> None:
         """Clear what is drawn."""

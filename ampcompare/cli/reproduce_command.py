@@ -31,7 +31,7 @@ __all__ = ["command"]
 @click.option("--output-dir", "-o", metavar="DIR", help="where records and reports go  [default: runs/reproduce-STUDY]")
 @wait_option()
 @click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
-@click.option("--no-progress", is_flag=True, help="no progress bar")
+@click.option("--no-progress", is_flag=True, help="no progress bars; a plain line each minute instead")
 @click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr")
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """Run small versions of published claims, each with a verdict.

@@ -41,12 +41,21 @@ class _Running:
             if self.trained is None:
                 self.trained, self.first_share = now, self.share  # above 0 in a resumed cell
 
+    @property
+    def made(self) -> float:
+        """The share of the steps of this call that are made, 0 to 1; a resumed cell has others before them."""
+        return (self.share - self.first_share) / (1 - self.first_share) if self.first_share < 1 else 1.0
+
+    @property
+    def setup(self) -> float:
+        """Seconds from the first report to the first step."""
+        return 0.0 if self.reported is None or self.trained is None else self.trained - self.reported
+
     def projected(self) -> float | None:
-        """Return the seconds of work that the whole cell is heading for; None while that is unknown."""
-        made = self.share - self.first_share
-        if self.reported is None or self.trained is None or made < FIRST_SHARE:
+        """Return the seconds of work in this call that the cell is heading for; None while that is unknown."""
+        if self.trained is None or self.made < FIRST_SHARE:
             return None
-        return self.trained - self.reported + (self.latest - self.trained) * (1 - self.first_share) / made
+        return self.setup + (self.latest - self.trained) / self.made
 
 
 class TimeLeft:
@@ -88,8 +97,8 @@ class TimeLeft:
             return
         cell.add(progress, now)
         label = self.outline.labels[place]
-        if cell.trained is not None and cell.reported is not None:
-            self._setups[label] = cell.trained - cell.reported
+        if cell.trained is not None:
+            self._setups[label] = cell.setup
         if progress.step_seconds is not None:
             self._steps[label] = progress.step_seconds
 
@@ -115,18 +124,15 @@ class TimeLeft:
         if cell is None:
             return None
         projected, known = cell.projected(), self._known_costs().get(self.outline.labels[place])
-        if projected is not None and known is not None:  # what is seen of this cell counts more the farther it is
-            whole = cell.share * projected + (1 - cell.share) * known
-        elif projected is not None:
-            whole = projected
-        elif known is not None:
-            whole = known
-        else:
+        if known is None:
             return None
-        if cell.share == 0:
+        whole = known * (1 - cell.first_share)
+        if projected is not None:  # what is seen of this cell counts more the farther it is
+            whole = cell.made * projected + (1 - cell.made) * whole
+        if cell.made == 0:
             worked = 0.0 if cell.reported is None else now - cell.reported
             return max(0.0, whole - worked)
-        return whole * (1 - cell.share)
+        return max(0.0, whole - cell.setup) * (1 - cell.made)
 
     def seconds(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
@@ -165,8 +171,8 @@ class TimeLeft:
         """Return the seconds of work of a cell of each arm of which something is known."""
         costs = {}
         for place, cell in self._running.items():
-            if (projected := cell.projected()) is not None:
-                costs[self.outline.labels[place]] = projected
+            if (projected := cell.projected()) is not None and cell.first_share < 1:
+                costs[self.outline.labels[place]] = projected / (1 - cell.first_share)
         costs |= {label: statistics.fmean(seconds) for label, seconds in self._earlier.items()}
         costs |= {label: statistics.fmean(seconds) for label, seconds in self._work.items()}
         return costs

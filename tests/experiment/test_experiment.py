@@ -185,7 +185,7 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     inner, threads = Slow(), []
 
     class Hears(Notes):
-        def progress(self, progress: Progress) -> None:
+        def progress(self, number: int, progress: Progress) -> None:
             threads.append(threading.current_thread())
             assert progress == Progress(3, 40, 0)
             inner.heard.set()
