@@ -63,7 +63,7 @@ def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float
 
 @pytest.mark.slow
 def test_a_comparison_at_80_columns(folder: Path) -> None:
-    """First what will run; then each phase, and seconds that go on during a step of three; the table alone on stdout."""
+    """What will run; then each phase, and seconds that go on during a long step; the table alone on stdout."""
     words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--arm", "native:fp16", "--epochs", "1"]
     words += ["--set", "drain_every=1", "-o", "out"]
     with (folder / "stdout").open("wb") as stdout:

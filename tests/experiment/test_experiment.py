@@ -195,6 +195,33 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     assert set(threads) == {threading.current_thread()}
 
 
+def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
+    """The observer hears of each cell when it starts, and of its end before that of a longer one planned earlier."""
+    events: list[str] = []
+    released = threading.Event()
+
+    class Uneven(Pretend):
+        def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+            if config.arm == first:
+                assert released.wait(20), "the other cell did not end"
+            return super().launch(config, folder, on_progress)
+
+    class Hears(Notes):
+        def begin(self, config: RunConfig, number: int, total: int) -> None:
+            events.append(f"begin {config.arm}")
+
+        def end(self, record: RunRecord, *, reused: bool) -> None:
+            events.append(f"end {record.arm}")
+            released.set()
+
+    plan, launcher = _make([0]), Uneven()
+    first, second = plan.labels[:2]
+    run_plan(plan, tmp_path, LauncherPool([launcher, launcher]), jobs=2, observer=Hears())
+    assert set(events[:2]) == {f"begin {first}", f"begin {second}"}
+    assert events.index(f"end {second}") < events.index(f"end {first}")
+    assert sorted(events) == sorted(f"{what} {arm}" for what in ("begin", "end") for arm in plan.labels)
+
+
 def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
     """Where no process can be started the error comes out, and every launcher is closed."""
     inner = Pretend(error=LaunchError("no process"))
