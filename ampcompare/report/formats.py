@@ -51,7 +51,7 @@ FORMATS: dict[str, Format] = {
     "md": Format("ampcompare.report.markdown:Markdown", "report.md"),
     "csv": Format("ampcompare.report.csv:Csv", "report.csv"),
     "json": Format("ampcompare.report.json:Json", "report.json"),
-    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2", "plotly"), seconds=10.0),
+    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2",), seconds=10.0),
     "latex": Format("ampcompare.report.latex:Latex"),
 }
 """By the name that `report --format` takes. A new line here is a new format."""
