@@ -10,7 +10,9 @@ from ampcompare.analysis.circumstances import circumstances
 from ampcompare.analysis.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import read
 from ampcompare.analysis.record_checks import unique_runs
@@ -62,7 +64,7 @@ def summarize(
         {arm: by_arm[arm] for arm in arms},
         lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
     )
-    return Comparison(
+    comparison = Comparison(
         command=command,
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
@@ -92,6 +94,12 @@ def summarize(
         twins=twins,
         records=list(records),
         published=published,
+    )
+    return comparison.model_copy(
+        update={
+            "headline": headline(comparison, design.warnings),
+            "next_steps": next_steps(comparison, design.next_error_rate),
+        }
     )
 
 

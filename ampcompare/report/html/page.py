@@ -66,7 +66,9 @@ class Html(Reporter):
         page: str = template("report.html.j2").render(
             title=title,
             lead=lead,
-            next_steps=[_step(step) for step in comparison.next_steps],
+            next_steps=[
+                (printable(step.why, MAX_LINE), printable(step.command, MAX_LINE)) for step in comparison.next_steps
+            ],
             subtitle=_subtitle(comparison),
             sections=[one for one in SECTIONS if one[0] != "effects" or len(arms) > 1],
             reading=[printable(line, MAX_LINE) for line in comparison.reading],
@@ -111,14 +113,6 @@ def _no_valid_time(arms: list[ArmRuns]) -> str:
     """Return why no time on the page is a result, where that is so for every arm that ran; else ""."""
     ran = [arm for arm in arms if arm.ran]
     return time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
-
-
-def _step(text: str) -> dict[str, str]:
-    """Return a next step as words and the command in it, which begins with the name of the program."""
-    words, found, command = text.partition("ampcompare ")
-    words = words.rstrip().removesuffix("`")
-    command = command.strip().removesuffix("`")
-    return {"words": printable(words, MAX_LINE), "command": printable(found + command, MAX_LINE) if found else ""}
 
 
 def _title(comparison: Comparison) -> str:
