@@ -57,7 +57,8 @@ def _views(
 ) -> tuple[list[View], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
     base = {r.config.recipe.seed: curve(r) for arm in arms if arm.row.arm == reference for r in arm.ran}
-    unit, label, decimals = options.pop("unit", ""), options.pop("label"), options.pop("decimals", None)
+    unit, label, decimals = options.get("unit", ""), options["label"], options.get("decimals")
+    gap_label = options.get("gap_label", f"\u0394 {label}")
     absolute: list[Series] = []
     relative: list[Series] = []
     stops: list[Series] = []
@@ -78,9 +79,8 @@ def _views(
         relative += band_series(arm, gap, dots=len(gap.x) <= MANY_DOTS)
         apart += stops_of(arm, paired)
     of = printable(reference, 40)
-    signed_label = f"{label}, minus {of}"
     views = [
-        View("Difference", signed_label, relative, apart, signed=True, decimals=decimals, unit=options.get("gap_unit", unit)),
+        View("Difference", f"{gap_label} to {of}", relative, apart, signed=True, decimals=decimals, unit=options.get("gap_unit", unit)),
         View("Absolute", label, absolute, stops, decimals=decimals, unit=unit, log=options.get("log", "")),
     ]
     return views, f" Equal to {of} at every point, and not drawn as a difference: {listed(same)}." if same else ""
@@ -97,7 +97,7 @@ def _drawn(views: Sequence[View]) -> set[int]:
 def _accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     views, same = _views(
         arms, reference, most, lambda record: epochs_of(record, lambda epoch: 100 * epoch.top1),
-        label="top-1 %", decimals=2, unit=" %", gap_unit=" pp",
+        label="top-1 %", gap_label="\u0394 top-1 (pp)", decimals=2, unit=" %", gap_unit=" pp",
     )  # fmt: skip
     bands = accuracy_by_epoch(arms, most)
     sentence = ""

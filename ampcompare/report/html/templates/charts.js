@@ -29,13 +29,13 @@
   }
 
   // An axis: where values stand in pixels, and which of them have a label.
-  function linear(low, high, start, end, count, whole) {
+  function linear(low, high, start, end, count, whole, signed = false) {
     const step = Math.max(niceStep((high - low) / count), whole ? 1 : 0);
     const first = Math.ceil(low / step - 1e-9);
     const number = Math.max(0, Math.floor(high / step + 1e-9) - first + 1);
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) + (/^2\.5/.test(step.toExponential()) && step < 10 ? 1 : 0);
     const ticks = Array.from({ length: number }, (_, at) => (first + at) * step);
-    const text = (value) => (Math.abs(value) >= 1e6 ? value.toExponential(1) : value.toLocaleString("en", { minimumFractionDigits: Math.min(digits, 8), maximumFractionDigits: Math.min(digits, 8) }));
+    const text = (value) => (signed && value > 0 ? "+" : "") + (Math.abs(value) >= 1e6 ? value.toExponential(1) : value.toLocaleString("en", { minimumFractionDigits: Math.min(digits, 8), maximumFractionDigits: Math.min(digits, 8) }));
     return { at: (value) => start + ((value - low) / (high - low)) * (end - start), ticks: ticks.map((value) => [value, signs(text(value))]) };
   }
 
@@ -90,7 +90,7 @@
       [left, right] = [left - pad, right + pad];
     }
     const [top, bottom] = [12, height - 24];
-    const y = log ? logarithmic(low, high, bottom, top, view.log === "always" ? 2 : 10) : linear(low, high, bottom, top, 5, false);
+    const y = log ? logarithmic(low, high, bottom, top, view.log === "always" ? 2 : 10) : linear(low, high, bottom, top, 5, false, view.signed);
     const label = Math.max(0, ...y.ticks.map(([, text]) => text.length));
     const start = 10 + 6.6 * label;
     return { x: linear(left, right, start, width - 10, narrow.matches ? 4 : 7, chart.whole), y, start, top, bottom, width };
@@ -129,7 +129,7 @@
     const shown = view.series.filter((one) => boxes[one.a].checked);
     const log = view.log === "always" || (view.log === "can" && wanted);
     const axes = frame(chart, view, shown, log, width, height);
-    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
+    const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: shown.length > 4 ? "crowded" : "", "aria-hidden": "true" });
     const clip = `clip-${chart.key}`;
     picture.append(svg("clipPath", { id: clip }, svg("rect", { x: axes.start, y: axes.top - 4, width: width - axes.start - 4, height: axes.bottom - axes.top + 8 })));
     for (const [value, text] of axes.y.ticks) {
