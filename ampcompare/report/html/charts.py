@@ -118,7 +118,9 @@ def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Se
             "a": arm.place,
             "x": [rounded(x, 7) for _, x, _ in ends],
             "y": [rounded(y) for _, _, y in ends],
-            "text": [f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends],
+            "text": [
+                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
+            ],
         }
     ]
 

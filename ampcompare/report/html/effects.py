@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ampcompare.analysis.pairs import pairs_by_seed
@@ -13,7 +12,7 @@ from ampcompare.report.html.runs import ArmRuns
 from ampcompare.report.html.shared_settings import listed
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
 
-__all__ = ["accuracy_effects", "signed", "time_effects"]
+__all__ = ["accuracy_effects", "signed", "tick_text", "time_effects"]
 
 
 def signed(value: float, decimals: int = 2) -> str:
@@ -32,7 +31,9 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
     points = {arm.place: [_gap(pair) for pair in pairs_by_seed(arm.records, base)] for arm in rows}
     bounds = {
-        arm.place: [100 * value for value in (arm.row.top1_difference_low, arm.row.top1_difference_high) if value is not None]
+        arm.place: [
+            100 * value for value in (arm.row.top1_difference_low, arm.row.top1_difference_high) if value is not None
+        ]
         for arm in rows
     }
     values = [value for place, gaps in points.items() for value in (*(gap for gap, _ in gaps), *bounds[place])]
@@ -66,7 +67,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         f"±{comparison.margin:g} pp: an interval inside it is equivalent.{bend}",
         ["arm", "\u0394 top-1 (pp)", "\u0394 (interval)", "verdict"],
         tracks,
-        [(scale.at(tick), "0" if tick == 0 else signed(tick, _decimals(tick))) for tick in scale.ticks()],
+        [(scale.at(tick), tick_text(tick)) for tick in scale.ticks()],
         (scale.at(-comparison.margin), scale.at(comparison.margin)),
         scale.at(0),
         sentence="" if drawn else "There is no second arm with a run that pairs with one of the reference.",
@@ -79,8 +80,10 @@ def _gap(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:
     return gap, arm.config.recipe.seed
 
 
-def _decimals(tick: float) -> int:
-    return 0 if float(tick).is_integer() else min(3, max(1, 1 - math.floor(math.log10(abs(tick)))))
+def tick_text(tick: float) -> str:
+    """Return a difference as it stands at an axis, without zeros at its end."""
+    short = f"{tick:.3g}"
+    return "0" if tick == 0 else f"{'+' if tick > 0 else ''}{short}".replace("-", "\u2212")
 
 
 def _difference_text(mean: float | None, low: float | None, high: float | None) -> str:

@@ -23,7 +23,11 @@ CurveOf = Callable[[RunRecord], Curve]
 
 def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return accuracy, validation loss and training loss, each with at most `most` points per curve."""
-    return [_accuracy(arms, reference, most), _validation_loss(arms, reference, most), _training_loss(arms, reference, most)]
+    return [
+        _accuracy(arms, reference, most),
+        _validation_loss(arms, reference, most),
+        _training_loss(arms, reference, most),
+    ]
 
 
 def epochs_of(record: RunRecord, value: Callable[[Any], float]) -> Curve:
@@ -71,7 +75,9 @@ def _views(
         stops += stops_of(arm, curves)
         if arm.row.arm == reference:
             continue
-        paired = [(r, differences(one, base[r.config.recipe.seed])) for r, one in curves if r.config.recipe.seed in base]
+        paired = [
+            (r, differences(one, base[r.config.recipe.seed])) for r, one in curves if r.config.recipe.seed in base
+        ]
         gap = over_seeds((one for _, one in paired), most)
         if gap.x and gap.is_constant and gap.mean[0] == 0:
             same.append(arm.name)
@@ -80,7 +86,15 @@ def _views(
         apart += stops_of(arm, paired)
     of = printable(reference, 40)
     views = [
-        View("Difference", f"{gap_label} to {of}", relative, apart, signed=True, decimals=decimals, unit=options.get("gap_unit", unit)),
+        View(
+            "Difference",
+            f"{gap_label} to {of}",
+            relative,
+            apart,
+            signed=True,
+            decimals=decimals,
+            unit=options.get("gap_unit", unit),
+        ),
         View("Absolute", label, absolute, stops, decimals=decimals, unit=unit, log=options.get("log", "")),
     ]
     return views, f" Equal to {of} at every point, and not drawn as a difference: {listed(same)}." if same else ""

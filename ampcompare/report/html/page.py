@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ampcompare.formatting import printable
@@ -38,16 +37,7 @@ SECTIONS = (
 
 
 class Html(Reporter):
-    """One page; it loads nothing, and its security policy forbids it to.
-
-    Args:
-        width: not used.
-        logs: relative address of the log of each cell, by the name of the cell; those without one have no link.
-    """
-
-    def __init__(self, width: int | None = None, logs: Mapping[str, str] | None = None) -> None:
-        super().__init__(width)
-        self.logs = logs or {}
+    """One page; it loads nothing, and its security policy forbids it to."""
 
     def render(self, comparison: Comparison) -> str:
         """Return the page.

@@ -39,7 +39,9 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
     sentence = ""
     if not series:
         has_trace = any(record.trace for arm in arms for record in arm.ran)
-        sentence = " ".join(filter(None, (said, none))) if words else "No arm scales its loss." if has_trace else NO_TRACE
+        sentence = (
+            " ".join(filter(None, (said, none))) if words else "No arm scales its loss." if has_trace else NO_TRACE
+        )
     return Chart(
         "loss-scale",
         "Loss scale",
