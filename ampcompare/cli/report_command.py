@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.output import say
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
@@ -23,7 +25,8 @@ __all__ = ["command"]
     show_default=True,
     help="what to print",
 )
-def command(paths: tuple[str, ...], form: str) -> int:
+@details_option
+def command(paths: tuple[str, ...], form: str, details: bool) -> int:
     """Render the records of run directories again.
 
     Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote. Several
@@ -44,19 +47,18 @@ def command(paths: tuple[str, ...], form: str) -> int:
             raise ConfigError(f"{of_exec[0]} is a record of exec, which has no {form} report; use --format {formats}")
         click.echo(render(read_exec_record(Path(of_exec[0])), form, room()), nl=False)
         return 0
-    text, excluded = _report([Path(path) for path in paths], form)
-    click.echo(text, nl=False)
+    text, excluded = _report([Path(path) for path in paths], form, details=details)
+    say(text, nl=False)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
 
 
-def _report(paths: list[Path], form: str) -> tuple[str, list[str]]:
+def _report(paths: list[Path], form: str, *, details: bool) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison
     from ampcompare.experiment.load_several import reload_experiments
-    from ampcompare.report.external import Judged
     from ampcompare.report.forest import render_forest
     from ampcompare.report.tables import room
 
@@ -65,5 +67,6 @@ def _report(paths: list[Path], form: str) -> tuple[str, list[str]]:
     if len(experiments) > 1:
         return render_forest(make_forest(experiments), form, room()), excluded
     comparison = experiments[0][1]
-    reporter = Judged(room()) if comparison.judged and form == "table" else FORMATS[form].reporter(room())
-    return reporter.render(comparison), excluded
+    if form == "table":
+        return terminal_text(comparison, details=details), excluded
+    return FORMATS[form].reporter(room()).render(comparison), excluded

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.cli.comparison_output import terminal_text
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
@@ -128,8 +129,6 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     """
     from ampcompare.analysis.summary import summarize
     from ampcompare.records.run import dump_json
-    from ampcompare.report.tables import room
-    from ampcompare.report.terminal import Terminal
 
     record = outcome.record
     if as_json:
@@ -142,7 +141,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         published = published_for_run(sources)
-        say(Terminal(room()).render(row.model_copy(update={"published": published})), nl=False)
+        say(terminal_text(row.model_copy(update={"published": published})), nl=False)
         if not quiet:
             click.echo(f"record: {outcome.folder / 'cells' / record.cell / 'record.json'}", err=True)
 
