@@ -37,9 +37,7 @@ def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
 def _status(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
     status = printable(row.status, LONGEST)
-    if status in ("ok", "not run", row.accuracy_verdict):
-        return ""
-    return status.removeprefix("diverged ") if row.diverged and not row.completed + row.failed else status
+    return "" if status in ("", "ok", "not run", row.accuracy_verdict) else status
 
 
 def _lr(row: ArmSummary) -> str:
@@ -54,11 +52,9 @@ def _steps(row: ArmSummary) -> str:
 
 
 def _skipped(row: ArmSummary) -> str:
-    return (
-        ""
-        if row.skipped_steps is None
-        else f"{row.skipped_steps:,} skipped" + (f" of {row.num_steps:,}" if row.skipped_steps else "")
-    )
+    if row.skipped_steps is None:
+        return ""
+    return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
 
 
 def _loss_scale(row: ArmSummary) -> str:
@@ -76,11 +72,15 @@ def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
     shown = [_only_some if value is _skipped else value for value in chosen]
-    return [*shown, *([arm_engine] if _engines_differ(comparison) else [])]
+    return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
 
 def _only_some(row: ArmSummary) -> str:
     return _skipped(row) if row.skipped_steps else ""
+
+
+def _engine(row: ArmSummary) -> str:
+    return f"engine {arm_engine(row)}" if row.engine else ""
 
 
 def _by_backend(comparison: Comparison) -> dict[str, set[str]]:

@@ -22,8 +22,8 @@ def format_interval(
     """Return `+0.09 [-0.73, +0.91]`, or the value alone where there is no interval.
 
     A verdict says on which side of a limit each bound lies: of 0, or of the equivalence margin. Rounding must not say
-    otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So bounds get as many digits
-    as that takes. From the second digit more on, they may also be rounded away from the limit.
+    otherwise, as "-0.50" would of a bound of -0.4996 that is inside a margin of 0.5. So a bound gets as many digits
+    as that takes; from the second one more on, it may also be rounded away from the limit.
 
     Args:
         limits: which the verdict compares the bounds with, in the unit of the value.
@@ -32,27 +32,21 @@ def format_interval(
     """
     if low is None or high is None:
         return _number(value, decimals, sign)
-    for more in range(MORE_DIGITS + 1):
-        bounds = [_bound(bound, limits, decimals + more, sign, nudge=more > 1) for bound in (low, high)]
-        if None not in bounds:
-            break
-    shown = [
-        _number(bound, decimals, sign) if text is None else text
-        for bound, text in zip((low, high), bounds, strict=True)
-    ]
+    shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
     return f"{_number(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
 
 
-def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str, *, nudge: bool) -> str | None:
-    """Return the text of a bound that lies on the same side of all limits as the bound; None with too few digits."""
-    texts = [_number(bound, decimals, sign)]
-    if nudge and math.isfinite(bound):
-        step = 10.0**-decimals
-        texts += [_number(float(texts[0]) + move, decimals, sign) for move in (step, -step)]
-    for text in texts:
-        if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
-            return text
-    return None
+def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
+    """Return the text of a bound that lies on the same side of all limits as the bound."""
+    for more in range(MORE_DIGITS + 1):
+        texts = [_number(bound, decimals + more, sign)]
+        if more > 1 and math.isfinite(bound):
+            step = 10.0 ** -(decimals + more)
+            texts += [_number(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
+        for text in texts:
+            if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
+                return text
+    return repr(bound)
 
 
 def _shown(limit: float) -> float:

@@ -207,7 +207,15 @@ def _grouped(overview: Overview, notes: Sequence[Sequence[str]]) -> list[str]:
     for row, its in zip(overview.rows, notes, strict=False):
         for note in its:
             arms.setdefault(note, []).append(row[0].text)
-    return [f"{', '.join(names)}: {note}." for note, names in arms.items()]
+    return [f"{_whose(names, overview)}: {note}." for note, names in arms.items()]
+
+
+def _whose(names: Sequence[str], overview: Overview) -> str:
+    """Return the names of rows, or which few rows they are not."""
+    others = [row[0].text for row in overview.rows if row[0].text not in names]
+    if len(names) > 2 and len(others) == 1:
+        return f"All but {others[0]}"
+    return "All arms" if len(names) > 2 and not others else ", ".join(names)
 
 
 def _hidden(overview: Overview, choice: _Choice) -> list[str]:

@@ -58,7 +58,12 @@ class Terminal(Reporter):
         overview = make_overview(comparison)
         table = lay_out(overview, self.width, self._paint)
         yield "\n".join(table.lines)
-        yield self._text([*table.below, *overview.facts, *overview_legend(comparison, overview.columns)])
+        more = (
+            []
+            if self.details or self.width is None
+            else ["All measurements, verdicts on time, environment: --details."]
+        )
+        yield self._text([*table.below, *overview.facts, *overview_legend(comparison, overview.columns), *more])
 
     def _next_steps(self, comparison: Comparison) -> Iterable[str]:
         for step in comparison.next_steps[: None if self.details else MAX_STEPS]:
