@@ -14,7 +14,7 @@ from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
-from ampcompare.analysis.recommendation import read
+from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
@@ -80,16 +80,7 @@ def summarize(
         looks=list(design.looks),
         prefer=terms.prefer,
         arms=rows,
-        reading=[
-            *design.warnings,
-            *(f"Not used: {text}." for text in excluded),
-            *read(rows, records, reference, terms, margin.of_share().size),
-            *image_sentences(rows, margin.of_share()),
-            *map(twin_sentence, twins),
-            *circumstances(records, reference),
-            *filter(None, [rounds_sentence(records)]),
-            *design.notes,
-        ],
+        reading=[],
         excluded=excluded,
         twins=twins,
         records=list(records),
@@ -99,6 +90,15 @@ def summarize(
         update={
             "headline": headline(comparison, design.warnings),
             "next_steps": next_steps(comparison, design.next_error_rate),
+            "reading": [
+                *(f"Not used: {text}." for text in excluded),
+                *details(comparison),
+                *image_sentences(rows, margin.of_share()),
+                *map(twin_sentence, twins),
+                *circumstances(records, reference),
+                *filter(None, [rounds_sentence(records)]),
+                *design.notes,
+            ],
         }
     )
 

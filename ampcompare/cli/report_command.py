@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.report_output import ReportTarget, target_from, write_report
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
@@ -25,8 +26,9 @@ __all__ = ["command"]
 @click.option("--output", "-o", metavar="FILE|DIR", help="where to write it; - is standard output  [default: -]")
 @click.option("--open", "open_page", is_flag=True, help="write the HTML page and open it in a browser")
 @click.option("--reference", metavar="ARM", help="compare with this arm; nothing runs again  [default: as it was run]")
+@details_option
 def command(
-    paths: tuple[str, ...], form: str | None, output: str | None, open_page: bool, reference: str | None
+    paths: tuple[str, ...], form: str | None, output: str | None, open_page: bool, reference: str | None, details: bool
 ) -> int:
     """Render the records of run directories again; without a name, those of the newest one in runs/.
 
@@ -60,7 +62,7 @@ def command(
         raise ConfigError("--reference is a look at the runs of one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.resolved(beside)
-    text, excluded = _report(files, target, reference)
+    text, excluded = _report(files, target, reference, details=details)
     write_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
@@ -82,12 +84,11 @@ def _exec_report(paths: list[Path], target: ReportTarget) -> str:
     return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
 
 
-def _report(paths: list[Path], target: ReportTarget, reference: str | None) -> tuple[str, list[str]]:
+def _report(paths: list[Path], target: ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison
     from ampcompare.experiment.load_several import reload_experiments
-    from ampcompare.report.external import Judged
     from ampcompare.report.files import log_links
     from ampcompare.report.forest import render_forest
 
@@ -97,7 +98,7 @@ def _report(paths: list[Path], target: ReportTarget, reference: str | None) -> t
     if len(experiments) > 1:
         return render_forest(make_forest(experiments), target.form, target.width), excluded
     comparison = experiments[0][1]
-    if comparison.judged and target.form == "table":
-        return Judged(target.width).render(comparison), excluded
+    if target.form == "table":
+        return terminal_text(comparison, details=details, to_file=target.file is not None), excluded
     links = log_links(comparison, paths, target.file.parent) if target.file else {}
     return FORMATS[target.form].reporter(target.width, links).render(comparison), excluded

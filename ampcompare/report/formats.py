@@ -44,7 +44,8 @@ class Format:
             logs: as for `Reporter`.
         """
         module, _, name = self.implementation.partition(":")
-        reporter: Reporter = getattr(import_module(module), name)(width, logs)
+        reporter: Reporter = getattr(import_module(module), name)(width)
+        reporter.logs = logs or {}
         return reporter
 
 

@@ -8,6 +8,7 @@ from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
+from ampcompare.report.columns import difference_interval, ratio_interval
 from ampcompare.report.html.runs import ArmRuns
 from ampcompare.report.html.shared_settings import listed
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
@@ -49,7 +50,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
             Track(
                 arm.place,
                 arm.name,
-                [_difference_text(mean, low, high), printable(row.accuracy_verdict, 120) or "-"],
+                [difference_interval(row, comparison), printable(row.accuracy_verdict, 120) or "-"],
                 None if mean is None else scale.at(100 * mean),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
                 [(scale.at(gap), f"seed {seed}: {signed(gap)} pp") for gap, seed in points[arm.place]],
@@ -86,14 +87,6 @@ def tick_text(tick: float) -> str:
     return "0" if tick == 0 else f"{'+' if tick > 0 else ''}{short}".replace("-", "\u2212")
 
 
-def _difference_text(mean: float | None, low: float | None, high: float | None) -> str:
-    if mean is None:
-        return "-"
-    if low is None or high is None:
-        return signed(100 * mean)
-    return f"{signed(100 * mean)} ({signed(100 * low)} to {signed(100 * high)})"
-
-
 def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return ratios of step times, paired by seed; arms whose times are no result are named with the reason."""
     base = _reference_runs(arms, comparison.reference)
@@ -108,13 +101,12 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     tracks = []
     for arm in valid:
         row, low, high = arm.row, arm.row.time_ratio_low, arm.row.time_ratio_high
-        ratio = f"{row.time_ratio:.2f}"
         tracks.append(
             Track(
                 arm.place,
                 arm.name,
                 [
-                    ratio if low is None or high is None else f"{ratio} ({low:.2f} to {high:.2f})",
+                    ratio_interval(row, comparison),
                     printable(row.time_verdict, 120) or "-",
                 ],
                 scale.at(row.time_ratio or 1),

@@ -18,8 +18,9 @@ from ampcompare.report.html.runs import ArmRuns, arms_with_runs, time_marks
 from ampcompare.report.html.scaling_curves import scaling_charts
 from ampcompare.report.html.shared_settings import arm_facts, chosen_settings, shared_environment, shared_settings
 from ampcompare.report.images import image_tables
+from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
-from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Html"]
 
@@ -62,8 +63,7 @@ class Html(Reporter):
             subtitle=_subtitle(comparison),
             sections=[one for one in SECTIONS if one[0] != "effects" or len(arms) > 1],
             reading=[printable(line, MAX_LINE) for line in comparison.reading],
-            summary=_summary(comparison),
-            legends=[],
+            **_overview(comparison),
             details=_details(comparison),
             has_effects=len(arms) > 1,
             accuracy_plot=accuracy_effects(comparison, arms),
@@ -130,10 +130,18 @@ def _subtitle(comparison: Comparison) -> list[str]:
     return words
 
 
-def _summary(comparison: Comparison) -> dict[str, Any]:
-    """Return the table of the answer: what every arm reached and what it costs."""
-    names = list(columns(comparison))
-    return {"headers": names, "rows": [[arm or "(no name)", *cells] for arm, *cells in table_rows(comparison)]}
+def _overview(comparison: Comparison) -> dict[str, Any]:
+    """Return the one table, with the notes of rows as its last column, and the lines below it."""
+    overview = make_overview(comparison)
+    rows = [[cell.text or "-" for cell in row] for row in overview.rows]
+    headers = list(overview.columns)
+    if any(overview.notes):
+        rows = [[*row, "; ".join(notes) or "-"] for row, notes in zip(rows, overview.notes, strict=True)]
+        headers.append("notes")
+    return {
+        "summary": {"headers": headers, "rows": [[arm or "(no name)", *cells] for arm, *cells in rows]},
+        "legends": [*overview.facts, *overview_legend(comparison, overview.columns)],
+    }
 
 
 def _details(comparison: Comparison) -> dict[str, Any]:
