@@ -33,7 +33,7 @@ SHAPES = (  # around the point 14, 7, one per color
     "M14 1.2l5 2.9v5.8l-5 2.9-5-2.9V4.1z",
     "M14 .8l1.6 4.4 4.6.1-3.7 2.9 1.3 4.5L14 10.1l-3.8 2.6 1.3-4.5L7.8 5.3l4.6-.1z",
 )
-NUMBER = re.compile(r"[-+\u2212]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( \(.*\))?(/\d+)?|-|nan|inf|-inf")
+NUMBER = re.compile(r"[-+\u2212]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( [(\[].*[)\]])?(/\d+)?|-|nan|inf|-inf")
 FIXED_WORDS = {
     "better": "good",
     "ok": "good",

@@ -40,6 +40,8 @@ class View:
         log: `can` lets the reader choose a logarithmic axis; `always` is one, by powers of two.
         signed: values are differences: shown with a sign, with a line at 0.
         decimals: of a value in the readout; None for four significant digits.
+        unit: behind it.
+        whole: the axis counts.
     """
 
     name: str
@@ -51,6 +53,7 @@ class View:
     signed: bool = False
     decimals: int | None = None
     unit: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
                     "signed": view.signed,
                     "decimals": view.decimals,
                     "unit": view.unit,
+                    "whole": view.whole,
                 }
                 for view in chart.views
                 if view.series

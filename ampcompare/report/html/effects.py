@@ -65,7 +65,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         f"Accuracy against {printable(comparison.reference, 40)}",
         f"Difference of top-1 in percentage points, paired by seed: a dot per seed, a diamond at the mean, and the "
         f"interval of the test that decided the verdict{confidence}. The band is the margin of "
-        f"±{comparison.margin:g} pp: an interval inside it is equivalent.{bend}",
+        f"±{comparison.margin:g} pp.{bend}",
         ["arm", "\u0394 top-1 (pp)", "\u0394 (interval)", "verdict"],
         tracks,
         [(scale.at(tick), tick_text(tick)) for tick in scale.ticks()],
@@ -125,7 +125,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
         (scale.at(1 / edge), scale.at(edge)),
         scale.at(1),
         sentence="" if tracks else "No step time is compared with the reference's.",
-        notes=_untimed(rows),
+        mark=_untimed(rows),
     )
 
 
@@ -133,13 +133,13 @@ def _is_compared(arm: ArmRuns) -> bool:
     return not arm.row.time_verdict.startswith(("invalid", "not comparable"))
 
 
-def _untimed(rows: Sequence[ArmRuns]) -> list[str]:
-    """Return a line for each reason why step times are not compared."""
+def _untimed(rows: Sequence[ArmRuns]) -> str:
+    """Return which step times are not compared, by reason; "" if all are."""
     reasons: dict[str, list[str]] = {}
     for arm in rows:
         if not _is_compared(arm):
             reasons.setdefault(printable(arm.row.time_verdict, 120), []).append(arm.name)
-    return [f"{listed(names)}: {reason}." for reason, names in reasons.items()]
+    return "; ".join(f"{listed(names)}: {reason}" for reason, names in reasons.items())
 
 
 def _ratio(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:

@@ -61,6 +61,7 @@ def _views(
 ) -> tuple[list[View], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
     base = {r.config.recipe.seed: curve(r) for arm in arms if arm.row.arm == reference for r in arm.ran}
+    dots = options.get("dots", True)
     unit, label, decimals = options.get("unit", ""), options["label"], options.get("decimals")
     gap_label = options.get("gap_label", f"\u0394 {label}")
     absolute: list[Series] = []
@@ -71,7 +72,7 @@ def _views(
     for arm in arms:
         curves = [(record, curve(record)) for record in arm.ran]
         band = over_seeds((one for _, one in curves), most)
-        absolute += band_series(arm, band, dots=len(band.x) <= MANY_DOTS)
+        absolute += band_series(arm, band, dots=dots and len(band.x) <= MANY_DOTS)
         stops += stops_of(arm, curves)
         if arm.row.arm == reference:
             continue
@@ -82,7 +83,7 @@ def _views(
         if gap.x and gap.is_constant and gap.mean[0] == 0:
             same.append(arm.name)
             continue
-        relative += band_series(arm, gap, dots=len(gap.x) <= MANY_DOTS)
+        relative += band_series(arm, gap, dots=dots and len(gap.x) <= MANY_DOTS)
         apart += stops_of(arm, paired)
     of = printable(reference, 40)
     views = [
@@ -167,7 +168,7 @@ def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Char
 
 
 def _training_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    views, same = _views(arms, reference, most, _before_divergence, label="loss", log="can")
+    views, same = _views(arms, reference, most, _before_divergence, label="loss", log="can", dots=False)
     why = _reason_without_loss
     return Chart(
         "training-loss",

@@ -27,8 +27,8 @@ __all__ = ["Html"]
 MAX_POINTS = 100
 ALL_POINTS = 1600  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
 SECTIONS = (
-    ("summary", "Summary"),
     ("effects", "Differences"),
+    ("summary", "Summary"),
     ("figures", "Curves"),
     ("costs", "Memory and time"),
     ("runs", "Runs"),

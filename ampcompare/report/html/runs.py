@@ -61,7 +61,7 @@ def time_marks(arms: Sequence[ArmRuns]) -> str:
             faults.setdefault(arm.time_fault, []).append(arm.name)
     if not faults:
         return ""
-    return f"No result: {'; '.join(f'{listed(names)} ({fault})' for fault, names in faults.items())}."
+    return f"Times that are no result: {'; '.join(f'{listed(names)} ({fault})' for fault, names in faults.items())}."
 
 
 def not_drawn(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:

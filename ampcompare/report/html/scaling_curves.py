@@ -79,6 +79,6 @@ def _skipped(arms: Sequence[ArmRuns], most: int) -> Chart:
         "Skipped steps",
         f"Updates skipped for an overflow, counted up from the first step.{none}",
         "step",
-        [View("", "skipped steps", series, stops)],
+        [View("", "skipped steps", series, stops, whole=True)],
         sentence=sentence,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["Scale", "Track", "TrackPlot", "make_scale"]
@@ -130,4 +130,3 @@ class TrackPlot:
     zero: float | None = None
     sentence: str = ""
     mark: str = ""
-    notes: Sequence[str] = field(default=())

@@ -90,7 +90,7 @@
       [left, right] = [left - pad, right + pad];
     }
     const [top, bottom] = [12, height - 24];
-    const y = log ? logarithmic(low, high, bottom, top, view.log === "always" ? 2 : 10) : linear(low, high, bottom, top, 5, false, view.signed);
+    const y = log ? logarithmic(low, high, bottom, top, view.log === "always" ? 2 : 10) : linear(low, high, bottom, top, 5, view.whole, view.signed);
     const label = Math.max(0, ...y.ticks.map(([, text]) => text.length));
     const start = 10 + 6.6 * label;
     return { x: linear(left, right, start, width - 10, narrow.matches ? 4 : 7, chart.whole), y, start, top, bottom, width };
@@ -131,7 +131,7 @@
     const axes = frame(chart, view, shown, log, width, height);
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: shown.length > 4 ? "crowded" : "", "aria-hidden": "true" });
     const clip = `clip-${chart.key}`;
-    picture.append(svg("clipPath", { id: clip }, svg("rect", { x: axes.start, y: axes.top - 4, width: width - axes.start - 4, height: axes.bottom - axes.top + 8 })));
+    picture.append(svg("clipPath", { id: clip }, svg("rect", { x: axes.start - 4, y: axes.top - 4, width: width - axes.start, height: axes.bottom - axes.top + 8 })));
     for (const [value, text] of axes.y.ticks) {
       const y = axes.y.at(value);
       picture.append(svg("path", { class: view.signed && value === 0 ? "zero" : "grid", d: `M${axes.start} ${y}H${width - 10}` }));
