@@ -10,9 +10,11 @@ from ampcompare.analysis.circumstances import circumstances
 from ampcompare.analysis.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
-from ampcompare.analysis.recommendation import read
+from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_images, image_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
@@ -62,7 +64,7 @@ def summarize(
         {arm: by_arm[arm] for arm in arms},
         lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
     )
-    return Comparison(
+    comparison = Comparison(
         command=command,
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
@@ -78,20 +80,26 @@ def summarize(
         looks=list(design.looks),
         prefer=terms.prefer,
         arms=rows,
-        reading=[
-            *design.warnings,
-            *(f"Not used: {text}." for text in excluded),
-            *read(rows, records, reference, terms, margin.of_share().size),
-            *image_sentences(rows, margin.of_share()),
-            *map(twin_sentence, twins),
-            *circumstances(records, reference),
-            *filter(None, [rounds_sentence(records)]),
-            *design.notes,
-        ],
+        reading=[],
         excluded=excluded,
         twins=twins,
         records=list(records),
         published=published,
+    )
+    return comparison.model_copy(
+        update={
+            "headline": headline(comparison, design.warnings),
+            "next_steps": next_steps(comparison, design.next_error_rate),
+            "reading": [
+                *(f"Not used: {text}." for text in excluded),
+                *details(comparison),
+                *image_sentences(rows, margin.of_share()),
+                *map(twin_sentence, twins),
+                *circumstances(records, reference),
+                *filter(None, [rounds_sentence(records)]),
+                *design.notes,
+            ],
+        }
     )
 
 
