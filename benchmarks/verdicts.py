@@ -3,7 +3,7 @@
     python benchmarks/verdicts.py [--replicates 4000] [--part fixed] [--out docs/benchmarks/verdicts]
 
 Each replicate is a comparison of one reference with some arms, judged by the functions that `compare` uses. `fixed` has
-one look at a number of seeds; `followed` adds the pairs that "cannot tell (at most N more pairs)" names, at most 100 in
+one look at a number of seeds; `followed` adds the pairs that "inconclusive (≤N more seeds)" names, at most 100 in
 all, and looks again until all arms are clear or no number is named; `auto` has a pilot of five seeds and Stein's test.
 All arms are equal to the reference (A/A), or all are worse by the margin of 0.5 points. Arms share the reference, so
 their differences are correlated. `sd` is that of the difference in one pair, in points; counts are of 360 images; t3 is
@@ -12,7 +12,7 @@ Student's t with three degrees of freedom. A family of arms errs where any of th
 The columns: how often A/A names a winner or loser; how often arms that are worse by the margin are said to keep the
 accuracy; how often the two-sided intervals at the look's level hold together; how often a printed interval covers, and
 the confidence that it states; how often equal arms are shown to keep the accuracy (power); and of the comparisons that
-cannot tell at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
+inconclusive at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MARGIN = Margin(0.005, "0.5")
 IMAGES = 360
 MAX_PAIRS = 100
 MAX_LOOKS = 6
-ADVICE = re.compile(r"at most (\d+) more")
-WINNER = ("better", "inferior")
-KEEPS = ("equivalent", "not inferior", "better")
+ADVICE = re.compile(r"≤(\d+) more")
+WINNER = ("better", "worse")
+KEEPS = ("equivalent", "non-inferior", "better")
 Draw = Callable[[int], "np.ndarray[Any, Any]"]
 
 
@@ -135,7 +135,7 @@ def _followed(draw: Draw, floor: float, pairs: int, planned: int | None) -> Outc
         values = np.concatenate([values, draw(max(advice))], axis=1)
         if len(rates) == 1:
             promised = decide(_effects(values, floor), MARGIN, after)
-            kept = not any(verdict.word.startswith("cannot tell") for verdict in promised)
+            kept = not any(verdict.word.startswith("inconclusive") for verdict in promised)
         values = values[:, :MAX_PAIRS]
     return Outcome(verdicts, effects, rates[-1], kept)
 

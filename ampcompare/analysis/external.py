@@ -33,8 +33,8 @@ from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
 __all__ = ["EXAMPLE_SD", "example_table", "judge"]
 
 EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
-NO_COUNT = "cannot tell (number of runs unknown)"
-ROUNDED = "cannot tell (the figures are rounded)"
+NO_COUNT = "inconclusive (number of runs unknown)"
+ROUNDED = "inconclusive (the figures are rounded)"
 MIN_FLOOR = 1e-12
 MAX_DECIMALS = 8
 
@@ -263,7 +263,7 @@ def _explained(line: _Line, closed: str, part: Difference | None, verdict: Verdi
         return Verdict(closed if part is not None or closed.startswith("diverged") else "")
     if part.effect is None:
         return Verdict(NO_COUNT)
-    if verdict is not None and part.rounded and part.effect.testable and verdict.word.startswith("cannot tell"):
+    if verdict is not None and part.rounded and part.effect.testable and verdict.word.startswith("inconclusive"):
         return replace(verdict, word=ROUNDED)
     return verdict or Verdict()
 

@@ -174,7 +174,7 @@ def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin) -> 
                 tau=pooled.tau,
                 i_squared=pooled.i_squared,
                 # How many more of them would be needed says nothing: experiments are chosen, not drawn.
-                verdict="cannot tell" if verdict.word.startswith("cannot tell") else verdict.word,
+                verdict="inconclusive" if verdict.word.startswith("inconclusive") else verdict.word,
             )
         )
     return found

@@ -109,7 +109,7 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     rising = [
         f"{arm} {100 * gain.mean:+.2f} points"
         for arm, gain in tested.items()
-        if gain.mean > margin and p_values(gain, 0.0).not_inferior < ERROR_RATE / len(tested)
+        if gain.mean > margin and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
     ]
     if not rising:
         return ""

@@ -15,8 +15,8 @@ from ampcompare.records.run import RunRecord
 
 __all__ = ["KEEPS_ACCURACY", "read", "recommend"]
 
-KEEPS_ACCURACY = (IDENTICAL, "equivalent", "not inferior", "better")
-NOT_TESTED = "cannot tell (not tested)"
+KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
+NOT_TESTED = "inconclusive (not tested)"
 MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
@@ -114,14 +114,14 @@ def recommend(
         return f"No arm is recommended for {terms.prefer}: nothing was tested."
     if not keeps:
         return (
-            f"No arm is recommended for {terms.prefer}: none was shown to be not inferior in {quality} to {reference}."
+            f"No arm is recommended for {terms.prefer}: none was shown to be non-inferior in {quality} to {reference}."
         )
     if terms.prefer == "time":
         faster = [row for row in keeps if row.time_verdict == "better"]
-        why = f"none was shown to be both not inferior in {quality} to {reference} and faster"
+        why = f"none was shown to be both non-inferior in {quality} to {reference} and faster"
         return _chosen(faster, terms, lambda row: row.time_ratio or 1, _speed, why, quality)
     smaller = [row for row in keeps if _saving(row) >= MIN_SAVING]
-    why = f"no arm is both not inferior in {quality} to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
+    why = f"no arm is both non-inferior in {quality} to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
     return _chosen(smaller, terms, lambda row: -_saving(row), _size, why, quality)
 
 

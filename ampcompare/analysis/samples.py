@@ -71,8 +71,8 @@ def _holds(word: str, low: float, high: float, margin: float) -> bool | None:
     claims = {
         "equivalent": -margin < low and high < margin,
         "better": low > 0,
-        "not inferior": low > -margin,
-        "inferior": high < 0,
+        "non-inferior": low > -margin,
+        "worse": high < 0,
     }
     return next((shown for claim, shown in claims.items() if word.startswith(claim)), None)
 

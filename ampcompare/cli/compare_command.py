@@ -67,7 +67,7 @@ __all__ = ["command", "options_from"]
     multiple=True,
     metavar="LIMIT",
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
-    'verdict: "accuracy:not-inferior", "time:better"; repeat it',
+    'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
 @click.option(
     "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: never]"

@@ -39,7 +39,7 @@ def verdict_legend(comparison: Comparison) -> str:
     """Return one line that says what the verdicts go by."""
     tests = (
         f"error rate {100 * comparison.error_rate:g} % over all arms (Holm). In brackets: the interval of the test "
-        "that decided, two-sided 1 - 2 alpha for equivalent and not inferior, 1 - alpha otherwise"
+        "that decided, two-sided 1 - 2 alpha for equivalent and non-inferior, 1 - alpha otherwise"
     )
     return (
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "

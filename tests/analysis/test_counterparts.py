@@ -49,7 +49,7 @@ def _row(comparison: Comparison, arm: str) -> ArmSummary:
 def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
     """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
     comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
-    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "inferior"
+    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
     assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)

@@ -87,7 +87,7 @@ def test_two_experiments_have_no_interval(runs: Any) -> None:
     """Of two experiments there is a mean and no verdict."""
     known = [(name, _comparison(runs(name, [0.0, 0.001, 0.002]))) for name in "ab"]
     pooled = make_forest(known).pooled[0]
-    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "cannot tell")
+    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "inconclusive")
 
 
 def test_one_reference_for_all(runs: Any) -> None:

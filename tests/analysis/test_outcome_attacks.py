@@ -54,7 +54,7 @@ def test_pairs_in_which_nobody_learned_show_nothing(make_record: MakeRecord) -> 
     comparison = _compared(records)
     assert _half(comparison).accuracy_verdict == "learned nothing in 4 of 5 pairs (the weights did not move)"
     assert any(line.startswith("No arm is recommended") for line in comparison.reading)
-    (check,) = check_gates([parse_gate("accuracy:not-inferior")], comparison)
+    (check,) = check_gates([parse_gate("accuracy:non-inferior")], comparison)
     assert check.failure
 
 
@@ -157,7 +157,7 @@ def _started(record: RunRecord, day: int) -> RunRecord:
 
 def test_a_baseline_of_the_same_runs_shows_nothing(make_record: MakeRecord) -> None:
     """A comparison that reused the runs of its baseline is not called unchanged."""
-    gates = [parse_gate("accuracy:inferior"), parse_gate("time>1.1x"), parse_gate("diverged>0")]
+    gates = [parse_gate("accuracy:worse"), parse_gate("time>1.1x"), parse_gate("diverged>0")]
     now, before = ([_started(record, day) for record in _records(make_record)] for day in (21, 22))
     same = check_gates(gates, _compared(now), _compared(now))
     assert ["these very runs" in check.failure for check in same] == [True, True, False] * 2
@@ -167,8 +167,8 @@ def test_a_baseline_of_the_same_runs_shows_nothing(make_record: MakeRecord) -> N
 def test_a_baseline_is_no_second_chance(make_record: MakeRecord) -> None:
     """A look that may spend nothing gives no verdict against a baseline either."""
     spent = _compared(_records(make_record)).model_copy(update={"error_rate": 0.0})
-    checks = check_gates([parse_gate("accuracy:not-inferior")], spent, _compared(_records(make_record)))
-    assert all("cannot tell (not tested)" in check.failure for check in checks)
+    checks = check_gates([parse_gate("accuracy:non-inferior")], spent, _compared(_records(make_record)))
+    assert all("inconclusive (not tested)" in check.failure for check in checks)
 
 
 def _rounds(record: RunRecord, count: int, seconds: float) -> RunRecord:
@@ -176,7 +176,7 @@ def _rounds(record: RunRecord, count: int, seconds: float) -> RunRecord:
     return record.model_copy(update={"timing_rounds": rounds})
 
 
-@pytest.mark.parametrize(("others", "verdict"), [(0, "equivalent (±2 %)"), (2, "cannot tell")])
+@pytest.mark.parametrize(("others", "verdict"), [(0, "equivalent (±2 %)"), (2, "inconclusive")])
 def test_rounds_of_one_seed_stand_for_no_other(make_record: MakeRecord, others: int, verdict: str) -> None:
     """Twenty rounds of one seed, in which the arm was twice as fast, outvote no seeds in which it was not."""
     records = []
@@ -193,7 +193,7 @@ def test_one_seed_with_rounds_contradicts_no_line(make_record: MakeRecord) -> No
     """However many rounds one seed has, it names no winner in time, and the first line says that there is none."""
     records = [_rounds(record, 5, SECONDS[record.arm]) for record in _records(make_record)[:2]]
     comparison = _compared(records)
-    assert _half(comparison).time_verdict == "cannot tell (fewer than 3 pairs)"
+    assert _half(comparison).time_verdict == "inconclusive (fewer than 3 pairs)"
     assert "no winner is reported; use --seeds 0-4 or more" in comparison.reading[0]
 
 

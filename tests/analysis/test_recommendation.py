@@ -38,22 +38,20 @@ def test_the_fastest_that_keeps_the_accuracy() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "accuracy", ["inferior", "diverged 1/5", "cannot tell (about 3 more pairs)", "not comparable (x)"]
-)
+@pytest.mark.parametrize("accuracy", ["worse", "diverged 1/5", "inconclusive (≤3 more seeds)", "not comparable (x)"])
 def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
     assert _say(_row("a", accuracy, "better", time_ratio=0.1)) == (
-        "No arm is recommended for time: none was shown to be not inferior in accuracy to fp32."
+        "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
     )
 
 
-@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "inferior"])
+@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "worse"])
 def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
     """A low ratio that the verdict does not bear out is no reason."""
     said = _say(_row("a", EQUAL, time, time_ratio=0.5))
     assert (
-        said == "No arm is recommended for time: none was shown to be both not inferior in accuracy to fp32 and faster."
+        said == "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
     )
 
 

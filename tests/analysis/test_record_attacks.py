@@ -151,7 +151,7 @@ def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_
     assert len(comparison.excluded) == 8
     assert all("seed 0), and lies in the folder of cell" in text for text in comparison.excluded)
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
 
 
 def _digest(folder: Path, arm: str, seed: int) -> str:
@@ -194,7 +194,7 @@ def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int
     records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
     assert len(comparison.excluded) == 2 * (copies - 1)
     assert "half, seed 0: a second record of this cell" in comparison.excluded
 
@@ -269,7 +269,7 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_pa
     folder = run_folder()
     record_path(folder, "half", 3).unlink()
     comparison = reload_comparison(folder)
-    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "cannot tell (not tested)")
+    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "inconclusive (not tested)")
     assert any(line.startswith("Nothing was tested: not all runs of this plan") for line in comparison.reading)
 
 

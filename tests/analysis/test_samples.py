@@ -132,7 +132,7 @@ def test_one_seed_is_two_models(run: Any) -> None:
         text = reporter.render(comparison)
         assert "These two models" in text
         assert "on new images" not in text
-    assert row.accuracy_verdict.startswith("cannot tell")
+    assert row.accuracy_verdict.startswith("inconclusive")
 
 
 def test_mcnemar_of_models_that_agree_is_one() -> None:

@@ -75,7 +75,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
     comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("inferior", "better", 5)
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("worse", "better", 5)
     assert row.top1_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
     reference = _row(comparison, "fp32")
     assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
@@ -133,18 +133,18 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     assert "--seeds 0-4" in text
     assert "Recommended" not in text
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("cannot tell (fewer than 3 pairs)",) * 2
+    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 pairs)",) * 2
     assert (row.top1_difference_low, row.top1_difference_high, row.time_ratio_low) == (None, None, None)
 
 
-def test_an_unclear_difference_cannot_tell(make_record: MakeRecord) -> None:
+def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
     """A difference within its own uncertainty is said to be unclear, not to be none."""
     records = [
         *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
         *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert re.fullmatch(r"cannot tell \(at most \d+ more pairs\)", row.accuracy_verdict)
+    assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", row.accuracy_verdict)
 
 
 def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
@@ -298,9 +298,9 @@ def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
 
 
 def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
-    """Steps that take half as long again, in every pair, are inferior, with ratio and interval."""
+    """Steps that take half as long again, in every pair, are worse, with ratio and interval."""
     row = _times(make_record)
-    assert row.time_verdict == "inferior"
+    assert row.time_verdict == "worse"
     assert row.time_ratio_low is not None
     assert 1.49 < row.time_ratio_low < 1.502 < (row.time_ratio_high or 0) < 1.52
 
@@ -333,7 +333,7 @@ def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord
         make_record("half", 4, seconds=99.0, warmup_steps=95),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.time_verdict == "inferior"
+    assert row.time_verdict == "worse"
     assert row.time_ratio == pytest.approx(1.5, abs=0.01)
 
 

@@ -83,7 +83,7 @@ def test_an_interruption_selects_no_seeds(make_record: MakeRecord) -> None:
     assert row.accuracy_verdict == "equivalent (±0.5)"
 
 
-@pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:not-inferior"])
+@pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:non-inferior"])
 def test_a_gate_is_not_passed_by_survivors(make_record: MakeRecord, text: str) -> None:
     """A limit or verdict on accuracy fails where the arm lost runs, and passes where all were completed."""
     (check,) = check_gates([parse_gate(text)], _comparison(make_record, {"half": ("failed", 5)}))
