@@ -55,9 +55,13 @@ def _missing(cuda: int = 0, apex: bool = False) -> str | None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Use half as many processes again as there are cores: tests of launchers wait for others much of the time."""
-    return max(2, (os.cpu_count() or 1) * 3 // 2)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use half as many processes again as there are cores: tests of launchers wait for others much of the time.
+
+    Unit tests do not wait: one process per core, as each imports torch and every test file.
+    """
+    cores = os.cpu_count() or 1
+    return max(2, cores if config.getoption("--unit") else cores * 3 // 2)
 
 
 # What exists once on a machine: tests that use one of these fixtures run in one process, one after the other.
