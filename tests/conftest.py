@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable, Generator
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +55,13 @@ def _missing(cuda: int = 0, apex: bool = False) -> str | None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Use half as many processes again as there are cores: tests of launchers wait for others much of the time."""
-    return max(2, (os.cpu_count() or 1) * 3 // 2)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use half as many processes again as there are cores: tests of launchers wait for others much of the time.
+
+    Unit tests do not wait: one process per core, as each imports torch and every test file.
+    """
+    cores = os.cpu_count() or 1
+    return max(2, cores if config.getoption("--unit") else cores * 3 // 2)
 
 
 # What exists once on a machine: tests that use one of these fixtures run in one process, one after the other.
@@ -141,6 +149,63 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = _missing(*mark.args, **mark.kwargs)
         if reason is not None:
             pytest.skip(reason)
+
+
+class ForkedPython:
+    """Runs Python command lines as `subprocess.run` does, in processes that find torch loaded: see `fork_server.py`.
+
+    Use it where a script imports torch and where the start of the interpreter is not what is tested.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def _start(self) -> socket.socket:
+        self._channel, theirs = socket.socketpair()
+        command = [sys.executable, str(ROOT / "tests" / "fork_server.py"), str(theirs.fileno())]
+        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        return self._channel
+
+    def run(
+        self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python WORDS`, where options of Python itself can only be `-W` and `-m`.
+
+        Raises:
+            subprocess.TimeoutExpired: it had not ended in time, and was killed.
+        """
+        channel = self._channel or self._start()
+        request = {"words": words, "folder": str(folder), "environment": dict(environment)}
+        with open(os.devnull) as null, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            socket.send_fds(channel, [json.dumps(request).encode()], [null.fileno(), out.fileno(), err.fileno()])
+            channel.settimeout(timeout)
+            process = int(channel.recv(64))
+            try:
+                code = int(channel.recv(64))
+            except TimeoutError:
+                os.kill(process, signal.SIGKILL)
+                channel.recv(64)
+                raise subprocess.TimeoutExpired(words, timeout) from None
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+    def close(self) -> None:
+        """End the server."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._server is not None:
+            self._server.wait()
+
+
+@pytest.fixture(scope="session")
+def forked_python() -> Iterator[ForkedPython]:
+    """Python with torch loaded, forked for each command line."""
+    python = ForkedPython()
+    yield python
+    python.close()
 
 
 @pytest.fixture(scope="session")
