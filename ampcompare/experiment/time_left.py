@@ -2,8 +2,8 @@
 
 An arm costs the mean of its cells that ran in this call; else of its records that were there before; else what its
 running cell is heading for; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of a
-process counts apart from the work, since the first one loads the libraries for all others. Where the latest cells took
-longer than those of their arms before, on a machine that is slower by now, the others are taken to do so too.
+process counts apart from the work, since the first one loads the libraries for all others. The last
+report is taken to need what was needed after the last cell.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from ampcompare.launch.base import Progress
 __all__ = ["TimeLeft"]
 
 FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
-LATEST = 5  # cells that tell how fast the machine is now
-MAX_DRIFT = 2.0
 
 
 @dataclass
@@ -73,7 +71,8 @@ class TimeLeft:
         self._running: dict[int, _Running] = {}
         self._work: dict[str, list[float]] = {}
         self._starts: list[float] = []
-        self._drifts: list[float] = []  # of cells that ended: their work, by the mean of their arm before
+        self._report_seconds = 0.0  # from the last sign of the latest cell until its report was written
+        self._all_ended: float | None = None
         self._steps: dict[str, float] = {}
         self._setups: dict[str, float] = {}
         self._earlier: dict[str, list[float]] = {}
@@ -112,14 +111,15 @@ class TimeLeft:
         if cell is not None and not reused:
             start = cell.began if cell.reported is None else cell.reported
             whole = (now - start) / max(FIRST_SHARE, 1 - cell.first_share)
-            work = self._work.setdefault(self.outline.labels[place], [])
-            if work:
-                self._drifts.append(whole / max(1e-9, statistics.fmean(work)))
-            work.append(whole)
+            self._work.setdefault(self.outline.labels[place], []).append(whole)
+            if cell.reported is not None:
+                self._report_seconds = now - cell.latest
             self._starts.append(start - cell.began)
         block = self._blocks[self._block_of(place)]
         if not any(other in self._running or other in self._waiting for other in block):
             self._block_ended = now
+        if not self._running and not self._waiting:
+            self._all_ended = now
 
     def share(self, place: int) -> float:
         """Return the share of its steps that a running cell has made, 0 to 1."""
@@ -147,8 +147,6 @@ class TimeLeft:
         if not costs:
             return None
         typical = statistics.fmean(costs.values())
-        drift = statistics.median(self._drifts[-LATEST:]) if len(self._drifts) >= LATEST else 1.0
-        drift = min(MAX_DRIFT, max(1 / MAX_DRIFT, drift))
         start = statistics.median(self._starts[1:]) if len(self._starts) > 1 else 0.0
         total = 0.0
         for number, block in enumerate(self._blocks):
@@ -159,14 +157,12 @@ class TimeLeft:
                     worked = now - (self._running[place].reported or now)
                     running.append(max(0.0, typical - worked) if left is None else left)
             waiting = [
-                drift * costs.get(self.outline.labels[place], typical) + start
-                for place in block
-                if place in self._waiting
+                costs.get(self.outline.labels[place], typical) + start for place in block if place in self._waiting
             ]
             total += _makespan(running, waiting, self.outline.jobs)
             if self._rounds_left[number]:
                 total += self._rounds(now, is_running=not running and not waiting)
-        return total
+        return total + max(0.0, self._report_seconds - (0.0 if self._all_ended is None else now - self._all_ended))
 
     def _rounds(self, now: float, *, is_running: bool) -> float:
         """Return how long the timing rounds of a block will take, or still take if they run."""

@@ -48,7 +48,6 @@ class Simulation:
         first_start: seconds of the first start of a process; the others take a tenth of a second.
         spread: share by which the cells of an arm differ.
         gap: seconds between two seeds.
-        slowdown: share by which cells of the last seed take longer than those of the first.
     """
 
     plan: Outline
@@ -56,7 +55,6 @@ class Simulation:
     first_start: float = 0.1
     spread: float = 0.0
     gap: float = 0.0
-    slowdown: float = 0.0
     now: float = 0.0
     said: list[tuple[float, int, float | None]] = field(default_factory=list)
 
@@ -69,7 +67,6 @@ class Simulation:
             if record is None:
                 self.now += self.first_start if place == 0 else 0.1
                 work = self.costs[label] * generator.uniform(1 - self.spread, 1 + self.spread)
-                work *= 1 + self.slowdown * place / len(self.plan.cells)
                 left.report(place, Progress(0, 0, 0, "loading data"), self.now)
                 self.now += 0.2 * work  # not in proportion to the steps
                 for step in range(STEPS + 1):
@@ -98,15 +95,6 @@ def test_right_within_a_quarter_after_a_third(spread: float, first_start: float)
 
     assert max(simulation.errors(cells=6)) < 0.25
     assert simulation.said[-1][2] == 0.0
-
-
-def test_a_machine_that_slows_down() -> None:
-    """Where the cells of later seeds take longer and longer, the rest is still known to 25 %."""
-    simulation = Simulation(outline(list(COSTS), 6), COSTS, slowdown=0.8)
-
-    simulation.play()
-
-    assert max(simulation.errors(cells=12)) < 0.25
 
 
 def test_one_mean_for_all_arms_would_be_wrong() -> None:
@@ -193,3 +181,18 @@ def test_timing_rounds_count() -> None:
     simulation.play()
 
     assert max(simulation.errors(cells=3)) < 0.25
+
+
+def test_the_last_report_counts() -> None:
+    """After the last cell comes one more report, which takes about as long as the one after the cell before."""
+    left = TimeLeft(outline(["fp32"], 2, {0: 10.0}))
+    assert left.seconds(0.0) == pytest.approx(10.0)
+    left.begin(1, 0.0)
+    left.report(1, Progress(0, 100, 0), 0.0)
+    left.report(1, Progress(100, 100, 0), 10.0)
+
+    left.end(1, 13.0)
+
+    assert left.seconds(13.0) == pytest.approx(3.0)
+    assert left.seconds(15.0) == pytest.approx(1.0)
+    assert left.seconds(20.0) == 0.0
