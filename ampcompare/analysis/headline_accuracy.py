@@ -35,7 +35,8 @@ def accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quali
     reference = comparison.reference
     if same := those(IDENTICAL):
         arms = [row.arm for row in same]
-        yield f"{with_verb(arms, everyone, 'is', 'are')} identical to {reference}, every loss and weight to the last bit."
+        subject = with_verb(arms, everyone, "is", "are")
+        yield f"{subject} identical to {reference}, every loss and all weights to the last bit."
     if kept := those(*KEPT):
         yield _kept(kept, everyone, comparison, quality)
     for word in ("better", "worse"):
@@ -48,18 +49,23 @@ def accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quali
             f"{label_of(row)} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
             "so it is not recommended."
         )
-    reasons: dict[str, list[str]] = {}
-    for row in those("not comparable", LEARNED_NOTHING):
-        reasons.setdefault(row.accuracy_verdict, []).append(row.arm)
-    for word, arms in reasons.items():
-        if word.startswith("not comparable"):
-            inside = word.removeprefix("not comparable (").removesuffix(")")
-            yield f"Not compared with {reference}: {names_of(arms, everyone)} ({inside})."
-        else:
-            yield f"{with_verb(arms, everyone, '', '').rstrip()} {word}."
+    yield from _not_compared(those("not comparable"), everyone, reference)
+    idle: dict[str, list[str]] = {}
+    for row in those(LEARNED_NOTHING):
+        idle.setdefault(row.accuracy_verdict, []).append(row.arm)
+    yield from (f"{with_verb(arms, everyone, word, word)}." for word, arms in idle.items())
     apart = [row.arm for row in rows if not words[row.arm] and row.completed and not row.pairs]
     if apart:
         yield f"No verdict on {names_of(apart, everyone)}: no seed was completed by both sides."
+
+
+def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], reference: str) -> Iterable[str]:
+    """Yield the arms that did not do the work of the reference, with one of the reasons."""
+    if rows:
+        reasons = list(dict.fromkeys(row.accuracy_verdict for row in rows))
+        reason = reasons[0].removeprefix("not comparable (").removesuffix(")")
+        such = "such as " if len(reasons) > 1 else ""
+        yield f"Not compared with {reference}: {names_of([row.arm for row in rows], everyone)} ({such}{reason})."
 
 
 def _kept(rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality) -> str:
@@ -113,7 +119,8 @@ def _open(
         seeds = max(row.pairs for row in few)
         arms = [row.arm for row in few]
         whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone)}"
-        noun = "One seed" if seeds == 1 else f"{count_of(seeds).capitalize()} seeds"
+        what = "run" if comparison.judged else "seed"
+        noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
     tested = [row for row in rows if row not in few and row.top1_difference_low is not None]
     if tested:
@@ -142,11 +149,12 @@ def outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     for row in comparison.arms:
         if row.diverged:
             records = by_arm.get(row.arm, [])
-            share = f"{row.diverged} of {row.completed + row.diverged} {'seeds' if records else 'runs'}"
+            ran = row.completed + row.diverged
+            share = f"{row.diverged} of {ran} {'seed' if records else 'run'}{'s' if ran > 1 else ''}"
             diverged.setdefault((share, divergence_cause(records)), []).append(row.arm)
     for (share, cause), arms in diverged.items():
         first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
-        where = f" ({first})" if first else ""
+        where = f", {first}" if first.startswith("first") else f" {first}" if first else ""
         yield f"{with_verb(arms, everyone, 'diverged', 'diverged')} in {share}{where}{f': {cause}' if cause else ''}."
     failed: dict[tuple[str, str], list[str]] = {}
     for row in comparison.arms:
@@ -154,7 +162,7 @@ def outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         for status in ("failed", "interrupted"):
             ended = [record for record in records if record.status == status]
             if ended:
-                share = f"{len(ended)} of {len(records)} seeds"
+                share = f"{len(ended)} of {len(records)} seed{'s' if len(records) > 1 else ''}"
                 how = "failed" if status == "failed" else "was interrupted"
                 error = _short(ended[0].error) if status == "failed" else ""
                 failed.setdefault((f"{how} in {share}", error), []).append(row.arm)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.records.look import Look
 
-__all__ = ["Design", "changed_terms", "error_rate_of_next", "look_sentences"]
+__all__ = ["Design", "changed_terms", "changes_sentence", "error_rate_of_next", "look_sentences"]
 
 FIRST_SHARE = 0.8
 # Of several planned looks. The pairs that are added follow from the spread so far, which then shows a bit too small at
@@ -91,9 +91,14 @@ def changed_terms(look: Look, others: Sequence[Look], left_out: Sequence[int] = 
     return words
 
 
+def changes_sentence(changes: Sequence[str]) -> list[str]:
+    """Return the warning that terms were changed, which stands above every claim; none without changes."""
+    return [f"Changed after runs were seen: {'; '.join(changes)}."] if changes else []
+
+
 def _terms(look: Look) -> dict[str, str]:
     return {
-        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} points",
+        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} pp",
         "time margin": f"{100 * look.time_margin:g} %",
         "reference": look.reference,
         "seeds": "auto" if look.pilot else "given",

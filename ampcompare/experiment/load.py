@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.analysis.criteria import Criteria, criteria_of
-from ampcompare.analysis.looks import Design
+from ampcompare.analysis.headline import headline
+from ampcompare.analysis.looks import Design, changes_sentence, error_rate_of_next
+from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.analysis.summary import summarize
@@ -188,9 +190,18 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
     # Reports of earlier versions were written by other rules, and have no rule of the margin.
     differs = _first_difference(comparison, again) if comparison.margin_rule else ""
     if not excluded and not differs:
-        return comparison
+        return _with_headline(comparison, look)
     said = [f"{path} says {differs}; what its records give is shown."] if differs and not excluded else []
-    return again.model_copy(update={"reading": [*said, *again.reading]})
+    return again.model_copy(update={"headline": [*said, *again.headline]})
+
+
+def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
+    """Return a stored comparison with the headline that its rows give, which its file may lack."""
+    warnings = changes_sentence(look.changes) if look is not None else []
+    left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
+    return comparison.model_copy(
+        update={"headline": headline(comparison, warnings), "next_steps": next_steps(comparison, left)}
+    )
 
 
 def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
@@ -219,11 +230,11 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
         mean, own = row.top1_difference, other.top1_difference
         if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
-            return f"that {row.arm} differs by {100 * mean:+.2f} points, not {100 * own:+.2f}"
+            return f"that {row.arm} differs by {100 * mean:+.2f} pp, not {100 * own:+.2f}"
     advice, own_advice = (
-        [line for line in each.reading if line.startswith("Recommended for")] for each in (stored, again)
+        {line.partition(":")[0] for line in each.headline if line.startswith("Use ")} for each in (stored, again)
     )
-    extra = {line.partition(" (")[0] for line in advice} - {line.partition(" (")[0] for line in own_advice}
+    extra = advice - own_advice
     return f'"{min(extra)}", which does not follow' if extra else ""
 
 

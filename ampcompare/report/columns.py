@@ -10,6 +10,7 @@ from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.intervals import format_interval
+from ampcompare.report.verdict_words import is_emulated
 
 __all__ = [
     "COLUMNS",
@@ -22,6 +23,7 @@ __all__ = [
     "over_runs",
     "ratio_interval",
     "records_by_arm",
+    "step_milliseconds",
     "table_rows",
     "verdict_rows",
 ]
@@ -87,6 +89,18 @@ def over_runs(
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
+
+
+def step_milliseconds(row: ArmSummary) -> str:
+    """Return the step time with two decimals below 10 ms and one above; a word where it is no result."""
+    if row.step_seconds_median is None or (row.invalid_time and not row.completed):
+        return "-"
+    if is_emulated(row):
+        return "emulated"
+    if row.invalid_time:
+        return "invalid"
+    milliseconds = 1000 * row.step_seconds_median
+    return f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
 
 
 def _ratio(row: ArmSummary) -> str:
@@ -159,7 +173,10 @@ COLUMNS: dict[str, Column] = {
     "best top-1 %": of_arm(lambda row: format_percent(row.top1_best)),
     "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
-    "samples/s": of_arm(lambda row: _number(None if row.invalid_time else row.samples_per_second, ",.0f")),
+    "step (ms)": of_arm(step_milliseconds),
+    "samples/s": of_arm(
+        lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+    ),
     "rel. time": of_arm(_ratio),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped),

@@ -17,7 +17,7 @@ Value = Callable[[ArmSummary], str]
 
 def row_notes(comparison: Comparison) -> list[list[str]]:
     """Return for each row what its numbers do not say: why it has none, and in what it differs from the others."""
-    return [[note for note in _notes(row, comparison) if note] for row in comparison.arms]
+    return [list(dict.fromkeys(filter(None, _notes(row, comparison)))) for row in comparison.arms]
 
 
 def fact_lines(comparison: Comparison) -> list[str]:
@@ -29,9 +29,9 @@ def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
     word, detail = word_and_detail(row.accuracy_verdict)
     its = [value(row) for value in _differing(comparison)]
     time = time_words(row.time_verdict, comparison.time_margin)
-    reason = "" if word == "inconclusive" and "more seed" in detail else printable(detail, LONGEST)
+    reason = "" if word == "inconclusive" else printable(detail, LONGEST)  # whose cell has it
     memory = row.memory_verdict and f"memory {printable(row.memory_verdict, LONGEST)}"
-    return [time, reason, _status(row), *its, memory]
+    return [_status(row), reason, time, *its, memory]
 
 
 def _status(row: ArmSummary) -> str:
@@ -135,6 +135,8 @@ def _no_time(row: ArmSummary) -> str:
     """Return why the step time of an arm is no result, or cannot be compared; "" where it can."""
     if is_emulated(row):
         return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
+    if not row.completed:
+        return ""
     if row.invalid_time:
         return f"invalid ({row.invalid_time})"
     word, detail = word_and_detail(row.time_verdict)

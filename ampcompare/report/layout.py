@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,11 +29,13 @@ class LaidOut:
 
     Attributes:
         lines: of the table, at most as long as the width where that was possible.
-        below: lines for below the table: the notes that have no column, and what is not shown.
+        below: lines for below the table: the notes that have no column.
+        hidden: what is left out for lack of room.
     """
 
     lines: list[str]
     below: list[str]
+    hidden: list[str]
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,13 @@ def lay_out(overview: Overview, width: int | None, paint: Paint = lambda text, t
         paint: of the text of a cell in its tone.
     """
     if width is None:
-        return _laid_out(overview, _Choice(), None, paint) or LaidOut([], [])
+        return _laid_out(overview, _Choice(), None, paint) or LaidOut([], [], [])
     for choice in _choices(overview):
         found = _laid_out(overview, choice, width, paint)
         if found is not None:
             return found
     smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], beside=False)
-    return _laid_out(overview, smallest, None, paint) or LaidOut([], [])
+    return _laid_out(overview, smallest, None, paint) or LaidOut([], [], [])
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
@@ -135,7 +138,7 @@ def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Pai
             texts.append([[text] for text in column])
     tones: list[list[Tone]] = [[row[place].tone for row in overview.rows] for place in shown]
     rights = [columns[place][1].numeric for place in shown]
-    hidden = _hidden(overview, choice)
+    everywhere, notes = _shared_notes(overview, notes)
     if choice.beside and any(notes):
         used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
         room = None if width is None else width - used
@@ -156,7 +159,7 @@ def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Pai
     lines = _head_lines(names, widths, rights)
     for place in range(len(rows)):
         lines += _row_lines([column[place] for column in texts], widths, [tone[place] for tone in tones], rights, paint)
-    return LaidOut(lines, [*_grouped(overview, notes), *hidden])
+    return LaidOut(lines, [*everywhere, *_grouped(overview, notes)], _hidden(overview, choice))
 
 
 def _text(cell: Cell, short: bool) -> str:
@@ -218,11 +221,19 @@ def _whose(names: Sequence[str], overview: Overview) -> str:
     return "All arms" if len(names) > 2 and not others else ", ".join(names)
 
 
+def _shared_notes(overview: Overview, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
+    counts = Counter(note for its in notes for note in its)
+    shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
+    lines = _grouped(overview, [[note for note in its if note in shared] for its in notes])
+    return lines, [[note for note in its if note not in shared] for its in notes]
+
+
 def _hidden(overview: Overview, choice: _Choice) -> list[str]:
-    """Return a line on what is left out for lack of room."""
-    left_out = [column.lacking for column in overview.columns.values() if 0 < column.drop <= choice.step]
-    if "rel. time" in overview.columns and 2 <= choice.step < overview.columns["rel. time"].drop:
+    columns = overview.columns
+    left_out = [column.lacking for column in columns.values() if 0 < column.drop <= choice.step]
+    if "rel. time" in columns and columns["rel. time"].shorten <= choice.step < columns["rel. time"].drop:
         left_out.append("intervals of rel. time")
     if choice.step >= LAST_STEP:
-        left_out += [column.lacking for column in overview.columns.values() if column.shorten == LAST_STEP]
-    return [f"Not shown at this width: {', '.join(left_out)} (--details)."] if left_out else []
+        left_out += [column.lacking for column in columns.values() if column.shorten == LAST_STEP]
+    return left_out

@@ -16,6 +16,7 @@ from ampcompare.report.columns import (
     difference_interval,
     ratio_interval,
     records_by_arm,
+    step_milliseconds,
 )
 from ampcompare.report.facts import fact_lines, row_notes
 from ampcompare.report.verdict_words import is_emulated, is_invalid, time_tone, tone_of, word_and_detail
@@ -82,7 +83,13 @@ def _judged(comparison: Comparison) -> JudgedTable:
     return comparison.judged or JudgedTable(metric="top-1 %", unit="pp", references=[comparison.reference])
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text begins with a number."""
+    return text.lstrip("+-")[:1].isdigit()
+
+
 def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
+    """Return whether others are compared with a row."""
     return row.arm in _judged(comparison).references
 
 
@@ -120,14 +127,8 @@ def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
 
 
 def _step(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.step_seconds_median is None:
-        return Cell()
-    if is_emulated(row):
-        return Cell("emulated", "muted")
-    if row.invalid_time:
-        return Cell("invalid", "muted")
-    milliseconds = 1000 * row.step_seconds_median
-    return Cell(f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}")
+    text = step_milliseconds(row)
+    return Cell(text, "" if is_number(text) else "muted")
 
 
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -136,7 +137,7 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.time_ratio is None:
         return Cell()
     if is_emulated(row) and not row.time_verdict.startswith("invalid"):
-        return Cell("emulated", "muted")
+        return Cell("emulated", "muted", short="-")
     if row.time_verdict.startswith(("invalid", "not comparable")):
         return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
     text = ratio_interval(row, comparison)
@@ -216,4 +217,4 @@ def _says(name: str, column: OverviewColumn, cells: Sequence[Cell], comparison: 
         return name == "arm" or any(cell.text not in ("-", "reference") for cell in cells)
     judged = zip(comparison.arms, cells, strict=True)
     looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
-    return any(any(char.isdigit() for char in cell.text) for cell in looked_at)
+    return any(is_number(cell.text) for cell in looked_at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
@@ -58,12 +58,16 @@ class Terminal(Reporter):
         overview = make_overview(comparison)
         table = lay_out(overview, self.width, self._paint)
         yield "\n".join(table.lines)
-        more = (
-            []
-            if self.details or self.width is None
-            else ["All measurements, verdicts on time, environment: --details."]
-        )
-        yield self._text([*table.below, *overview.facts, *overview_legend(comparison, overview.columns), *more])
+        lines = [*table.below, *overview.facts, *overview_legend(comparison, overview.columns)]
+        if self.width is not None and not self.details:
+            lines.append(self._more(table.hidden))
+        yield self._text(lines)
+
+    @staticmethod
+    def _more(hidden: Sequence[str]) -> str:
+        if hidden:
+            return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
+        return "All measurements and conclusions: --details."
 
     def _next_steps(self, comparison: Comparison) -> Iterable[str]:
         for step in comparison.next_steps[: None if self.details else MAX_STEPS]:
