@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.formatting import printable
@@ -18,7 +19,19 @@ NO_TRACE = "These records were made before runs kept a trace of their steps; run
 NO_EPOCH = "No epoch was evaluated."
 MANY_DOTS = 30
 
-CurveOf = Callable[[RunRecord], Curve]
+
+@dataclass(frozen=True)
+class _Quantity:
+    """What a chart shows: the curve of a run, and how its values and its differences are written."""
+
+    curve: Callable[[RunRecord], Curve]
+    label: str
+    gap_label: str
+    decimals: int | None = None
+    unit: str = ""
+    gap_unit: str = ""
+    can_log: bool = False
+    dots: bool = True
 
 
 def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
@@ -33,6 +46,14 @@ def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[
 def epochs_of(record: RunRecord, value: Callable[[Any], float]) -> Curve:
     """Return a value of each evaluation over the number of epochs before it."""
     return make_curve((epoch.epoch + 1, value(epoch)) for epoch in record.summary.epochs)
+
+
+def _top1(record: RunRecord) -> Curve:
+    return epochs_of(record, lambda epoch: 100 * epoch.top1)
+
+
+def _loss_of_epochs(record: RunRecord) -> Curve:
+    return epochs_of(record, lambda epoch: epoch.loss)
 
 
 def traced(record: RunRecord, values: Sequence[float]) -> Curve:
@@ -50,55 +71,45 @@ def why_no_epoch(arm: ArmRuns) -> str:
 
 def accuracy_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
     """Return top-1 in percent after each epoch, over the seeds of each arm, by its place."""
-    return {
-        arm.place: over_seeds((epochs_of(record, lambda epoch: 100 * epoch.top1) for record in arm.ran), most)
-        for arm in arms
-    }
+    return {arm.place: over_seeds(map(_top1, arm.ran), most) for arm in arms}
 
 
-def _views(
-    arms: Sequence[ArmRuns], reference: str, most: int, curve: CurveOf, **options: Any
-) -> tuple[list[View], str]:
+def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quantity) -> tuple[list[View], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
-    base = {r.config.recipe.seed: curve(r) for arm in arms if arm.row.arm == reference for r in arm.ran}
-    dots = options.get("dots", True)
-    unit, label, decimals = options.get("unit", ""), options["label"], options.get("decimals")
-    gap_label = options.get("gap_label", f"\u0394 {label}")
+    base = {r.config.recipe.seed: quantity.curve(r) for arm in arms if arm.row.arm == reference for r in arm.ran}
     absolute: list[Series] = []
     relative: list[Series] = []
     stops: list[Series] = []
     apart: list[Series] = []
     same: list[str] = []
+
+    def drawn(arm: ArmRuns, band: Band) -> list[Series]:
+        return band_series(arm, band, dots=quantity.dots and len(band.x) <= MANY_DOTS)
+
     for arm in arms:
-        curves = [(record, curve(record)) for record in arm.ran]
-        band = over_seeds((one for _, one in curves), most)
-        absolute += band_series(arm, band, dots=dots and len(band.x) <= MANY_DOTS)
+        curves = [(record, quantity.curve(record)) for record in arm.ran]
+        absolute += drawn(arm, over_seeds((one for _, one in curves), most))
         stops += stops_of(arm, curves)
         if arm.row.arm == reference:
             continue
         paired = [
-            (r, differences(one, base[r.config.recipe.seed])) for r, one in curves if r.config.recipe.seed in base
+            (run, differences(one, base[seed])) for run, one in curves if (seed := run.config.recipe.seed) in base
         ]
         gap = over_seeds((one for _, one in paired), most)
         if gap.x and gap.is_constant and gap.mean[0] == 0:
             same.append(arm.name)
             continue
-        relative += band_series(arm, gap, dots=dots and len(gap.x) <= MANY_DOTS)
+        relative += drawn(arm, gap)
         apart += stops_of(arm, paired)
-    of = printable(reference, 40)
-    views = [
-        View(
-            "Difference",
-            f"{gap_label} to {of}",
-            relative,
-            apart,
-            signed=True,
-            decimals=decimals,
-            unit=options.get("gap_unit", unit),
-        ),
-        View("Absolute", label, absolute, stops, decimals=decimals, unit=unit, log=options.get("log", "")),
-    ]
-    return views, f" Equal to {of} at every point, and not drawn as a difference: {listed(same)}." if same else ""
+    of, decimals = printable(reference, 40), quantity.decimals
+    gaps = View(
+        "Difference", f"{quantity.gap_label} to {of}", relative, apart, signed=True, decimals=decimals,
+        unit=quantity.gap_unit,
+    )  # fmt: skip
+    log = "can" if quantity.can_log else ""
+    values = View("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit, log=log)
+    equal = f" Equal to {of} at every point, and not drawn as a difference: {listed(same)}." if same else ""
+    return [gaps, values], equal
 
 
 def _longest(views: Sequence[View]) -> int:
@@ -110,10 +121,8 @@ def _drawn(views: Sequence[View]) -> set[int]:
 
 
 def _accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    views, same = _views(
-        arms, reference, most, lambda record: epochs_of(record, lambda epoch: 100 * epoch.top1),
-        label="top-1 %", gap_label="\u0394 top-1 (pp)", decimals=2, unit=" %", gap_unit=" pp",
-    )  # fmt: skip
+    top1 = _Quantity(_top1, "top-1 %", "\u0394 top-1 (pp)", 2, " %", " pp")
+    views, same = _views(arms, reference, most, top1)
     bands = accuracy_by_epoch(arms, most)
     sentence = ""
     if not _longest(views):
@@ -153,9 +162,8 @@ def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]]) -> FigureTable | None:
 
 
 def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    views, same = _views(
-        arms, reference, most, lambda record: epochs_of(record, lambda epoch: epoch.loss), label="loss", log="can"
-    )
+    loss = _Quantity(_loss_of_epochs, "loss", "\u0394 loss", can_log=True)
+    views, same = _views(arms, reference, most, loss)
     few = "" if _longest(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
     return Chart(
         "validation-loss",
@@ -168,7 +176,8 @@ def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Char
 
 
 def _training_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    views, same = _views(arms, reference, most, _before_divergence, label="loss", log="can", dots=False)
+    loss = _Quantity(_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
+    views, same = _views(arms, reference, most, loss)
     why = _reason_without_loss
     return Chart(
         "training-loss",

@@ -47,6 +47,11 @@
     const every = Math.max(1, Math.ceil((last - first) / 7));
     const ticks = [];
     for (let exponent = first; exponent <= last; exponent += every) ticks.push([base ** exponent, `${base}${superscript(exponent)}`]);
+    if (base === 10 && ticks.length < 3) { // less than two decades
+      const round = [1, 2, 5].flatMap((factor) => [-1, 0, 1].map((more) => factor * 10 ** (Math.floor(from - pad) + 1 + more)));
+      const inside = round.filter((value) => power(value) >= from - pad && power(value) <= to + pad);
+      ticks.splice(0, ticks.length, ...inside.map((value) => [value, String(Number(value.toPrecision(1)))]));
+    }
     const at = (value) => start + ((power(value) - from + pad) / (to - from + 2 * pad)) * (end - start);
     return { at: (value) => (value > 0 ? at(value) : start), ticks };
   }
