@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.errors import ConfigError, Ended
-from ampcompare.experiment.adaptive_seeds import PILOT_SEEDS, run_auto
+from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.matrix import Row
 from ampcompare.experiment.options import CompareOptions
@@ -125,7 +125,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
     seeds = requested_seeds(options, sources)
-    plan = _make_plan(options, sources, rows, range(PILOT_SEEDS) if seeds == "auto" else parse_seeds(seeds))
+    first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
+    plan = _make_plan(options, sources, rows, first)
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
     label = "-".join(["compare", *_folder_part(options.tag), plan.digest()])

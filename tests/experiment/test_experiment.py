@@ -52,7 +52,7 @@ class Pretend(Launcher):
         if self.error is not None:
             raise self.error
         time.sleep(0.01)
-        correct = TOP1[config.arm][config.recipe.seed % 8] * 10
+        correct = TOP1[config.arm.partition(":")[0]][config.recipe.seed % 8] * 10
         epoch = EpochResult(
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
         )
@@ -262,6 +262,19 @@ def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
     assert comparison.seeds == [0, 1, 2, 3, 4]
     assert comparison.look == 1
     assert notes.said == ["the pilot of 5 seeds is enough for a margin of 20 points"]
+
+
+@pytest.mark.parametrize(("arms", "size"), [(1, 5), (2, 8), (4, 10)])
+def test_a_pilot_grows_with_the_number_of_arms(tmp_path: Path, arms: int, size: int) -> None:
+    """Several arms share the error rate, and each more degree of freedom then saves many seeds."""
+    names = ["fp32", *(f"half:loss_scale={2**number}" for number in range(arms))]
+
+    def make(seeds: Sequence[int]) -> Plan:
+        return make_plan(RunConfig(), names, seeds)
+
+    launcher = Pretend()
+    comparison = run_auto(make, tmp_path, launcher, terms=Criteria(margin=20), budget_seconds=1e6)
+    assert comparison.seeds == list(range(size))
 
 
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:
