@@ -289,7 +289,9 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
 def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> None:
     """`print` of what `compare` returns says what each arm reached, and its repr is one line."""
     comparison = make_comparison(["fp32", "half"])
-    first, second, *reading = str(comparison).splitlines()
+    lines = str(comparison).splitlines()
+    assert lines[: len(comparison.headline)] == comparison.headline
+    first, second, *reading = lines[len(comparison.headline) :]
     assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].top1_mean or 0):.2f} %, the reference"
     assert second.startswith("half: ok, top-1 51.00 %, accuracy ")
     assert reading == comparison.reading
