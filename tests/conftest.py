@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -254,6 +255,20 @@ def forked_python() -> Iterator[ForkedPython]:
     python = ForkedPython()
     yield python
     python.close()
+
+
+@pytest.fixture
+def forked_children(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `call_in_child` fork its children from a process that has torch loaded."""
+
+    def start(command: list[str], *, env: dict[str, str], stderr: IO[Any], **_: Any) -> ForkedProcess:
+        with open(os.devnull, "w") as null:
+            process = forked_python.start(command[1:], Path.cwd(), env, null, stderr)
+        process.stdin.close()
+        return process
+
+    names = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    monkeypatch.setattr("ampcompare.isolate.call.subprocess", names)
 
 
 @pytest.fixture(scope="session")
