@@ -6,14 +6,16 @@ import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -151,8 +153,44 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+class ForkedProcess:
+    """A process that `ForkedPython` has started, with the methods of `subprocess.Popen` that tests use.
+
+    Attributes:
+        stdin: its standard input.
+    """
+
+    def __init__(self, answer: socket.socket, stdin: IO[str]) -> None:
+        self._answer = answer.makefile()
+        answer.close()
+        self.stdin = stdin
+        self.pid = int(self._answer.readline())
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code of a process that has ended."""
+        if self._code is None and select.select([self._answer], [], [], 0)[0]:
+            self._code = int(self._answer.readline())
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code when the process ends.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        if self._code is None and not select.select([self._answer], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return cast(int, self.poll())
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class ForkedPython:
-    """Runs Python command lines as `subprocess.run` does, in processes that find torch loaded: see `fork_server.py`.
+    """Runs Python command lines in processes that find torch loaded: see `fork_server.py`.
 
     Use it where a script imports torch and where the start of the interpreter is not what is tested.
     """
@@ -162,32 +200,43 @@ class ForkedPython:
         self._channel: socket.socket | None = None
 
     def _start(self) -> socket.socket:
-        self._channel, theirs = socket.socketpair()
+        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         command = [sys.executable, str(ROOT / "tests" / "fork_server.py"), str(theirs.fileno())]
         self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
         return self._channel
 
+    def start(
+        self, words: list[str], folder: Path, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
+    ) -> ForkedProcess:
+        """Start `python WORDS`, where options of Python itself can only be `-W` and `-m`."""
+        channel = self._channel or self._start()
+        request = {"words": words, "folder": str(folder), "environment": dict(environment)}
+        mine, theirs = socket.socketpair()
+        read, write = os.pipe()
+        try:
+            files = [read, out.fileno(), err.fileno(), theirs.fileno()]
+            socket.send_fds(channel, [json.dumps(request).encode()], files)
+        finally:
+            os.close(read)
+            theirs.close()
+        return ForkedProcess(mine, os.fdopen(write, "w"))
+
     def run(
         self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python WORDS`, where options of Python itself can only be `-W` and `-m`.
+        """Run `python WORDS` to its end, with an empty standard input.
 
         Raises:
             subprocess.TimeoutExpired: it had not ended in time, and was killed.
         """
-        channel = self._channel or self._start()
-        request = {"words": words, "folder": str(folder), "environment": dict(environment)}
-        with open(os.devnull) as null, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            socket.send_fds(channel, [json.dumps(request).encode()], [null.fileno(), out.fileno(), err.fileno()])
-            channel.settimeout(timeout)
-            process = int(channel.recv(64))
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            process = self.start(words, folder, environment, out, err)
+            process.stdin.close()
             try:
-                code = int(channel.recv(64))
-            except TimeoutError:
-                os.kill(process, signal.SIGKILL)
-                channel.recv(64)
-                raise subprocess.TimeoutExpired(words, timeout) from None
+                code = process.wait(timeout)
+            finally:
+                process.kill()
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())
@@ -206,6 +255,20 @@ def forked_python() -> Iterator[ForkedPython]:
     python = ForkedPython()
     yield python
     python.close()
+
+
+@pytest.fixture
+def forked_children(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `call_in_child` fork its children from a process that has torch loaded."""
+
+    def start(command: list[str], *, env: dict[str, str], stderr: IO[Any], **_: Any) -> ForkedProcess:
+        with open(os.devnull, "w") as null:
+            process = forked_python.start(command[1:], Path.cwd(), env, null, stderr)
+        process.stdin.close()
+        return process
+
+    names = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    monkeypatch.setattr("ampcompare.isolate.call.subprocess", names)
 
 
 @pytest.fixture(scope="session")

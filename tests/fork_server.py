@@ -4,17 +4,20 @@ Torch and what it imports are loaded once, and hidden: a request finds them by a
 `sys.path` and past the finders that it installs, but nothing is executed again. A request ends as an interpreter does:
 exit handlers run, threads are joined, an uncaught exception is printed.
 
-Requests come on a socket, one at a time: JSON with `words` (the command line), `folder` and `environment`, and three
-file descriptors. Answers are the process id, then the exit code.
+Requests come on a socket: JSON with `words` (the command line), `folder` and `environment`, and four file descriptors,
+for standard input, output and error, and for the answer: the process id, then the exit code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
 import warnings
@@ -114,13 +117,31 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
     """Return a request in the process that is forked for it; in the server, never return."""
     gc.collect()
     gc.freeze()
+    answers: dict[int, int] = {}
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        line, files, _, _ = socket.recv_fds(channel, 1 << 20, 3)
-        if not line:
-            os._exit(0)
+        readable, _, _ = select.select([channel, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+        for child in list(answers):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(answers[child], f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                os.close(answers.pop(child))
+        if channel not in readable:
+            continue
+        line, (*files, answer), _, _ = receive(channel)
         child = os.fork()
         if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             channel.close()
+            for number in (woken, wakes, answer, *answers.values()):
+                os.close(number)
             for number, file in enumerate(files):
                 os.dup2(file, number)
                 os.close(file)
@@ -128,9 +149,16 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
             return request
         for file in files:
             os.close(file)
-        channel.sendall(f"{child}\n".encode())
-        _, status = os.waitpid(child, 0)
-        channel.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        answers[child] = answer
+        os.write(answer, f"{child}\n".encode())
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    """Return a request; end the server where the other end is closed."""
+    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 4)
+    if not line:
+        os._exit(0)
+    return line, files, flags, address
 
 
 def enter(request: dict[str, Any]) -> tuple[bool, str]:
