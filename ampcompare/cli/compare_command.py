@@ -9,7 +9,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
-from ampcompare.cli.comparison_output import show_checks, show_comparison, show_plan
+from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, Command, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
@@ -117,9 +117,10 @@ __all__ = ["command", "options_from"]
     help="time the arms of each seed N more times after their runs, in turns",
 )
 @launch_options
+@details_option
 @option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
 @output_options
-@option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: never]")
+@option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
 @option("--tensorboard", type=FOLDER, group=OUTPUT, help="write event files for TensorBoard after each cell")
 @option("--junit", type=FILE, group=OUTPUT, help="write the results of arms and limits as JUnit XML")
 def command(**parameters: Any) -> int:
@@ -128,7 +129,7 @@ def command(**parameters: Any) -> int:
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
     where it stopped.
     """
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.compare import plan_comparison, run_comparison
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
@@ -137,10 +138,10 @@ def command(**parameters: Any) -> int:
         show_plan(plan_comparison(options), as_json=as_json)
         return 0
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
-    display = Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds)
-    outcome = run_comparison(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
+        outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
-        show_comparison(outcome, as_json=as_json, quiet=quiet)
+        show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
         outcome.write_junit()
         show_checks(outcome, quiet=quiet)
     return outcome.exit_code

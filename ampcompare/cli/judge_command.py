@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import same_arm
+from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, option
 from ampcompare.cli.options import json_option, margin_options, objective_option
+from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice
 from ampcompare.errors import ConfigError, RecordError
 
@@ -75,6 +77,7 @@ __all__ = ["command"]
     help="runs behind each line that has a standard deviation, such as ± 0.16",
 )
 @objective_option
+@details_option
 @json_option()
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     """Compare results that were measured elsewhere.
@@ -87,9 +90,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     from ampcompare.analysis.criteria import Criteria
     from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
     from ampcompare.analysis.table_columns import TableOptions
-    from ampcompare.report.external import Judged
     from ampcompare.report.formats import FORMATS
-    from ampcompare.report.tables import room
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
     if example == (table is not None):
@@ -102,8 +103,10 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
     reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
     comparison = judge(results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"])
-    reporter = FORMATS["json"].reporter() if as_json else Judged(room())
-    click.echo(reporter.render(comparison), nl=False)
+    if as_json:
+        say(FORMATS["json"].reporter().render(comparison), nl=False)
+    else:
+        say(terminal_text(comparison, details=parameters["details"]), nl=False)
     return 0
 
 

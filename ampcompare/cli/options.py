@@ -224,7 +224,7 @@ def printing_options(function: Function) -> Function:
     """Add what is printed while and after something runs."""
     options = [
         json_option(),
-        option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bar"),
+        option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
         option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
     ]
     return _add(options, function)

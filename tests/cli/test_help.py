@@ -96,8 +96,7 @@ def test_few_options_have_one_help(
 def test_examples_parse(name: str) -> None:
     """The example of each question is a command line that the program reads."""
     command = _command(name)
-    if name not in ("list", "report"):
-        assert 2 <= len(command.examples) <= 3
+    assert 2 <= len(command.examples) <= 3
     for question, line in command.examples:
         assert question.endswith((":", "?"))
         program, called, *words = shlex.split(line.partition(">")[0].rpartition("|")[2])
