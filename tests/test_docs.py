@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -120,7 +120,11 @@ def run(words: list[str], folder: Path, *path: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    forked_python: Any,
+    forked_servers: None,
 ) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
     """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.
 
@@ -133,8 +137,10 @@ def command(
             launch = launcher.launch  # type: ignore[assignment]
 
         def invoke(words: list[str]) -> tuple[int, str, str]:
-            # A script under `exec` changes the process, and cells in parallel need a server each.
-            if words[0] == "exec" or "--jobs" in words:
+            if words[0] == "exec":  # which changes the process
+                done = forked_python.run(["-m", "ampcompare", *words], tmp_path, dict(os.environ))
+                return done.returncode, done.stdout, done.stderr
+            if "--jobs" in words:  # cells in parallel need a server each
                 done = run([sys.executable, "-m", "ampcompare", *words], tmp_path)
                 return done.returncode, done.stdout, done.stderr
             capfd.readouterr()
