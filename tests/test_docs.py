@@ -66,6 +66,7 @@ RUNNER = """
 import json, os, runpy, sys, traceback
 import torch
 
+torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports as much again
 for path in sys.argv[1:]:
     child = os.fork()
     if child == 0:
@@ -205,10 +206,10 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "code", [block.text for block in blocks(README) if block.marker == "run as python"], ids=lambda code: code[:20]
 )
-def test_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
+def test_python_of_the_readme_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
     """Each Python block works as an unguarded script."""
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    done = run([sys.executable, "script.py"], tmp_path)
+    done = forked_python.run(["script.py"], tmp_path, dict(os.environ))
     assert done.returncode == 0, done.stderr
 
 
