@@ -270,7 +270,7 @@ def decide(
     return [
         Verdict()
         if effect is None
-        else Verdict(f"inconclusive (fewer than {MIN_PAIRS} pairs)")
+        else Verdict(f"inconclusive (fewer than {MIN_PAIRS} seeds)")
         if not effect.testable
         else next(verdicts)
         if alpha > 0

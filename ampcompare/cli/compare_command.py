@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ampcompare.cli.comparison_output import show_checks, show_comparison, show_plan
+from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.renamed import RenamedOption
@@ -76,6 +76,7 @@ __all__ = ["command", "options_from"]
     "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"
 )
 @click.option("--junit", metavar="FILE", help="write the results of arms and limits as JUnit XML")
+@details_option
 @recipe_options
 @launch_options
 @output_options
@@ -97,7 +98,7 @@ def command(**parameters: Any) -> int:
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
-        show_comparison(outcome, as_json=as_json, quiet=quiet)
+        show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
         outcome.write_junit()
         show_checks(outcome, quiet=quiet)
     return outcome.exit_code

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -256,22 +257,22 @@ WORDS = [
 ]
 
 
-def by_torchrun(*words: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    start = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        *options,
-        "-m",
-        "ampcompare",
-        *words,
-    ]
-    return subprocess.run(start, capture_output=True, text=True, timeout=120, check=False)
+ByTorchrun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_the_command_under_torchrun(tmp_path: Path) -> None:
+@pytest.fixture
+def by_torchrun(forked_python: Any) -> ByTorchrun:
+    """Run the command under the user's own torchrun, with two ranks."""
+
+    def run(*words: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *options, "-m", "ampcompare", *words]
+        done: subprocess.CompletedProcess[str] = forked_python.run(start, Path.cwd(), dict(os.environ))
+        return done
+
+    return run
+
+
+def test_the_command_under_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> None:
     """`torchrun -m ampcompare run` trains over its ranks, and rank 0 alone prints the table."""
     done = by_torchrun("run", "--parallel", "apex-ddp", "-o", str(tmp_path), *WORDS)
     assert done.returncode == 0, done.stderr
@@ -283,7 +284,7 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_under_the_users_torchrun(tmp_path: Path) -> None:
+def test_a_killed_rank_under_the_users_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> None:
     """With `torchrun --max-restarts 1` by c10d, SIGKILL inside an epoch costs the steps since the last checkpoint."""
     options = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "again"]
     words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--log-interval", "1"]
