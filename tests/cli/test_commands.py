@@ -28,10 +28,11 @@ def test_run_prints_a_row_and_leaves_a_record(call: Call, tmp_path: Path) -> Non
     assert done.code == 0
     assert done.out.splitlines()[0].split()[:2] == ["arm", "lr"]
     assert done.out.splitlines()[2].startswith("native:bf16  0.05")
-    assert done.lines[0].startswith("[1/1] native:bf16, seed 0: top-1 ")
-    record = done.lines[1].removeprefix("record: ")
+    assert done.lines[0] == f"native:bf16, seed 0; on cpu, 1 thread; into {tmp_path}"
+    assert done.lines[1].startswith("[1/1] native:bf16, seed 0: top-1 ")
+    record = done.lines[2].removeprefix("record: ")
     assert read_record(Path(record)).arm == "native:bf16"
-    assert len(done.lines) == 2
+    assert len(done.lines) == 3
 
 
 def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
@@ -51,7 +52,10 @@ def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
     words = ["run", *MLP, "-o", str(tmp_path)]
     first = call(*words, tiny=True)
     again = call(*words, tiny=True)
-    assert again.lines[0] == f"{first.lines[0]} (cached)"
+    assert again.lines[:2] == [
+        f"fp32, seed 0, cached; on cpu, 1 thread; into {tmp_path}",
+        f"{first.lines[1]} (cached)",
+    ]
     assert again.out == first.out
     forced = call(*words, "--force", tiny=True)
     assert "(cached)" not in forced.err
@@ -74,7 +78,7 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
     assert "nothing was tested" in done.out
     assert "16-bit step times do not" in " ".join(done.out.split())
-    assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
+    assert [line.partition(" ")[0] for line in done.lines] == ["4", "[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
     assert call("report", out).out == done.out
     assert call("report", f"{out}/report.json").out == done.out
     assert call("report", out, "--format", "md").out == (tmp_path / "out" / "report.md").read_text()
