@@ -64,7 +64,7 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     comparison = _comparison(make_record, "fp32", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
     assert (COLUMNS["arm"](row), COLUMNS["engine"](row)) == ("accelerate:fp16 (ran fp32)", "accelerate 1.15.0")
-    assert VERDICTS["arm"](row) == "accelerate:fp16 (ran fp32)"
+    assert VERDICTS["arm"](row, comparison) == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
     assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
