@@ -83,6 +83,14 @@ def test_an_experiment_that_cannot_be_tested_is_left_out(forest: Forest) -> None
     assert (short.low, short.left_out) == (None, "only 2 seeds")
 
 
+def test_the_headline_is_over_all_experiments(forest: Forest) -> None:
+    """The verdicts of the means are the answer, and what they leave out stands with them."""
+    verdict, words = forest.pooled[0].verdict, forest.headline[0]
+    assert (verdict.partition(" (")[0], words.startswith("Inconclusive for half: ")) == ("inconclusive", True)
+    assert "half takes 0.50x (0.50 to 0.51) the step time of fp32." in forest.headline
+    assert forest.headline[-1] == "Not in these means: half in short (only 2 seeds)."
+
+
 def test_two_experiments_have_no_interval(runs: Any) -> None:
     """Of two experiments there is a mean and no verdict."""
     known = [(name, _comparison(runs(name, [0.0, 0.001, 0.002]))) for name in "ab"]

@@ -75,9 +75,9 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     done = call("compare", *MLP, "--arm", "fp32", "--arm", "half", "--seeds", "0-1", "-o", out, tiny=True)
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
+    assert done.out.startswith("Nothing to compare: fp32 learned nothing (")
     assert "nothing was tested" in done.out
-    assert "16-bit step times do not" in " ".join(done.out.split())
+    assert "Speed: not known: fp16 is emulated on this CPU" in done.out
     assert [line.partition(" ")[0] for line in done.lines] == ["4", "[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
     assert call("report", out).out == done.out
     assert call("report", f"{out}/report.json").out == done.out
