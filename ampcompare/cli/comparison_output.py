@@ -23,14 +23,16 @@ details_option = click.option(
 )
 
 
-def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
-    """Return the report for stdout, in the width and the colors that it has."""
+def terminal_text(comparison: Comparison, *, details: bool = False, to_file: bool = False) -> str:
+    """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
     from ampcompare.report.color import has_color
     from ampcompare.report.external import Judged
     from ampcompare.report.tables import room
     from ampcompare.report.terminal import Terminal
 
     reporter = Judged if comparison.judged else Terminal
+    if to_file:
+        return reporter(details=details).render(comparison)
     return reporter(room(), color=has_color(sys.stdout), details=details).render(comparison)
 
 

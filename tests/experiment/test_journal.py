@@ -16,8 +16,9 @@ from ampcompare.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.load_several import reload_experiments
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -66,7 +67,16 @@ def _compare(
 ) -> Comparison:
     terms = options.pop("terms", Criteria(margin=0.5))
     plan = make_plan(RunConfig(), arms, seeds)
-    return run_plan(plan, folder, launcher or Pretend(), terms=terms, save=write_reports, **options)
+    return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
+
+
+@pytest.fixture(scope="module")
+def looked_three_times(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose journal has three looks, for copies."""
+    folder = tmp_path_factory.mktemp("looks")
+    for seeds in (range(3), range(4), range(5)):
+        _compare(folder, seeds)
+    return folder
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -176,7 +186,7 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _compare(tmp_path, range(6), observer=Impatient())
+        _compare(tmp_path, range(6), observer=Impatient(), save=write_reports)
     for comparison in (reload_comparison(tmp_path / "report.json"),):
         assert _half(comparison).pairs == 4
         assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
@@ -236,10 +246,9 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
         (lambda lines: [*lines, "{}"], 4),
     ],
 )
-def test_a_damaged_journal_is_named(tmp_path: Path, damage: Any, line: int) -> None:
+def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, damage: Any, line: int) -> None:
     """A line that is cut, changed or taken out is named by both commands, and nothing runs or is overwritten."""
-    for seeds in (range(3), range(4), range(5)):
-        _compare(tmp_path, seeds)
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     path.write_text("".join(f"{text}\n" for text in damage(path.read_text().splitlines())))
     before, launcher = path.read_bytes(), Pretend()
@@ -280,15 +289,14 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
     [
         lambda path, lines: path.unlink(),
         lambda path, lines: path.write_text(""),
-        lambda path, lines: path.write_text(f"{lines[0]}\n"),
-        lambda path, lines: path.write_text("\n".join([lines[0], lines[1].replace('"number": 2', '"number": 0')])),
+        lambda path, lines: path.write_text(f"{lines[0]}\n{lines[1]}\n"),
+        lambda path, lines: path.write_text("\n".join([*lines[:2], lines[2].replace('"number": 3', '"number": 0')])),
     ],
     ids=["deleted", "emptied", "last line cut", "last line edited"],
 )  # fmt: skip
-def test_the_end_of_the_journal_is_guarded_too(tmp_path: Path, attack: Any) -> None:
+def test_the_end_of_the_journal_is_guarded_too(looked_three_times: Path, tmp_path: Path, attack: Any) -> None:
     """The plan names the last look, so that taking it away gives no error rate back, to neither command."""
-    _compare(tmp_path, range(3))
-    _compare(tmp_path, range(6))
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     attack(path, path.read_text().splitlines())
     launcher = Pretend()
