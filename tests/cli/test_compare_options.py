@@ -64,7 +64,7 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert rows["fp32 batch_size=32"]["accuracy_verdict"] == "not comparable (global batch size 32, not 16)"
     assert document["tag"] == "two <b>"
     assert main(["report", str(tmp_path / "run"), "--format", "latex"]) == 0
-    assert capfd.readouterr().out.count("\\begin{tabular}") == 2
+    assert capfd.readouterr().out.count("\\begin{tabular}") == 3
     assert "# Comparison: two \\<b\\>" in (tmp_path / "run" / "report.md").read_text()
 
 
