@@ -31,10 +31,10 @@ def test_run_prints_a_row_and_leaves_a_record(call: Call, tmp_path: Path) -> Non
     assert lines[head].split()[:3] == ["arm", "top-1", "%"]
     assert lines[head + 2].startswith("native:bf16  ")
     assert "lr 0.05" in done.out
-    assert done.lines[0].startswith("[1/1] native:bf16, seed 0: top-1 ")
-    record = done.lines[1].removeprefix("record: ")
-    assert read_record(Path(record)).arm == "native:bf16"
-    assert len(done.lines) == 2
+    announced, ended, recorded = done.lines
+    assert announced.startswith("native:bf16, seed 0; ")
+    assert ended.startswith("[1/1] native:bf16, seed 0: top-1 ")
+    assert read_record(Path(recorded.removeprefix("record: "))).arm == "native:bf16"
 
 
 def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
     words = ["run", *MLP, "-o", str(tmp_path)]
     first = call(*words, tiny=True)
     again = call(*words, tiny=True)
-    assert again.lines[0] == f"{first.lines[0]} (cached)"
+    assert again.lines[1] == f"{first.lines[1]} (cached)"
     assert again.out == first.out
     forced = call(*words, "--force", tiny=True)
     assert "(cached)" not in forced.err
@@ -78,7 +78,10 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert [line.split()[0] for line in table[2:]] == ["fp32", "half"]
     assert "nothing was tested" in done.out
     assert "fp16 is emulated on this CPU" in " ".join(done.out.split())
-    assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:", "page:"]
+    cells, (report, page) = done.lines[1:-2], done.lines[-2:]
+    assert [line.partition(" ")[0] for line in cells] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert report == f"report: {out}/report.md"
+    assert page == f"page: {out}/report.html" or "ampcompare[html]" in page
     assert call("report", out).out == done.out
     details = call("report", out, "--details").out
     assert details.startswith(done.out)
