@@ -2,19 +2,19 @@
 
     python benchmarks/verdicts.py [--replicates 4000] [--part fixed] [--out docs/benchmarks/verdicts]
 
-Each replicate is a comparison of one reference with some arms, judged by the functions that `compare` uses. `fixed` has
-one look at a number of seeds; `followed` adds the pairs that "inconclusive (≤N more seeds)" names, at most 100 in
+Each replicate is a comparison of one reference with some arms, judged by the functions that `compare` uses. `fixed`
+has one look at a number of seeds; `followed` adds the pairs that "inconclusive (≤N more seeds)" names, at most 100 in
 all, and looks again until all arms are clear or no number is named; `auto` has a pilot of five to ten seeds, and
-Stein's test. All arms are equal to the reference (A/A), or all are worse by the margin. Arms share the reference, so their
-differences are correlated. `sd` is that of the difference in one pair, in points; `counts` are of 360 images, each the
-rounded value, and `images` are drawn image by image; t3 is Student's t with three degrees of freedom. The reference
-gets `base` % right. A margin such as `10%` of the errors or `2sd` is computed from the runs of each replicate; "at the
-margin" is then the margin of the truth. A family of arms errs where any of them does.
+Stein's test. All arms are equal to the reference (A/A), or all are worse by the margin. Arms share the reference, so
+their differences are correlated. `sd` is that of the difference in one pair, in points; `counts` are of 360 images,
+each the rounded value, and `images` are drawn image by image; t3 is Student's t with three degrees of freedom. The
+reference gets `base` % right. A margin such as `10%` of the errors or `2sd` is computed from the runs of each
+replicate; "at the margin" is then the margin of the truth. A family of arms errs where any of them does.
 
 The columns: how often A/A names a winner or loser; how often arms that are worse by the margin are said to keep the
 accuracy; how often the two-sided intervals at the look's level hold together; how often a printed interval covers, and
 the confidence that it states; how often equal arms are shown to keep the accuracy (power); and of the comparisons that
-inconclusive at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
+are inconclusive at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
 """
 
 from __future__ import annotations
