@@ -9,9 +9,10 @@ from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.report.columns import arm_engine
 from ampcompare.report.verdict_words import is_emulated, time_words, word_and_detail
 
-__all__ = ["fact_lines", "row_notes"]
+__all__ = ["fact_lines", "few", "row_notes"]
 
 LONGEST = 120
+MOST_NAMES = 8
 Value = Callable[[ArmSummary], str]
 
 
@@ -127,8 +128,14 @@ def _times(comparison: Comparison) -> str:
             reasons.setdefault(reason, []).append(printable(row.arm, 60))
     if not reasons:
         return ""
-    parts = [f"{reason} for {', '.join(names)}" for reason, names in reasons.items()]
+    parts = [f"{reason} for {few(names)}" for reason, names in reasons.items()]
     return printable(f"No step times: {'; '.join(parts)}.", 2000)
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names as a list, of which a long one has only the first."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"
 
 
 def _no_time(row: ArmSummary) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ampcompare.report.color import Tone
+from ampcompare.report.facts import few
 from ampcompare.report.overview import Cell, Overview
 
 __all__ = ["LaidOut", "aligned", "fold", "lay_out"]
@@ -218,7 +219,7 @@ def _whose(names: Sequence[str], overview: Overview) -> str:
     others = [row[0].text for row in overview.rows if row[0].text not in names]
     if len(names) > 2 and len(others) == 1:
         return f"All but {others[0]}"
-    return "All arms" if len(names) > 2 and not others else ", ".join(names)
+    return "All arms" if len(names) > 2 and not others else few(names)
 
 
 def _shared_notes(overview: Overview, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
