@@ -107,7 +107,7 @@ def test_run_directories_are_listed(call: Any, write: Any) -> None:
     assert code == 0
     assert out.splitlines()[0].split() == ["folder", "changed", "tag", "arms", "seeds", "done", "headline"]
     assert "runs/first" in out
-    assert "9/9" in out or "6/6" in out
+    assert "6/6" in out
     assert call("list", "runs", "absent")[0] == 2
     assert "FOLDER is for list runs" in call("list", "arms", "x")[2]
 
