@@ -47,7 +47,7 @@ def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         return
     quality = quality_of(comparison)
     yield from idle_some(by_arm)
-    if comparison.error_rate == 0:
+    if comparison.error_rate == 0 and comparison.look != 0:
         yield _untested(comparison)
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin / 100)
     chosen: list[ArmSummary] = []
@@ -90,12 +90,12 @@ def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) ->
 
 
 def _untested(comparison: Comparison) -> str:
-    """Return why there are no verdicts: runs are missing, or no look is left."""
+    """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
     missing = [cell for cell in comparison.order if cell not in ended]
     if missing:
         return f"No verdicts yet: {len(missing)} of {len(comparison.order)} runs are missing."
-    if comparison.look is not None:
+    if comparison.look:
         return "No verdicts: earlier looks at these arms have spent the error rate of 5 %."
     return "No verdicts: nothing was tested; the details have the reason."
 

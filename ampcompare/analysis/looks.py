@@ -24,7 +24,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class Design:
-    """At which error rates a comparison is tested, and what its reading says about that.
+    """At which error rates a comparison is tested, and what it says about that.
 
     Attributes:
         error_rate: of each claim over all arms; 0 tests nothing.
@@ -32,8 +32,8 @@ class Design:
         pilot: seeds whose spread has set the number of seeds.
         look: its number among `looks`; None where looks are not counted.
         looks: all looks at the run directory, this one included.
-        warnings: above the recommendation.
-        notes: below it.
+        warnings: the first sentences of the headline.
+        notes: the last details.
     """
 
     error_rate: float = ERROR_RATE
@@ -107,7 +107,7 @@ def _terms(look: Look) -> dict[str, str]:
 
 
 def look_sentences(look: Look, looks: Sequence[Look], next_error_rate: float) -> list[str]:
-    """Return which look this is and what it may spend, for the reading."""
+    """Return which look this is and what it may spend, for the details."""
     if not look.number:
         return []
     before = [other for other in looks if other.number and other.number != look.number]

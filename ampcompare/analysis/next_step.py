@@ -145,7 +145,7 @@ def _more_seeds(
         settled = [arm for arm, number in more.items() if number <= count]
         noun = "1 more seed" if count == 1 else f"{count} more seeds"
         what = f"decides on {names_of(settled)}: {noun} at most"
-    elif comparison.look is not None and not next_error_rate and _is_open(rows):
+    elif comparison.look and not next_error_rate and _is_open(rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
             command=str(typed.with_option("--seeds", seeds_text(fresh)).elsewhere("again", same_recipe=True)),

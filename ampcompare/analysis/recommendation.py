@@ -18,7 +18,6 @@ from ampcompare.records.run import RunRecord
 __all__ = ["KEEPS_ACCURACY", "details", "not_recommended", "recommended", "use_sentence"]
 
 KEEPS_ACCURACY = (IDENTICAL, "equivalent", "non-inferior", "better")
-NOT_TESTED = "inconclusive (not tested)"
 HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
     "fp16 native": "fp16 ran natively",
@@ -82,8 +81,6 @@ def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, qua
     """Return why no arm is recommended, for rows of which none is."""
     if prefer == "accuracy":
         why = f"no arm is better than {reference}"
-    elif rows and all(row.accuracy_verdict.startswith(NOT_TESTED) for row in rows):
-        why = "nothing was tested"
     elif not _keeping(rows):
         why = f"none was shown to be non-inferior in {quality} to {reference}"
     elif prefer == "time":
@@ -102,7 +99,8 @@ def details(comparison: Comparison) -> Iterable[str]:
     }
     others = [row for row in rows if row.arm != reference]
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
-    blocked = idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
+    untested = comparison.error_rate == 0
+    blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
     if others and enough and not blocked and not recommended(others, comparison.prefer):
         yield not_recommended(others, reference, comparison.prefer)
     diverged = [row for row in rows if row.diverged]

@@ -70,7 +70,7 @@ __all__ = ["command", "options_from"]
     'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
 @click.option(
-    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: never]"
+    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: 1m without bars]"
 )
 @click.option(
     "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"
@@ -86,7 +86,7 @@ def command(**parameters: Any) -> int:
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
     where it stopped.
     """
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.compare import plan_comparison, run_comparison
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
@@ -95,8 +95,8 @@ def command(**parameters: Any) -> int:
         show_plan(plan_comparison(options), as_json=as_json)
         return 0
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
-    display = Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds)
-    outcome = run_comparison(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
+        outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
         show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
         outcome.write_junit()

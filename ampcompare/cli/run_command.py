@@ -83,7 +83,7 @@ def command(**parameters: Any) -> int:
 
     Defaults to fp32 on the bundled digits. Example: ampcompare run --backend apex --opt-level O2
     """
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.single_run import check_run, run_single, verify_single
     from ampcompare.records.run import dump_json
 
@@ -101,12 +101,13 @@ def command(**parameters: Any) -> int:
         check_run(options)
         click.echo(dump_json(options.config))
         return 0
-    display = Display(quiet=quiet, bar=not parameters["no_progress"])
     if parameters["verify_resume"]:
-        verification = verify_single(options, observer=display, while_running=save_at_signals)
+        with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
+            verification = verify_single(options, observer=display, while_running=save_at_signals)
         _show_verification(verification, as_json=as_json)
         return 1 if verification.difference else 0
-    outcome = run_single(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
+        outcome = run_single(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
         _show_run(outcome, sources, as_json=as_json, quiet=quiet, details=parameters["details"])
     return outcome.exit_code

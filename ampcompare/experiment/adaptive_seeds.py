@@ -18,8 +18,9 @@ from ampcompare.analysis.looks import error_rate_of_next
 from ampcompare.analysis.sample_size import stein_pairs
 from ampcompare.analysis.statistics import Effect
 from ampcompare.experiment.journal import read_looks
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look

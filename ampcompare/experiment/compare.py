@@ -15,12 +15,13 @@ from ampcompare.errors import ConfigError, Ended
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.matrix import Row
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.recorded_order import with_recorded_order
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (

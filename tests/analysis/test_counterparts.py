@@ -55,7 +55,7 @@ def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeR
     assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
-        "every loss the same to the last bit, 5 pairs." in comparison.reading
+        "every loss the same to the last bit, 5 seeds." in comparison.reading
     )
 
 
@@ -68,7 +68,7 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
     assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
-    assert "the precision that it ran in: equivalent (±0.5), +0.00 points, 5 pairs." in comparison.reading[-1]
+    assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
     assert COLUMNS["arm"](_row(comparison, "fp32")) == "fp32"
 
 

@@ -78,7 +78,7 @@ MODELS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.parametrize("arms", [1, 8])
+@pytest.mark.parametrize("arms", [1, pytest.param(8, marks=pytest.mark.integration)])
 @pytest.mark.parametrize("pairs", [3, 5])
 @pytest.mark.parametrize("model", MODELS)
 def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) -> None:
@@ -95,7 +95,10 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %
 
 
-@pytest.mark.parametrize(("arms", "pairs", "spread"), [(3, 4, 1.8), (3, 4, 1.4), (8, 5, 1.4), (1, 7, 1.0)])
+@pytest.mark.parametrize(
+    ("arms", "pairs", "spread"),
+    [(3, 4, 1.8), (3, 4, 1.4), pytest.param(8, 5, 1.4, marks=pytest.mark.integration), (1, 7, 1.0)],
+)
 def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, spread: float) -> None:
     """Rounded differences of equal arms: with the larger of spread and floor, 6 to 7 % of families had a winner."""
     generator = np.random.default_rng(0)

@@ -34,7 +34,7 @@ def test_the_published_table(sd: float | None) -> None:
     comparison = judge(example_table(), sd=sd)
     assert comparison.reference == "native:fp16"
     assert _row(comparison, "apex:O1").top1_difference == pytest.approx(-0.0013)
-    why = "fewer than 3 pairs" if sd is None else "≤"
+    why = "fewer than 3 seeds" if sd is None else "≤"
     assert _row(comparison, "apex:O1").accuracy_verdict.startswith(f"inconclusive ({why}")
     assert _row(comparison, "apex:O2").accuracy_verdict.startswith(f"inconclusive ({why}")
     assert _row(comparison, "apex:O3").accuracy_verdict == "diverged 1/1"
@@ -84,7 +84,7 @@ def test_runs_without_seeds_are_two_samples() -> None:
 def test_one_run_per_arm_names_no_winner() -> None:
     """A single run each tells nothing without a spread, however far apart they are."""
     row = _row(judge(read_table("arm,accuracy,time\nfp32,75,100\nhalf,25,50\n", "t")), "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 pairs)",) * 2
+    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2
     assert row.time_ratio == pytest.approx(0.5)
 
 
@@ -96,7 +96,7 @@ def test_times_and_memory() -> None:
     row = _row(judge(read_table("\n".join(lines), "t")), "half")
     assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±0.5)", "better")
     assert row.memory_difference == -500 * 2**20
-    assert judge(read_table("\n".join(lines), "t")).reading[0].startswith("Recommended for time: half")
+    assert judge(read_table("\n".join(lines), "t")).headline[0].startswith("Use half: ")
 
 
 def test_the_reference_can_be_chosen() -> None:

@@ -94,6 +94,7 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
     return wrong / 2000
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("correlation", [0.0, 0.9, 0.99])
 @pytest.mark.parametrize(
     ("rule", "margin", "errors", "sd"),

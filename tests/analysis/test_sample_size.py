@@ -79,6 +79,7 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
     assert settled / open_ > 0.77
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("arms", [1, 4])
 def test_steins_number_keeps_level_and_power(arms: int) -> None:
     """After a pilot of five, non-inferior is found in 80 % at equality and in at most 5 % at the margin."""

@@ -82,7 +82,7 @@ def test_a_verdict_that_new_images_may_not_confirm_is_said(run: Any) -> None:
     assert row.images.holds is False
     assert row.images.needed is not None
     assert row.images.needed > IMAGES
-    said = [line for line in comparison.reading if "open for new ones" in line]
+    said = [line for line in comparison.reading if "not for new ones" in line]
     assert len(said) == 1
     assert "half (equivalent here, -0." in said[0]
     assert f"about {two_digits(row.images.needed):,} images would settle ±0.5" in said[0]

@@ -76,7 +76,7 @@ def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
     effect = paired([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
-    assert decide([effect], POINT)[0] == Verdict("inconclusive (fewer than 3 pairs)")
+    assert decide([effect], POINT)[0] == Verdict("inconclusive (fewer than 3 seeds)")
 
 
 def test_equal_counts_are_not_taken_for_certainty() -> None:

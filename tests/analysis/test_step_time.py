@@ -67,7 +67,7 @@ def test_one_seed_gives_no_winner_in_time(make_record: MakeRecord) -> None:
     """However many rounds it has."""
     fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
     verdict = time_verdicts({"half": ([half], step_times([(half, fp32)]))}, Criteria(), Design())["half"]
-    assert verdict.word == "inconclusive (fewer than 3 pairs)"
+    assert verdict.word == "inconclusive (fewer than 3 seeds)"
 
 
 def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:

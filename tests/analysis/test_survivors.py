@@ -47,7 +47,7 @@ def test_all_survived(make_record: MakeRecord, prefer: str) -> None:
     """Without a loss there is a plain verdict and a recommendation."""
     comparison = _comparison(make_record, {}, prefer=prefer)
     assert _half(comparison).accuracy_verdict == "equivalent (±0.5)"
-    assert comparison.reading[0].startswith(f"Recommended for {prefer}: half")
+    assert comparison.headline[0].startswith("Use half: ")
 
 
 @pytest.mark.parametrize("prefer", ["accuracy", "time", "memory"])

@@ -20,8 +20,9 @@ from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
 from ampcompare.experiment.estimate import estimate
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
@@ -184,7 +185,7 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     inner, threads = Slow(), []
 
     class Hears(Notes):
-        def progress(self, progress: Progress) -> None:
+        def progress(self, number: int, progress: Progress) -> None:
             threads.append(threading.current_thread())
             assert progress == Progress(3, 40, 0)
             inner.heard.set()
@@ -192,6 +193,33 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     run_plan(_make([0]), tmp_path, LauncherPool([inner, inner]), jobs=2, observer=Hears())
     assert threads
     assert set(threads) == {threading.current_thread()}
+
+
+def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
+    """The observer hears of each cell when it starts, and of its end before that of a longer one planned earlier."""
+    events: list[str] = []
+    released = threading.Event()
+
+    class Uneven(Pretend):
+        def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+            if config.arm == first:
+                assert released.wait(20), "the other cell did not end"
+            return super().launch(config, folder, on_progress)
+
+    class Hears(Notes):
+        def begin(self, config: RunConfig, number: int, total: int) -> None:
+            events.append(f"begin {config.arm}")
+
+        def end(self, record: RunRecord, *, reused: bool) -> None:
+            events.append(f"end {record.arm}")
+            released.set()
+
+    plan, launcher = _make([0]), Uneven()
+    first, second = plan.labels[:2]
+    run_plan(plan, tmp_path, LauncherPool([launcher, launcher]), jobs=2, observer=Hears())
+    assert set(events[:2]) == {f"begin {first}", f"begin {second}"}
+    assert events.index(f"end {second}") < events.index(f"end {first}")
+    assert sorted(events) == sorted(f"{what} {arm}" for what in ("begin", "end") for arm in plan.labels)
 
 
 def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from ampcompare.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.load_several import reload_experiments
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -66,7 +67,16 @@ def _compare(
 ) -> Comparison:
     terms = options.pop("terms", Criteria(margin=0.5))
     plan = make_plan(RunConfig(), arms, seeds)
-    return run_plan(plan, folder, launcher or Pretend(), terms=terms, save=write_reports, **options)
+    return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
+
+
+@pytest.fixture(scope="module")
+def looked_three_times(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose journal has three looks, for copies."""
+    folder = tmp_path_factory.mktemp("looks")
+    for seeds in (range(3), range(4), range(5)):
+        _compare(folder, seeds)
+    return folder
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -110,7 +120,7 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     second = _compare(tmp_path, range(6))
     assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
     assert [look.number for look in read_looks(tmp_path)] == [1, 2]
-    assert not any(line.startswith("Changed") for line in second.reading)
+    assert not any(line.startswith("Changed") for line in second.headline)
     for form in ("table", "md", "html", "json"):
         if not FORMATS[form].missing:
             assert "Look 2 at these arms, tested at an error rate of 0.5 %" in " ".join(
@@ -124,16 +134,16 @@ def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
     _compare(tmp_path, range(6))
     back = _compare(tmp_path, range(3))
     assert (back.look, back.error_rate, back.arms) == (1, first.error_rate, first.arms)
-    assert back.reading[0] == "Changed after runs were seen: left out: seeds 3, 4, 5."
+    assert back.headline[0] == "Changed after runs were seen: left out: seeds 3, 4, 5."
 
 
 def test_a_margin_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
-    """Another margin on the same runs is another look, and the first line of the reading says that it was changed."""
+    """Another margin on the same runs is another look, and the first sentence says that it was changed."""
     _compare(tmp_path, range(3), launcher=Pretend(worse=2))
     changed = _compare(tmp_path, range(3), terms=Criteria(margin=3.0))
     assert (changed.look, changed.error_rate) == (2, pytest.approx(0.005))
-    assert changed.reading[0] == "Changed after runs were seen: margin 3 points instead of 0.5 points."
-    assert read_looks(tmp_path)[1].changes == ["margin 3 points instead of 0.5 points"]
+    assert changed.headline[0] == "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
+    assert read_looks(tmp_path)[1].changes == ["margin 3 pp instead of 0.5 pp"]
 
 
 def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
@@ -142,8 +152,8 @@ def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
     _compare(tmp_path, range(3), launcher=launcher)
     again = _compare(tmp_path, range(3), launcher=launcher, force=True)
     assert again.look == 2
-    assert again.reading[0].startswith("Changed after runs were seen: ran again: ")
-    assert "half@2" in again.reading[0] or "1 more" in again.reading[0]
+    assert again.headline[0].startswith("Changed after runs were seen: ran again: ")
+    assert "half@2" in again.headline[0] or "1 more" in again.headline[0]
 
 
 def test_a_seed_that_is_left_out_is_named(tmp_path: Path) -> None:
@@ -151,10 +161,10 @@ def test_a_seed_that_is_left_out_is_named(tmp_path: Path) -> None:
     _compare(tmp_path, [2], launcher=Pretend(worse=0), test=False)
     chosen = _compare(tmp_path, [0, 1, 3])
     assert chosen.look == 1
-    assert chosen.reading[0] == "Changed after runs were seen: left out: seed 2."
+    assert chosen.headline[0] == "Changed after runs were seen: left out: seed 2."
     other = make_plan(RunConfig(workers=2), ARMS, [7])
     run_plan(other, tmp_path, Pretend(), test=False)
-    assert _compare(tmp_path, [0, 1, 3]).reading[0] == "Changed after runs were seen: left out: seed 2."
+    assert _compare(tmp_path, [0, 1, 3]).headline[0] == "Changed after runs were seen: left out: seed 2."
 
 
 def test_terms_seen_before_a_test_count(tmp_path: Path) -> None:
@@ -164,7 +174,7 @@ def test_terms_seen_before_a_test_count(tmp_path: Path) -> None:
     assert not any(line.startswith("Look") for line in pilot.reading)
     tested = _compare(tmp_path, range(3), terms=Criteria(margin=2.0))
     assert (tested.look, tested.error_rate) == (1, pytest.approx(0.04))
-    assert tested.reading[0] == "Changed after runs were seen: margin 2 points instead of 0.5 points."
+    assert tested.headline[0] == "Changed after runs were seen: margin 2 pp instead of 0.5 pp."
 
 
 def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
@@ -176,7 +186,7 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _compare(tmp_path, range(6), observer=Impatient())
+        _compare(tmp_path, range(6), observer=Impatient(), save=write_reports)
     for comparison in (reload_comparison(tmp_path / "report.json"),):
         assert _half(comparison).pairs == 4
         assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
@@ -212,7 +222,7 @@ def test_an_open_look_after_a_single_one_has_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
     second = _compare(tmp_path, range(6))
     assert second.error_rate == 0
-    assert second.reading[0] == "Changed after runs were seen: planned looks open instead of 1."
+    assert second.headline[0] == "Changed after runs were seen: planned looks open instead of 1."
 
 
 def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
@@ -221,7 +231,7 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
     assert read_looks(tmp_path)[0].seeds == [0, 1, 2]
     whole = _compare(tmp_path, range(4))
     assert whole.look == 2
-    assert not whole.reading[0].startswith("Changed")
+    assert not whole.headline[0].startswith("Changed")
 
 
 @pytest.mark.parametrize(
@@ -236,10 +246,9 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
         (lambda lines: [*lines, "{}"], 4),
     ],
 )
-def test_a_damaged_journal_is_named(tmp_path: Path, damage: Any, line: int) -> None:
+def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, damage: Any, line: int) -> None:
     """A line that is cut, changed or taken out is named by both commands, and nothing runs or is overwritten."""
-    for seeds in (range(3), range(4), range(5)):
-        _compare(tmp_path, seeds)
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     path.write_text("".join(f"{text}\n" for text in damage(path.read_text().splitlines())))
     before, launcher = path.read_bytes(), Pretend()
@@ -280,15 +289,14 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
     [
         lambda path, lines: path.unlink(),
         lambda path, lines: path.write_text(""),
-        lambda path, lines: path.write_text(f"{lines[0]}\n"),
-        lambda path, lines: path.write_text("\n".join([lines[0], lines[1].replace('"number": 2', '"number": 0')])),
+        lambda path, lines: path.write_text(f"{lines[0]}\n{lines[1]}\n"),
+        lambda path, lines: path.write_text("\n".join([*lines[:2], lines[2].replace('"number": 3', '"number": 0')])),
     ],
     ids=["deleted", "emptied", "last line cut", "last line edited"],
 )  # fmt: skip
-def test_the_end_of_the_journal_is_guarded_too(tmp_path: Path, attack: Any) -> None:
+def test_the_end_of_the_journal_is_guarded_too(looked_three_times: Path, tmp_path: Path, attack: Any) -> None:
     """The plan names the last look, so that taking it away gives no error rate back, to neither command."""
-    _compare(tmp_path, range(3))
-    _compare(tmp_path, range(6))
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     attack(path, path.read_text().splitlines())
     launcher = Pretend()
@@ -352,7 +360,7 @@ def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
     _compare(tmp_path, range(5))
     second = _compare(tmp_path, range(5), pilot=range(5))
     assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
-    assert second.reading[0] == "Changed after runs were seen: seeds auto instead of given."
+    assert second.headline[0] == "Changed after runs were seen: seeds auto instead of given."
 
 
 def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
