@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli import main
+from ampcompare.report.files import write_reports
 from tests.experiment.test_journal import _compare
 
 pytest.importorskip("jinja2", reason="the page needs the extra html")
@@ -35,7 +36,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     """Make a run directory of that name, with three seeds of each arm that nothing trained."""
 
     def make(name: str) -> Path:
-        _compare(tmp_path / name, range(3))
+        write_reports(_compare(tmp_path / name, range(3)), tmp_path / name)
         return tmp_path / name
 
     return make

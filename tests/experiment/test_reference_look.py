@@ -12,6 +12,7 @@ from ampcompare.errors import ConfigError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.ownership import LOCK
+from ampcompare.report.files import write_reports
 from tests.experiment.test_journal import _compare
 
 
@@ -79,7 +80,7 @@ def test_a_look_that_cannot_be_written_is_not_tested(tmp_path: Path) -> None:
 
 def test_a_report_without_a_journal_is_not_tested(tmp_path: Path) -> None:
     """A report.json cannot count a look: it is shown against the other arm without verdicts."""
-    _compare(tmp_path, range(3))
+    _compare(tmp_path, range(3), save=write_reports)
     shown = reload_comparison(tmp_path / "report.json", reference="half")
     assert (shown.reference, shown.error_rate) == ("half", 0)
     assert any("there is no journal here that could count it" in line for line in shown.reading)
