@@ -44,7 +44,7 @@ FLOORS = {
     "version": 0,
 }
 TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings")
-HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+HEAVY = {"libcst", "numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 

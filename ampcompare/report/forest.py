@@ -33,7 +33,7 @@ def render_forest(forest: Forest, form: str, width: int | None = None) -> str:
 
     Raises:
         ConfigError: the format has no report of several experiments.
-        BackendUnavailable: for HTML jinja2 or plotly is not installed.
+        BackendUnavailable: for HTML jinja2 is not installed.
     """
     if form == "html":
         from ampcompare.report.html.forest_page import forest_page
