@@ -112,6 +112,9 @@ def test_formats(forest: Forest, form: str) -> None:
     assert all(name in text for name in ("half", "short", "only 2 seeds"))
     assert f"{100 * forest.pooled[0].value:+.2f}" in text or form in ("csv", "json")
     assert text.endswith("\n") or form == "html"
+    if form == "table":
+        assert forest.headline
+        assert " ".join(text.split()).startswith(" ".join(forest.headline))
     if form == "json":
         assert Forest.model_validate_json(text) == forest
 
