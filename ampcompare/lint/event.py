@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ampcompare.lint.names import Scope
 
-__all__ = ["Context", "Event", "Facts", "Kind", "conditions", "contradict"]
+__all__ = ["Context", "Event", "Facts", "Kind", "conditions", "contradict", "plain"]
 
 Facts = Mapping[str, object]
 
@@ -35,6 +35,7 @@ class Kind(enum.Enum):
     CUDA = "cuda"
     LOAD = "load_state_dict"
     NEW_SCALER = "GradScaler"
+    SAVE = "torch.save"
     OPAQUE = "call of something else"
 
 
@@ -85,6 +86,11 @@ class Event:
     target: str = ""
     scaler: str = ""
 
+    @property
+    def shown(self) -> str:
+        """The subject as it is named in the source."""
+        return plain(self.subject)
+
     def may_follow(self, other: Event) -> bool:
         """Return whether one run of the code can meet both events."""
         return not contradict(self.facts, other.facts)
@@ -97,6 +103,11 @@ class Event:
         """Return the innermost autocast block around it, unless that is switched off."""
         found = next((context for context in reversed(self.contexts) if context.kind == "autocast"), None)
         return found if found is not None and found.enabled else None
+
+
+def plain(name: str) -> str:
+    """Return a canonical name as it stands in the source."""
+    return name.rpartition(":")[2]
 
 
 def contradict(one: Facts, other: Facts) -> bool:
@@ -113,7 +124,7 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
         return conditions(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And) == holds:
-            return _joined(conditions(value, holds) for value in test.values)
+            return _joined(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
         return {ast.unparse(test): holds}
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         operator, right = test.ops[0], test.comparators[0]

@@ -135,7 +135,7 @@ class Text:
 
 
 def apply_edits(text: str, groups: Iterable[tuple[Edit, ...]]) -> tuple[str, list[tuple[Edit, ...]]]:
-    """Return the text after the edits, and the groups that were applied; one that overlaps an earlier one is left out."""
+    """Return the text after the edits, and the groups that were applied: those that overlap no earlier one."""
     taken: dict[Edit, None] = {}
     applied = []
     for group in groups:

@@ -182,6 +182,8 @@ class Tracer:
             add(Kind.SCALE_LOSS, first or _keyword(call, "loss"), optimizer)
         elif full == "apex.parallel.convert_syncbn_model":
             add(Kind.SYNC_BATCH_NORM, first, self._bound(statement, frame))
+        elif full == "torch.save":
+            add(Kind.SAVE, first)
         elif full == "torch.autograd.backward":
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
         elif self._roles.is_new_scaler(call, frame.scope):
@@ -218,6 +220,8 @@ class Tracer:
             add(Kind.SCHEDULE, receiver)
         elif name == "update" and role == "scaler":
             add(Kind.UPDATE, receiver)
+        elif role == "optimizer" and name not in (*METHODS, "state_dict", "add_param_group", "train", "eval"):
+            add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
         elif name in METHODS:
             add(METHODS[name], receiver, first if name == "unscale_" else "")
         else:
@@ -281,9 +285,13 @@ class Tracer:
             return False
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         names: dict[str, str] = {}
-        if callee.parent is frame.scope or callee.parent in frame.scope.enclosing():
-            if not isinstance(callee.parent.node, (ast.Module, ast.ClassDef)):
-                names.update(frame.names)  # a nested function sees the names around it
+        home = callee.parent
+        if (
+            home is not None
+            and home in frame.scope.enclosing()
+            and not isinstance(home.node, (ast.Module, ast.ClassDef))
+        ):
+            names.update(frame.names)  # a nested function sees the names around it
         if call is not None:
             names.update(self._arguments(callee, call, frame))
         prefix = f"{next(self._frames)}:"

@@ -1,1 +1,1 @@
-"""The catalog of mistakes in mixed precision: what each is, why it matters, the remedy. `lint` and the guards share it."""
+"""The catalog of mistakes in mixed precision, which `lint` and the guards share: what, why, remedy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.mistakes import apex_calls, removed, style, torch_setup, torch_steps
+from ampcompare.mistakes import apex_blocks, apex_calls, removed, style, torch_setup, torch_steps
 from ampcompare.mistakes.mistake import Mistake
 
 __all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES"]
@@ -14,7 +14,7 @@ GROUPS = {
     "AMP4": "Style",
 }
 MISTAKES: tuple[Mistake, ...] = (
-    *apex_calls.MISTAKES,
+    *sorted((*apex_calls.MISTAKES, *apex_blocks.MISTAKES), key=lambda mistake: mistake.code),
     *torch_steps.MISTAKES,
     *torch_setup.MISTAKES,
     *removed.MISTAKES,

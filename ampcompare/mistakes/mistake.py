@@ -12,8 +12,8 @@ class Mistake:
     """One entry of the catalog.
 
     Attributes:
-        code: `AMP1..` misuse of Apex, `AMP2..` of `torch.amp`, `AMP3..` removed or deprecated, `AMP4..` style; empty for
-            what only a guard sees at run time.
+        code: `AMP1..` misuse of Apex, `AMP2..` of `torch.amp`, `AMP3..` removed or deprecated, `AMP4..` style; empty
+            for what only a guard sees at run time.
         name: in messages of guards and in the documentation.
         mistake: what the script does.
         matters: what that does to the training.

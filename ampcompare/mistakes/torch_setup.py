@@ -73,8 +73,9 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
         "`unscale_` refuses fp16 gradients: the first step ends with a ValueError",
         "keep the weights in fp32: autocast casts where it is safe",
         """
+import torch
 model.half()  # AMP224
-optimizer = make_optimizer(model.parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
     scaler.scale(model(batch)).backward()
     scaler.step(optimizer)
@@ -82,7 +83,8 @@ for batch in loader:
     optimizer.zero_grad()
 """,
         """
-optimizer = make_optimizer(model.parameters())
+import torch
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
     batch = batch.half()
     scaler.scale(model(batch)).backward()
@@ -144,7 +146,9 @@ torch.save(model.state_dict(), weights)
         "it raises a RuntimeError: a scaler works with no optimizer that evaluates the loss again",
         "call the closure yourself before, or train this optimizer in fp32",
         """
-scaler.scale(loss).backward()
+def closure():
+    return model(batch)
+scaler.scale(closure()).backward()
 scaler.step(optimizer, closure)  # AMP227
 scaler.update()
 """,

@@ -63,13 +63,15 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
             for other in before:
                 if other.kind is Kind.WRAP and other.target and other.target in models:
                     yield module.finding(
-                        "AMP101", event.call, f"`{other.target}` was wrapped in line {other.call.lineno}"
+                        "AMP101",
+                        event.call,
+                        f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
                     )
                 elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
-                    yield module.finding("AMP112", other.call, f"`{other.subject}` is cast before `amp.initialize`")
+                    yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
                 elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
                     yield module.finding(
-                        "AMP407", event.call, f"`{other.subject}` was loaded in line {other.call.lineno}"
+                        "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
                     )
             yield from _after(module, trace, event, after, models)
 
@@ -88,13 +90,14 @@ def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], m
         elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
             trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
             if any(last.may_follow(other) for last in trains):
-                yield module.finding("AMP111", other.call, f"`{other.subject}` is cast after `amp.initialize`")
+                yield module.finding("AMP111", other.call, f"`{other.shown}` is cast after `amp.initialize`")
         elif other.kind is Kind.CUDA and other.subject in models and _is_statement(other) and _to_gpu(other):
             moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
-            if not any(one.subject == other.subject for one in moved):
-                yield module.finding("AMP113", other.call, f"`{other.subject}` is moved after `amp.initialize`")
+            trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
+            if not trained and not any(one.subject == other.subject for one in moved):
+                yield module.finding("AMP113", other.call, f"`{other.shown}` is moved after `amp.initialize`")
         elif other.kind is Kind.SYNC_BATCH_NORM and other.subject in models:
-            yield module.finding("AMP114", other.call, f"`{other.subject}` went through `amp.initialize` before")
+            yield module.finding("AMP114", other.call, f"`{other.shown}` went through `amp.initialize` before")
 
 
 def _to_gpu(event: Event) -> bool:
@@ -151,7 +154,7 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
         right = ", ".join(named) if all(named) else ""
         if isinstance(statement, ast.Expr):
             start = module.text.start(statement)
-            edits = (Edit(start, start, f"{right} = "),) if right else ()
+            edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
             yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
             target = statement.targets[0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind
-from ampcompare.lint.finding import Finding
+from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, keyword, name_of, rule
 
 __all__: list[str] = []
@@ -33,7 +33,7 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
             elif event.kind is Kind.STEP and _backward_before(trace, event):
                 yield module.finding(
-                    "AMP105", event.call, f"`{event.subject}` steps with gradients that are still scaled"
+                    "AMP105", event.call, f"`{event.shown}` steps with gradients that are still scaled"
                 )
             elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
                 loss = keyword(block.call, "loss", 0)
@@ -61,17 +61,17 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 source = scaled[-1].call
                 optimizer = keyword(source, "optimizers", 1)
                 local = source in module.names.scope_of and module.names.scope_of[source] is event.scope
-                edits = ()
+                edits: tuple[Edit, ...] = ()
                 if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
                     amp = module.text.source(source.func.value)
                     edits = module.text.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
-                message = f"`{event.subject}` are the fp16 copies under O2"
+                message = f"`{event.shown}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
 
 
 def _edited_gradients(module: LintModule) -> Iterator[Finding]:
-    blocks = [call for call in module.calls_of("apex.amp.scale_loss")]
+    blocks = list(module.calls_of("apex.amp.scale_loss"))
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
             continue
@@ -117,7 +117,7 @@ def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
     for call in module.calls_of("apex.amp.scale_loss"):
         parent = module.names.parents[call]
-        used = isinstance(parent, ast.Attribute) or isinstance(parent, ast.Expr)
+        used = isinstance(parent, (ast.Attribute, ast.Expr))
         if isinstance(parent, ast.Assign) and parent.value is call:
             name = name_of(parent.targets[0])
             uses = [name_of(other.func) for other in module.names.calls]
@@ -143,7 +143,9 @@ def never_unscaled(module: LintModule) -> Iterator[Finding]:
             if any(
                 other.kind is Kind.STEP and other.subject == event.target and other.may_follow(event) for other in rest
             ):
-                yield module.finding("AMP110", event.call, f"the gradients of `{event.target}` are never unscaled")
+                yield module.finding(
+                    "AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled"
+                )
 
 
 def _delays(call: ast.Call) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind
+from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, events_between, rule
 
@@ -56,20 +56,15 @@ def clip_scaled(module: LintModule) -> Iterator[Finding]:
                     break
                 if other.kind is Kind.SCALER_STEP and other.subject == last.scaler and other.may_follow(event):
                     steps.append(other)
-            source = ast.get_source_segment(module.text.text, module.function_of(event.call)) or ""  # type: ignore[arg-type]
+            source = ast.get_source_segment(module.text.text, module.function_of(event.call)) or ""
             if not steps or "get_scale" in source or "inv_scale" in source:
                 continue
             edits: tuple[Edit, ...] = ()
             names = [(_receiver(module, step), _first_argument(module, step)) for step in steps]
             if len(set(names)) == 1 and steps[0].scope is event.scope and steps[0].loops == event.loops:
                 edits = module.text.insert_before(event.statement, f"{names[0][0]}.unscale_({names[0][1]})")
-            message = f"the gradients are still scaled by `{_shown(last.scaler)}`"
+            message = f"the gradients are still scaled by `{plain(last.scaler)}`"
             yield module.finding("AMP201", event.call, message, edits)
-
-
-def _shown(name: str) -> str:
-    """Return a canonical name as the user knows it."""
-    return name.rpartition(":")[2]
 
 
 @rule("AMP202", "AMP203")
@@ -94,7 +89,7 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
                 if backward is None or not backward.scaler:
                     continue
                 edits = module.text.delete(event.statement) if _alone(module, event) else ()
-                message = f"`{_shown(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+                message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
                 yield module.finding("AMP202", event.call, message, edits)
                 break
             if not same:
@@ -110,7 +105,7 @@ def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[
     stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
     if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
         return
-    scaler = _shown(last.scaler)
+    scaler = plain(last.scaler)
     updates = any(other.kind is Kind.UPDATE for other in trace)
     local = last.scope is event.scope and updates and not event.call.args
     optimizer = _receiver(module, event)
@@ -149,7 +144,7 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
             line = f"{_receiver(module, event)}.update()"
             edits = module.text.insert_after(event.statement, line) if alone else ()
-            yield module.finding("AMP204", event.call, f"`{_shown(event.subject)}` is never updated", edits)
+            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
             break
 
 
@@ -172,7 +167,8 @@ def update_between(module: LintModule) -> Iterator[Finding]:
                     break
                 if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
                     if other.target != before.target:
-                        shown = f"`{_shown(other.target)}` steps in line {other.call.lineno}, without a backward pass between"
+                        line = other.call.lineno
+                        shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
                         yield module.finding("AMP205", event.call, shown)
                     break
 
@@ -196,11 +192,11 @@ def unscale_again(module: LintModule) -> Iterator[Finding]:
                 if "[" in event.target or not event.target:
                     break
                 if other.kind is Kind.UNSCALE:
-                    shown = f"`{_shown(event.target)}` was unscaled in line {other.call.lineno}"
+                    shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
                     yield module.finding("AMP206", event.call, shown)
                     break
                 if other.kind is Kind.SCALER_STEP:
-                    shown = f"`{_shown(event.target)}` has stepped in line {other.call.lineno}"
+                    shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
                     yield module.finding("AMP207", event.call, shown)
                     break
 
@@ -250,5 +246,5 @@ def _unscaled(code: str, module: LintModule, step: Event, event: Event) -> Findi
     edits: tuple[Edit, ...] = ()
     if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
         edits = module.text.replace(loss, f"{_receiver(module, step)}.scale({module.text.source(loss)})")
-    shown = f"`{_shown(event.subject)}` is not scaled by `{_shown(step.subject)}`"
+    shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
     return module.finding(code, event.call, shown, edits)

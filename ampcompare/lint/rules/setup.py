@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Context, Event, Kind
+from ampcompare.lint.event import Context, Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, keyword, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
@@ -103,12 +103,14 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
             if event.kind is not Kind.HALF or not event.subject or "(" in event.subject:
                 continue
             in_place = isinstance(event.statement, ast.Expr) and event.statement.value is event.call
-            name = event.subject.rpartition(":")[2]
+            name = event.shown
             if not in_place or module.mentions(rf"{re.escape(name)}\.float\(\)"):
                 continue
             later = [other for other in trace[index + 1 :] if other.may_follow(event)]
             trains = any(other.kind is Kind.SCALER_STEP for other in later)
-            if trains and module.mentions(rf"{re.escape(name)}\.(?:named_)?parameters\(\)"):
+            # Optimizers of other packages may keep master weights, and take fp16 gradients.
+            unscaled = any(other.kind is Kind.UNSCALE for other in later) or module.mentions(r"\boptim\.[A-Z]\w+\(")
+            if trains and unscaled and module.mentions(rf"{re.escape(name)}\.(?:named_)?parameters\(\)"):
                 yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
 
 
@@ -117,13 +119,13 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
     for trace in module.traces:
         for index, event in enumerate(trace):
-            if event.kind is not Kind.NEW_SCALER or not event.loops or not event.target and not event.subject:
+            if event.kind is not Kind.NEW_SCALER or not event.loops or (not event.target and not event.subject):
                 continue
             name = event.subject or event.target
             for other in trace[index + 1 :]:
                 if other.kind is Kind.BACKWARD and other.scaler == name and other.loops == event.loops:
                     if _is_batch_loop(event):
-                        yield module.finding("AMP225", event.call, f"`{name.rpartition(':')[2]}` is new for each step")
+                        yield module.finding("AMP225", event.call, f"`{plain(name)}` is new for each step")
                     break
 
 
@@ -148,10 +150,18 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             continue
         for call in module.calls_of("torch.save"):
             saved = _saved_dict(module, call)
-            if saved is None or not _holds_optimizer(module, saved):
+            if saved is None or not _holds_optimizer(module, saved) or not _reached(module, maker, call):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
             yield module.finding(code, call, shown, _added_state(module, code, maker, call, saved))
+
+
+def _reached(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
+    """Return whether a checkpoint belongs to the training for which the loss scale was made."""
+    home, here = module.names.scope_of[maker], module.names.scope_of[save]
+    if home in here.enclosing() or (home.owner is not None and home.owner is here.owner):
+        return True
+    return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
 
 
 def _is_off(call: ast.Call) -> bool:
@@ -180,7 +190,6 @@ def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call,
     """Return the edit that adds the state to the dict, where its object is surely there."""
     scope = module.names.scope_of[call]
     if code == "AMP119":
-        assert isinstance(maker.func, ast.Attribute) or isinstance(maker.func, ast.Name)
         if (
             not isinstance(maker.func, ast.Attribute)
             or _is_conditional(module, maker)
@@ -219,5 +228,8 @@ def step_with_closure(module: LintModule) -> Iterator[Finding]:
             if event.kind is Kind.SCALER_STEP:
                 value = keyword(event.call, "closure", 1)
                 if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
-                    if "closure" in ast.unparse(value).lower() or isinstance(value, ast.Lambda):
+                    function = isinstance(value, ast.Name) and any(
+                        value.id in one.functions for one in event.scope.enclosing()
+                    )
+                    if function or isinstance(value, ast.Lambda):
                         yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")

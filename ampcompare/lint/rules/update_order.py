@@ -6,14 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind
+from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.lint.names import flat_values
 
 __all__: list[str] = []
 
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
 AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
+LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 
 
@@ -26,10 +28,6 @@ def _amp_traces(module: LintModule) -> Iterator[Trace]:
 
 def _optimizer(event: Event) -> str:
     return event.target if event.kind is Kind.SCALER_STEP else event.subject
-
-
-def _shown(name: str) -> str:
-    return name.rpartition(":")[2]
 
 
 def _accumulates(event: Event, other: Event) -> str:
@@ -95,7 +93,7 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
             later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
             if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
                 continue
-            shown = f"`{_shown(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+            shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
             yield module.finding("AMP212", event.call, shown)
 
 
@@ -128,15 +126,26 @@ def scheduler_first(module: LintModule) -> Iterator[Finding]:
                 continue
             if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
                 continue
-            shown = f"`{_shown(_optimizer(following))}` steps after it, in line {following.call.lineno}"
+            shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
             yield module.finding("AMP213", event.call, shown, _swapped(module, event, following))
 
 
 def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
-    """Return whether a scheduler is of a class of this module, which may set the first rate in its first step."""
+    """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
     assert isinstance(event.call.func, ast.Attribute)
-    values = module.names.values_of(name_of(event.call.func.value), event.scope) or []
-    return any(isinstance(value, ast.Call) and name_of(value.func).rpartition(".")[2] in classes for value in values)
+    last = name_of(event.call.func.value).rpartition(".")[2]
+    for scope in module.names.scopes:
+        for name, values in scope.values.items():
+            if name.rpartition(".")[2] != last:
+                continue
+            for value in flat_values(values):
+                if not isinstance(value, ast.Call):
+                    continue
+                made = module.names.resolve(value.func, scope) or name_of(value.func)
+                kind = made.rpartition(".")[2]
+                if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
+                    return True
+    return False
 
 
 def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
@@ -185,7 +194,7 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
                 and _optimizer(after) == event.subject
                 and "[" not in event.subject
             ):
-                shown = f"`{_shown(event.subject)}` steps in line {after.call.lineno} without gradients"
+                shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
                 yield module.finding("AMP214", event.call, shown)
 
 
@@ -208,7 +217,7 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
             unknown = any(other.kind is Kind.OPAQUE and other.subject == event.target for other in trace)
             if known and not unknown and known[-1].scope is event.scope:
                 yield module.finding(
-                    "AMP215", event.call, f"the gradients of `{_shown(event.target)}` are never cleared"
+                    "AMP215", event.call, f"the gradients of `{plain(event.target)}` are never cleared"
                 )
 
 
@@ -236,5 +245,5 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
 
 def _divides(module: LintModule, word: str) -> bool:
     """Return whether anything may be divided by a number of this name, or by one that follows from it."""
-    pattern = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\("
-    return module.mentions(rf"(?i){pattern}")
+    divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
+    return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")
