@@ -56,7 +56,8 @@ def clip_scaled(module: LintModule) -> Iterator[Finding]:
                     break
                 if other.kind is Kind.SCALER_STEP and other.subject == last.scaler and other.may_follow(event):
                     steps.append(other)
-            source = ast.get_source_segment(module.text.text, module.function_of(event.call)) or ""
+            function = module.function_of(event.call)
+            source = module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
             if not steps or "get_scale" in source or "inv_scale" in source:
                 continue
             edits: tuple[Edit, ...] = ()
