@@ -213,6 +213,16 @@ HARMLESS = {
             scaler.step(optimizer)
             scaler.update()
     """,
+    "a bare except that says something, and one around other parts of Apex": """
+        try:
+            from apex import amp
+        except:
+            logger.warning("no mixed precision: Apex cannot be imported")
+        try:
+            from apex.normalization import FusedLayerNorm
+        except:
+            FusedLayerNorm = torch.nn.LayerNorm
+    """,
     "words in a text": '''
         """How to use apex: from apex import amp; scaler.step(optimizer)."""
         print("autocast")

@@ -88,23 +88,33 @@ def imports(module: LintModule) -> Iterator[Finding]:
 def bare_except(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
     for node in module.names.parents:
-        if isinstance(node, ast.Try) and any(_of_apex(statement) for statement in node.body):
+        if isinstance(node, ast.Try) and any(_of_amp(module, statement) for statement in node.body):
             for handler in node.handlers:
-                if handler.type is None and not _raises(handler):
+                if handler.type is None and not _reports(handler):
                     start = module.text.offset(handler.lineno, handler.col_offset)
                     written = module.text.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
                     yield module.finding("AMP120", handler, "any fault of the import of Apex is swallowed", edits)
 
 
-def _of_apex(node: ast.stmt) -> bool:
-    return isinstance(node, (ast.Import, ast.ImportFrom)) and any(
-        name.partition(".")[0] == "apex" for name in _imported(node)
+def _of_amp(module: LintModule, node: ast.stmt) -> bool:
+    """Return whether a statement imports the part of Apex that mixed precision needs."""
+    if not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return False
+    names = [name.split(".") for name in _imported(node)]
+    if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
+        return True
+    return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
+
+
+def _reports(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler raises again, or says something."""
+    words = ("print", "warn", "log", "exit", "info", "error")
+    return any(
+        isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Call) and any(word in name_of(node.func).lower() for word in words))
+        for node in ast.walk(handler)
     )
-
-
-def _raises(handler: ast.ExceptHandler) -> bool:
-    return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 @rule("AMP302", "AMP303")
