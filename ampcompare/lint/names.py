@@ -34,6 +34,7 @@ class Scope:
         parent: the scope around it; None for the module.
         owner: the class whose method this is.
         imports: full names by local name.
+        alternatives: every full name that imports bind to a local name, as of `try` and `except`.
         parameters: of the function.
         values: what is assigned to a name, or in methods to an attribute such as `self.scaler`, by its dotted text.
         functions: that are defined in it.
@@ -43,6 +44,7 @@ class Scope:
     parent: Scope | None
     owner: Scope | None = None
     imports: dict[str, str] = field(default_factory=dict)
+    alternatives: dict[str, set[str]] = field(default_factory=dict)
     parameters: set[str] = field(default_factory=set)
     values: dict[str, list[ast.expr]] = field(default_factory=dict)
     functions: dict[str, Scope] = field(default_factory=dict)
@@ -120,9 +122,9 @@ class ModuleNames:
             if alias.name == "*":
                 self.stars.append(module)
             else:
-                scope.imports[alias.asname or alias.name] = f"{module}.{alias.name}" if node.module else module
-                if not node.module:
-                    scope.imports[alias.asname or alias.name] += alias.name
+                name = alias.asname or alias.name
+                scope.imports[name] = f"{module}.{alias.name}" if node.module else f"{module}{alias.name}"
+                scope.alternatives.setdefault(name, set()).add(scope.imports[name])
 
     def _assign(self, node: ast.AST, scope: Scope) -> None:
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -189,6 +191,11 @@ class ModuleNames:
             base = None if alias is None else self.resolve(alias, inside, depth + 1)
             return None if base is None else _shown(f"{base}.{beyond}" if beyond else base)
         return None
+
+    def has_alternatives(self, node: ast.expr) -> bool:
+        """Return whether several imports bind the first name of an expression to different things."""
+        head = (dotted(node) or "").partition(".")[0]
+        return any(len(one.alternatives.get(head, ())) > 1 for one in self.scope_of[node].enclosing())
 
     def resolve_here(self, node: ast.expr) -> str | None:
         """Return the full name of an expression, in the scope in which it stands."""

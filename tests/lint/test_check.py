@@ -223,6 +223,19 @@ HARMLESS = {
         except:
             FusedLayerNorm = torch.nn.LayerNorm
     """,
+    "what older versions of torch have": """
+        try:
+            from torch.amp import autocast
+        except ImportError:
+            from torch.cuda.amp import autocast
+        with autocast():
+            loss = model(batch)
+        make = torch.amp.GradScaler if TORCH_GREATER_EQUAL_2_4 else torch.cuda.amp.GradScaler
+        if hasattr(torch.amp, "GradScaler"):
+            scaler = torch.amp.GradScaler("cuda")
+        else:
+            scaler = torch.cuda.amp.GradScaler()
+    """,
     "words in a text": '''
         """How to use apex: from apex import amp; scaler.step(optimizer)."""
         print("autocast")

@@ -186,5 +186,5 @@ def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
     for call in module.calls_of("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
-        if wrong and not module.mentions(r"torch\.nn\.parallel\b.*DistributedDataParallel|nn\.parallel\.Distributed"):
+        if wrong and not module.names.has_alternatives(call.func):
             yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ampcompare.lint.finding import Edit, Finding
@@ -31,6 +32,7 @@ OF_APEX = frozenset(
 PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
 CALLED = ("autocast", "GradScaler")
 DECORATORS = ("custom_fwd", "custom_bwd")
+OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
 QUERIES = {
     "torch.get_autocast_gpu_dtype": 'get_autocast_dtype("cuda"',
     "torch.get_autocast_cpu_dtype": 'get_autocast_dtype("cpu"',
@@ -130,7 +132,7 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
             continue
         full = module.names.resolve_here(node) or ""
         package, _, last = full.rpartition(".")
-        if package not in PACKAGES:
+        if package not in PACKAGES or module.names.has_alternatives(node) or _is_fallback(module, node):
             continue
         edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
         if last in CALLED and isinstance(module.names.parents[node], ast.Call):
@@ -139,6 +141,19 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP302", call, f"`{package}.{last}` is deprecated", edits)
         elif last in DECORATORS:
             yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
+
+
+def _is_fallback(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a name is used only where something newer is missing."""
+    while node in module.names.parents:
+        parent = module.names.parents[node]
+        if isinstance(parent, ast.ExceptHandler):
+            return True
+        if isinstance(parent, (ast.If, ast.IfExp)) and parent.test is not node:
+            if OF_VERSIONS.search(ast.unparse(parent.test)):
+                return True
+        node = parent
+    return False
 
 
 def _renamed(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
@@ -220,7 +235,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
-        elif full in QUERIES:
+        elif full in QUERIES and not _is_fallback(module, call):
             source = module.text.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
