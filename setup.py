@@ -31,7 +31,6 @@ EXTRAS = {
         "types-PyYAML",
         "types-psutil",
         "types-tabulate",
-        "types-tqdm",
     ],
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
@@ -62,8 +61,8 @@ setup(
         "tabulate>=0.9",
         "PyYAML>=6",
         "pydantic>=2",
-        "tqdm>=4.60",
         "psutil>=5.9",
+        "rich>=13",
         "filelock>=3.12",
         "safetensors>=0.4",
         "tomli>=2; python_version < '3.11'",  # `lint` reads pyproject.toml

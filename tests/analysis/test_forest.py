@@ -80,14 +80,14 @@ def test_an_experiment_that_cannot_be_tested_is_left_out(forest: Forest) -> None
     """Two pairs have no interval, so they are shown and not pooled."""
     (short,) = [effect for effect in forest.effects if (effect.experiment, effect.measure) == ("short", "accuracy")]
     assert short.value == pytest.approx(0.1)
-    assert (short.low, short.left_out) == (None, "only 2 pairs")
+    assert (short.low, short.left_out) == (None, "only 2 seeds")
 
 
 def test_two_experiments_have_no_interval(runs: Any) -> None:
     """Of two experiments there is a mean and no verdict."""
     known = [(name, _comparison(runs(name, [0.0, 0.001, 0.002]))) for name in "ab"]
     pooled = make_forest(known).pooled[0]
-    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "cannot tell")
+    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "inconclusive")
 
 
 def test_one_reference_for_all(runs: Any) -> None:
@@ -101,7 +101,7 @@ def test_one_reference_for_all(runs: Any) -> None:
 def test_formats(forest: Forest, form: str) -> None:
     """Every format has all experiments and the line over all of them."""
     text = render_forest(forest, form)
-    assert all(name in text for name in ("half", "short", "only 2 pairs"))
+    assert all(name in text for name in ("half", "short", "only 2 seeds"))
     assert f"{100 * forest.pooled[0].value:+.2f}" in text or form in ("csv", "json")
     assert text.endswith("\n") or form == "html"
     if form == "json":

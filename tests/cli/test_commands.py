@@ -73,8 +73,7 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
     assert "nothing was tested" in done.out
-    assert "No verdict: fp32 learned nothing" in done.out
-    assert "16-bit times here say nothing about a GPU" in done.out
+    assert "16-bit step times do not" in " ".join(done.out.split())
     assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
     assert call("report", out).out == done.out
     assert call("report", f"{out}/report.json").out == done.out

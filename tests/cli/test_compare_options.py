@@ -36,7 +36,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
     failed = [line for line in done.lines if line.startswith("failed: ")]
     assert len(failed) == 1
     assert "native:bf16: accuracy" in failed[0]
-    assert "cannot tell (fewer than 3 pairs)" in done.out
+    assert "inconclusive (fewer than 3 seeds)" in done.out
     suite = ElementTree.parse(junit).getroot()
     assert suite.get("failures") == "1"
 
