@@ -93,7 +93,8 @@ def test_documents(call: Call, project: Path, form: str) -> None:
 
 def test_lint_loads_no_torch(project: Path) -> None:
     """Neither torch nor LibCST is imported, so that a hook of pre-commit is quick."""
-    code = "import sys; from ampcompare.cli import main; main(['lint', '.']); print({'torch', 'libcst'} & set(sys.modules))"
+    call = "from ampcompare.cli import main; main(['lint', '.'])"
+    code = f"import sys; {call}; print({{'torch', 'libcst'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
     assert done.stdout.splitlines()[-1] == "set()"
