@@ -16,6 +16,7 @@ MISTAKES = (
         """
 from apex import amp
 import torch
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)  # AMP103
@@ -24,6 +25,7 @@ optimizer.step()
         """
 from apex import amp
 import torch
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
@@ -40,6 +42,7 @@ optimizer.step()
         """
 from apex import amp
 from torch.nn.utils import clip_grad_norm_
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -49,6 +52,7 @@ optimizer.step()
         """
 from apex import amp
 from torch.nn.utils import clip_grad_norm_
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -66,12 +70,14 @@ optimizer.step()
         "step after the block",
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
     optimizer.step()  # AMP105
 """,
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 optimizer.step()
@@ -85,12 +91,14 @@ optimizer.step()
         "call `backward()` on the name that `as` binds",
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     loss.backward()  # AMP106
 optimizer.step()
 """,
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as loss:
     loss.backward()
 optimizer.step()
@@ -105,11 +113,13 @@ optimizer.step()
         "write `with amp.scale_loss(loss, optimizer) as scaled_loss:`",
         """
 from apex import amp
+
 scaled_loss = amp.scale_loss(loss, optimizer)  # AMP107
 scaled_loss.backward()
 """,
         """
 from apex import amp
+
 block = amp.scale_loss(loss, optimizer)
 with block as scaled_loss:
     scaled_loss.backward()
@@ -123,6 +133,7 @@ with block as scaled_loss:
         "leave `delay_unscale` out for the last backward pass before the step",
         """
 from apex import amp
+
 for batch in loader:
     with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:  # AMP110
         scaled_loss.backward()
@@ -130,6 +141,7 @@ for batch in loader:
 """,
         """
 from apex import amp
+
 for batch in loader:
     with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
         scaled_loss.backward()
@@ -146,6 +158,7 @@ for batch in loader:
         "change the gradients of `amp.master_params(optimizer)`",
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -155,6 +168,7 @@ optimizer.step()
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -173,12 +187,14 @@ for parameter in model.parameters():
         "log the loss itself",
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 total += scaled_loss.item()  # AMP118
 """,
         """
 from apex import amp
+
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 total += loss.item()

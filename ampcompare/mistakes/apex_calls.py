@@ -16,12 +16,14 @@ MISTAKES = (
         """
 from apex import amp
 from torch.nn.parallel import DistributedDataParallel as DDP
+
 model = DDP(model)
 model, optimizer = amp.initialize(model, optimizer)  # AMP101
 """,
         """
 from apex import amp
 from torch.nn.parallel import DistributedDataParallel as DDP
+
 model, optimizer = amp.initialize(model, optimizer)
 model = DDP(model)
 """,
@@ -34,11 +36,13 @@ model = DDP(model)
         "pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
         """
 from apex import amp
+
 net_g, opt_g = amp.initialize(net_g, opt_g, opt_level="O1")
 net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")  # AMP102
 """,
         """
 from apex import amp
+
 if args.opt_level == "O1":
     net, opt = amp.initialize(net, opt, opt_level="O1")
 else:
@@ -53,10 +57,12 @@ else:
         'write "O1"',
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="01")  # AMP108
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 date = parse(day="01")
 """,
@@ -70,10 +76,12 @@ date = parse(day="01")
         "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
         """
 from apex import amp
+
 model = amp.initialize(model, optimizer, opt_level="O1")  # AMP109
 """,
         """
 from apex import amp
+
 model = amp.initialize(model, opt_level="O1")
 """,
         fixable=True,
@@ -86,6 +94,7 @@ model = amp.initialize(model, opt_level="O1")
         "delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 model.half()  # AMP111
 with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -93,6 +102,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
@@ -107,11 +117,13 @@ model.half()
         "delete `.half()`: the opt level casts the model",
         """
 from apex import amp
+
 model.half()  # AMP112
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 """,
         """
 from apex import amp
+
 images = images.half()
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 """,
@@ -124,11 +136,13 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
         "call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer)
 model.cuda()  # AMP113
 """,
         """
 from apex import amp
+
 model.cuda()
 model, optimizer = amp.initialize(model, optimizer)
 criterion.cuda()
@@ -143,12 +157,14 @@ criterion.cuda()
         """
 import apex
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 model = apex.parallel.convert_syncbn_model(model)  # AMP114
 """,
         """
 import apex
 from apex import amp
+
 model = apex.parallel.convert_syncbn_model(model)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
 """,
@@ -161,10 +177,12 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
         "write `model = convert_syncbn_model(model)`",
         """
 from apex.parallel import convert_syncbn_model
+
 convert_syncbn_model(model)  # AMP115
 """,
         """
 from apex.parallel import convert_syncbn_model
+
 model = convert_syncbn_model(model)
 """,
         fixable=True,
@@ -177,10 +195,12 @@ model = convert_syncbn_model(model)
         "use `torch.nn.parallel.DistributedDataParallel`, or leave these arguments out",
         """
 from apex.parallel import DistributedDataParallel as DDP
+
 model = DDP(model, device_ids=[rank])  # AMP116
 """,
         """
 from torch.nn.parallel import DistributedDataParallel as DDP
+
 model = DDP(model, device_ids=[rank])
 """,
     ),
@@ -193,12 +213,14 @@ model = DDP(model, device_ids=[rank])
         """
 import torch
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP119
 """,
         """
 import torch
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
 torch.save(model.state_dict(), weights)

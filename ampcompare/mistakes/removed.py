@@ -18,6 +18,7 @@ from apex import amp  # AMP301
 """,
         """
 from apex.normalization import FusedLayerNorm
+
 try:
     from apex import amp
 except ImportError:
@@ -32,12 +33,14 @@ except ImportError:
         'write `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)`',
         """
 import torch
+
 scaler = torch.cuda.amp.GradScaler()  # AMP302
 with torch.cuda.amp.autocast():  # AMP302
     loss = model(batch)
 """,
         """
 import torch
+
 scaler = torch.amp.GradScaler("cuda")
 with torch.autocast("cuda"):
     loss = model(batch)
@@ -52,6 +55,8 @@ with torch.autocast("cuda"):
         'write `torch.amp.custom_fwd(device_type="cuda")`',
         """
 import torch
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     @torch.cuda.amp.custom_fwd  # AMP303
@@ -60,6 +65,8 @@ class Square(torch.autograd.Function):
 """,
         """
 import torch
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
@@ -76,11 +83,13 @@ class Square(torch.autograd.Function):
         "use `autocast` and `GradScaler`, or import `amp` from Apex",
         """
 import torch
+
 with torch.cuda.amp.scale_loss(loss, optimizer) as scaled_loss:  # AMP304
     scaled_loss.backward()
 """,
         """
 import torch
+
 with torch.cuda.amp.common.amp_definitely_not_available():
     pass
 """,
@@ -93,12 +102,17 @@ with torch.cuda.amp.common.amp_definitely_not_available():
         "delete the calls too, or import `amp`",
         """
 import torch
+
 model, optimizer = amp.initialize(model, optimizer)  # AMP305
 """,
         """
 from apex import amp
+
+
 def prepare(amp, model):
     return amp.initialize(model)
+
+
 try:
     model = amp.initialize(model)
 except NameError:
@@ -113,10 +127,12 @@ except NameError:
         "write `clip_grad_norm_`",
         """
 import torch
+
 torch.nn.utils.clip_grad_norm(model.parameters(), 1.0)  # AMP306
 """,
         """
 import torch
+
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 tensor.clip_grad_norm(1.0)
 """,
@@ -130,10 +146,12 @@ tensor.clip_grad_norm(1.0)
         "move to `torch.amp`; `ampcompare exec` runs it as it is",
         """
 from apex import amp
+
 amp_handle = amp.init(enabled=True)  # AMP307
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer)
 """,
     ),
@@ -158,10 +176,12 @@ from apex.optimizers import FusedAdam
         'pass the device: `torch.get_autocast_dtype("cuda")`, `torch.is_autocast_enabled("cpu")`',
         """
 import torch
+
 dtype = torch.get_autocast_gpu_dtype()  # AMP309
 """,
         """
 import torch
+
 dtype = torch.get_autocast_dtype("cuda")
 """,
         fixable=True,

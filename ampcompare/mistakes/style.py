@@ -15,10 +15,12 @@ MISTAKES = (
         "pass `loss_scale`, `min_loss_scale` and `max_loss_scale` to `amp.initialize`, or set a GradScaler's arguments",
         """
 from apex import amp
+
 amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)
 """,
     ),
@@ -30,10 +32,12 @@ model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)
         "write `model, optimizer = amp.initialize(model, optimizer, ...)`",
         """
 from apex import amp
+
 amp.initialize(model, optimizer, opt_level="O1")  # AMP402
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 """,
         fixable=True,
@@ -79,6 +83,7 @@ except ImportError:
         "pass `delay_unscale=True` for all micro-batches except the last one before the step",
         """
 from apex import amp
+
 for i, batch in enumerate(loader):
     with amp.scale_loss(loss / 4, optimizer) as scaled_loss:  # AMP405
         scaled_loss.backward()
@@ -88,6 +93,7 @@ for i, batch in enumerate(loader):
 """,
         """
 from apex import amp
+
 for i, batch in enumerate(loader):
     last = (i + 1) % 4 == 0
     with amp.scale_loss(loss / 4, optimizer, delay_unscale=not last) as scaled_loss:
@@ -106,10 +112,12 @@ for i, batch in enumerate(loader):
         "pass `num_losses` to `amp.initialize` and `loss_id` to `scale_loss`",
         """
 from apex import amp
+
 [net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d])  # AMP406
 """,
         """
 from apex import amp
+
 [net_g, net_d], [opt_g, opt_d] = amp.initialize([net_g, net_d], [opt_g, opt_d], num_losses=2)
 """,
         by_default=False,
@@ -122,11 +130,13 @@ from apex import amp
         "follow Apex's order under O1: initialize, then load",
         """
 from apex import amp
+
 optimizer.load_state_dict(checkpoint["optimizer"])
 model, optimizer = amp.initialize(model, optimizer)  # AMP407
 """,
         """
 from apex import amp
+
 model, optimizer = amp.initialize(model, optimizer)
 optimizer.load_state_dict(checkpoint["optimizer"])
 """,
@@ -140,18 +150,26 @@ optimizer.load_state_dict(checkpoint["optimizer"])
         "evaluate under the same autocast",
         """
 import torch
+
+
 def train(model, batch):
     with torch.autocast("cuda"):
         return model(batch)
+
+
 @torch.no_grad()
 def evaluate(model, batch):
     return model(batch)  # AMP408
 """,
         """
 import torch
+
+
 def train(model, batch):
     with torch.autocast("cuda"):
         return model(batch)
+
+
 @torch.no_grad()
 def evaluate(model, batch):
     with torch.autocast("cuda"):

@@ -1,4 +1,4 @@
-"""Mistakes with autocast, with the life of a GradScaler, and with what is saved of it."""
+"""Mistakes with accumulation and autocast, with the life of a GradScaler, and with what is saved of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,31 @@ __all__ = ["MISTAKES"]
 
 MISTAKES = (
     Mistake(
+        "AMP217",
+        "loss-undivided",
+        "gradients of several mean losses add up before a step, and none is divided by their number",
+        "the gradients are too large by that factor: another learning rate, and clipping and overflow much sooner",
+        "divide the loss by the number of accumulated passes before `backward()`",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch))
+    scaler.scale(loss).backward()  # AMP217
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        """
+for i, batch in enumerate(loader):
+    loss = criterion(model(batch)) / accumulation_steps
+    scaler.scale(loss).backward()
+    if (i + 1) % accumulation_steps == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+    ),
+    Mistake(
         "AMP221",
         "backward-in-autocast",
         "`backward()` inside the autocast block",
@@ -15,12 +40,14 @@ MISTAKES = (
         "leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
         """
 import torch
+
 with torch.autocast("cuda"):
     loss = model(batch)
     loss.backward()  # AMP221
 """,
         """
 import torch
+
 with torch.autocast("cuda"):
     loss = model(batch)
     with torch.autocast("cuda", enabled=False):
@@ -37,11 +64,13 @@ loss.backward()
         'write `with torch.autocast("cuda"):` around the forward pass',
         """
 import torch
+
 torch.autocast("cuda")  # AMP222
 loss = model(batch)
 """,
         """
 import torch
+
 context = torch.autocast("cuda")
 with context:
     loss = model(batch)
@@ -55,12 +84,14 @@ with context:
         "leave the scaler out, or build it with `enabled=False`",
         """
 import torch
+
 scaler = torch.amp.GradScaler("cuda")  # AMP223
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = model(batch)
 """,
         """
 import torch
+
 scaler = torch.amp.GradScaler("cuda", enabled=False)
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = model(batch)
@@ -74,6 +105,7 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
         "keep the weights in fp32: autocast casts where it is safe",
         """
 import torch
+
 model.half()  # AMP224
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
@@ -84,6 +116,7 @@ for batch in loader:
 """,
         """
 import torch
+
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in loader:
     batch = batch.half()
@@ -101,6 +134,7 @@ for batch in loader:
         "build it once, before the loop",
         """
 import torch
+
 for batch in loader:
     scaler = torch.amp.GradScaler("cuda")  # AMP225
     scaler.scale(model(batch)).backward()
@@ -110,6 +144,7 @@ for batch in loader:
 """,
         """
 import torch
+
 for fold in folds:
     scaler = torch.amp.GradScaler("cuda")
     for batch in fold:
@@ -128,11 +163,13 @@ for fold in folds:
         "save `amp.state_dict()` or `scaler.state_dict()` too, and load it when resuming",
         """
 import torch
+
 scaler = torch.amp.GradScaler("cuda")
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # AMP226
 """,
         """
 import torch
+
 scaler = torch.amp.GradScaler("cuda")
 torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
 torch.save(model.state_dict(), weights)
@@ -148,6 +185,8 @@ torch.save(model.state_dict(), weights)
         """
 def closure():
     return model(batch)
+
+
 scaler.scale(closure()).backward()
 scaler.step(optimizer, closure)  # AMP227
 scaler.update()

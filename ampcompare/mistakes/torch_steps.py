@@ -17,6 +17,7 @@ MISTAKES = (
         "`amp.master_params(optimizer)` after the `scale_loss` block",
         """
 import torch
+
 scaler.scale(loss).backward()
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # AMP201
 scaler.step(optimizer)
@@ -24,6 +25,7 @@ scaler.update()
 """,
         """
 import torch
+
 scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -232,6 +234,7 @@ for i, batch in enumerate(loader):
         "clip once, right before the step",
         """
 from torch.nn.utils import clip_grad_norm_
+
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
     clip_grad_norm_(model.parameters(), 1.0)  # AMP211
@@ -242,6 +245,7 @@ for i, batch in enumerate(loader):
 """,
         """
 from torch.nn.utils import clip_grad_norm_
+
 for i, batch in enumerate(loader):
     scaler.scale(model(batch) / 4).backward()
     if (i + 1) % 4 == 0:
@@ -260,6 +264,7 @@ for i, batch in enumerate(loader):
         "clip before the step",
         """
 from torch.nn.utils import clip_grad_norm_
+
 for batch in loader:
     optimizer.zero_grad()
     scaler.scale(model(batch)).backward()
@@ -269,6 +274,7 @@ for batch in loader:
 """,
         """
 from torch.nn.utils import clip_grad_norm_
+
 for batch in loader:
     scaler.scale(model(batch)).backward()
     scaler.step(opt_a)
@@ -366,30 +372,5 @@ scaler.step(optimizer)
 scaler.update()
 """,
         fixable=True,
-    ),
-    Mistake(
-        "AMP217",
-        "loss-undivided",
-        "gradients of several mean losses add up before a step, and none is divided by their number",
-        "the gradients are too large by that factor: another learning rate, and clipping and overflow much sooner",
-        "divide the loss by the number of accumulated passes before `backward()`",
-        """
-for i, batch in enumerate(loader):
-    loss = criterion(model(batch))
-    scaler.scale(loss).backward()  # AMP217
-    if (i + 1) % accumulation_steps == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
-        """
-for i, batch in enumerate(loader):
-    loss = criterion(model(batch)) / accumulation_steps
-    scaler.scale(loss).backward()
-    if (i + 1) % accumulation_steps == 0:
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-""",
     ),
 )
