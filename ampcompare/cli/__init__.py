@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Render the records of run directories again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
+    "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
     "list": "List available arms, models, data, launchers, recipes and guards.",
