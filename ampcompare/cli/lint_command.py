@@ -52,7 +52,8 @@ def command(
 ) -> int:
     """Report mistakes in the use of Apex and torch.amp in source files.
 
-    PATHS are Python files, notebooks or folders. Nothing is run or imported. Settings come from [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
+    PATHS are Python files, notebooks or folders. Nothing is run or imported. Settings come from
+    [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
     """
     from dataclasses import replace
 
