@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
 
 EXTRAS = {
-    "html": ["jinja2", "plotly"],
+    "html": ["jinja2"],
     "gpu": ["nvidia-ml-py"],
     "tensorboard": ["tensorboard"],
     "slurm": ["submitit"],

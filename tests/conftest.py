@@ -158,12 +158,15 @@ class ForkedProcess:
 
     Attributes:
         stdin: its standard input.
+        stdout, stderr: what it prints, where the caller has asked for pipes.
     """
 
-    def __init__(self, answer: socket.socket, stdin: IO[str]) -> None:
+    def __init__(self, answer: socket.socket, stdin: IO[Any]) -> None:
         self._answer = answer.makefile()
         answer.close()
         self.stdin = stdin
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self.pid = int(self._answer.readline())
         self._code: int | None = None
 
@@ -207,11 +210,19 @@ class ForkedPython:
         return self._channel
 
     def start(
-        self, words: list[str], folder: Path, environment: Mapping[str, str], out: IO[Any], err: IO[Any]
+        self,
+        words: list[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        out: IO[Any],
+        err: IO[Any],
+        *,
+        session: bool = False,
+        stdin_mode: str = "w",
     ) -> ForkedProcess:
         """Start `python WORDS`, where options of Python itself can only be `-W` and `-m`."""
         channel = self._channel or self._start()
-        request = {"words": words, "folder": str(folder), "environment": dict(environment)}
+        request = {"words": words, "folder": str(folder), "environment": dict(environment), "session": session}
         mine, theirs = socket.socketpair()
         read, write = os.pipe()
         try:
@@ -220,7 +231,15 @@ class ForkedPython:
         finally:
             os.close(read)
             theirs.close()
-        return ForkedProcess(mine, os.fdopen(write, "w"))
+        return ForkedProcess(mine, os.fdopen(write, stdin_mode))
+
+    def start_with_pipes(self, command: list[str], *, env: Mapping[str, str], **_: Any) -> ForkedProcess:
+        """Start `command` as `subprocess.Popen` does with three pipes of bytes and a session of its own."""
+        pipes = [os.pipe(), os.pipe()]
+        with open(pipes[0][1], "wb") as out, open(pipes[1][1], "wb") as err:
+            process = self.start(command[1:], Path.cwd(), env, out, err, session=True, stdin_mode="wb")
+        process.stdout, process.stderr = os.fdopen(pipes[0][0], "rb"), os.fdopen(pipes[1][0], "rb")
+        return process
 
     def run(
         self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
@@ -269,6 +288,13 @@ def forked_children(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch
 
     names = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
     monkeypatch.setattr("ampcompare.isolate.call.subprocess", names)
+
+
+@pytest.fixture
+def forked_servers(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let process servers start in milliseconds, from a process that has torch loaded."""
+    names = types.SimpleNamespace(**{**vars(subprocess), "Popen": forked_python.start_with_pipes})
+    monkeypatch.setattr("ampcompare.launch.server_process.subprocess", names)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ Torch and what it imports are loaded once, and hidden: a request finds them by a
 `sys.path` and past the finders that it installs, but nothing is executed again. A request ends as an interpreter does:
 exit handlers run, threads are joined, an uncaught exception is printed.
 
-Requests come on a socket: JSON with `words` (the command line), `folder` and `environment`, and four file descriptors,
-for standard input, output and error, and for the answer: the process id, then the exit code.
+Requests come on a socket: JSON with `words` (the command line), `folder`, `environment` and `session` (whether to begin
+one), and four file descriptors, for standard input, output and error, and for the answer: the process id, then the exit
+code.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
                 os.dup2(file, number)
                 os.close(file)
             request: dict[str, Any] = json.loads(line)
+            if request["session"]:
+                os.setsid()
             return request
         for file in files:
             os.close(file)

@@ -50,7 +50,7 @@ TORCH_FREE = (
     *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "mistakes", "records", "report"),
     *("settings", "source"),
 )
-HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+HEAVY = {"libcst", "numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 

@@ -78,7 +78,7 @@ def _kept(rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Compa
 def on_these_images(rows: Sequence[ArmSummary]) -> str:
     """Return that a verdict on one of these rows is not shown for other images than those of the validation set."""
     open_ones = [row.images for row in rows if row.images is not None and row.images.holds is False]
-    return f" on these {open_ones[0].images} images, not shown for new ones" if open_ones else ""
+    return f" on these {open_ones[0].images:,} images, not shown for new ones" if open_ones else ""
 
 
 def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:

@@ -216,7 +216,7 @@ class Display(Observer):
     @property
     def _idle(self) -> str:
         """What happens while no cell runs."""
-        if self._total and self._done == self._total:
+        if self._total > 1 and self._done == self._total:
             return "writing the report"
         has_rounds = self._outline is not None and self._outline.timing_rounds > 0 and self._done
         return "timing rounds" if has_rounds else ""

@@ -19,6 +19,7 @@ Line = list[Segment]
 
 NARROW = 60
 MAX_BAR = 40
+MAX_NAME = 40
 MIN_BAR = 6
 MAX_NAMED = 3  # arms in the first line
 PHASE_WIDTH = len("loading data")
@@ -149,7 +150,8 @@ def bar_lines(
     """
     width, rows = max(10, size[0] - 1), max(2, size[1] - 2)
     last = [_matrix_line(matrix, width, symbols)] if matrix.total > 1 else []
-    whole = [_cell_lines(cell, width, symbols) for cell in cells]
+    longest = max((len(_short_name(cell, width)) for cell in cells), default=0)
+    whole = [_cell_lines(cell, width, symbols, longest) for cell in cells]
     if sum(map(len, whole)) + len(last) > rows:
         whole = [lines[:1] for lines in whole]
     lines = [line for lines in whole for line in lines]
@@ -161,8 +163,13 @@ def bar_lines(
     return [_cut(line, width) for line in [*lines, *last]]
 
 
-def _cell_lines(cell: CellView, width: int, symbols: Symbols) -> list[Line]:
-    name: Segment = (printable(cell.name, min(40, width), keep_end=8), "bold")
+def _short_name(cell: CellView, width: int) -> str:
+    return printable(cell.name, min(MAX_NAME, width), keep_end=8)
+
+
+def _cell_lines(cell: CellView, width: int, symbols: Symbols, name_width: int) -> list[Line]:
+    """Return the lines of a cell; in a wide terminal its name is as wide as those of the others, for equal bars."""
+    name: Segment = (_short_name(cell, width), "bold")
     progress = cell.progress
     right = f"  {span(int(cell.seconds))}"
     share = 0.0
@@ -173,7 +180,12 @@ def _cell_lines(cell: CellView, width: int, symbols: Symbols) -> list[Line]:
     if width < NARROW:
         bar = _bar(share, width - len(right), symbols)
         return [[name, ("  ", ""), (cell.phase, "cyan")], [*bar, (right, "")], *_figures(cell, width, symbols, 2)]
-    left: Line = [name, ("  ", ""), (f"{cell.phase:<{PHASE_WIDTH}}", "cyan"), (" ", "")]
+    left: Line = [
+        name,
+        (" " * (name_width - len(name[0]) + 2), ""),
+        (f"{cell.phase:<{PHASE_WIDTH}}", "cyan"),
+        (" ", ""),
+    ]
     room = width - sum(len(text) for text, _ in left) - len(right)
     return [[*left, *_bar(share, room, symbols), (right, "")], *_figures(cell, width, symbols, 1)]
 

@@ -11,6 +11,7 @@ import pytest
 from ampcompare.analysis.gates import VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
+from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.junit import Check, JUnit
@@ -114,7 +115,7 @@ def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
     checks = [Check("half", "time>1x", failure="too slow \x1b"), Check("half", "memory>1x", skipped="why")]
     suite = ElementTree.fromstring(JUnit(checks).render(comparison))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
-    cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite]
+    cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite.iter("testcase")]
     assert cases == [
         ("ampcompare.fp32", "trains", []),
         ("ampcompare.half", "trains", ["failure"]),
@@ -122,6 +123,7 @@ def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
         ("ampcompare.half", "memory>1x", ["skipped"]),
     ]
     assert suite[1][0].get("message") == "failed: no  <b>&"
+    assert suite.findtext("system-out") == "\n".join(map(printable, comparison.headline))
 
 
 VERDICTS = [

@@ -10,7 +10,7 @@ import pytest
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import ProcessFacts, RunRecord
-from ampcompare.report.html.page import FIXED_WORDS
+from ampcompare.report.html.assets import sense
 
 MakeRecord = Callable[..., RunRecord]
 TOP1 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -64,7 +64,7 @@ def test_identical_keeps_the_accuracy(make_record: MakeRecord) -> None:
     fast = _runs(make_record, "apex:O0", 5, seconds=0.005)
     comparison = _compare(_runs(make_record, "fp32", 5), fast)
     assert comparison.headline[0] == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
-    assert FIXED_WORDS["identical"] == "good"
+    assert sense("identical") == "good"
 
 
 @pytest.mark.parametrize(

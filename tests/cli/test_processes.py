@@ -44,8 +44,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedP
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"], ["list"]])
 def test_looking_around_imports_nothing_heavy(words: list[str]) -> None:
-    """Help, version and list answer without torch, numpy or scipy."""
-    assert not _imported(*words) & {"torch", "torchvision", "numpy", "scipy", "sklearn"}
+    """Help, version and list answer without torch, numpy or scipy, and without what draws progress."""
+    assert not _imported(*words) & {"torch", "torchvision", "numpy", "scipy", "sklearn", "rich"}
 
 
 def test_report_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:

@@ -97,6 +97,12 @@ def test_several_cells_at_a_time() -> None:
     assert drawn(*cells, size=(80, 6))[2] == "and 2 more"
 
 
+def test_bars_of_several_cells_stand_below_each_other() -> None:
+    """Names of different lengths leave the bars in one column."""
+    lines = drawn(cell(name="fp32, seed 0"), cell(name="native:fp16, seed 0"))
+    assert lines[0].index("━") == lines[2].index("━")
+
+
 def test_values_that_are_no_numbers() -> None:
     """A loss of NaN and an arm that scales nothing."""
     figures = drawn(cell(TRAINING._replace(loss=math.nan, loss_scale=None, skipped=0)))[1]

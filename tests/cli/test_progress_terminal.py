@@ -91,11 +91,12 @@ def test_a_comparison_at_80_columns(folder: Path) -> None:
 
 def test_ctrl_c_leaves_a_clean_terminal(folder: Path) -> None:
     """The message of an interruption stands alone in its line, below the lines that stay; no cursor was hidden."""
-    sent = []
+    sent: list[int] = []
 
     def look(process: subprocess.Popen[bytes], seen: str) -> None:
         if " 0/400" in seen and not sent:
-            sent.append(process.send_signal(signal.SIGINT))
+            sent.append(process.pid)
+            process.send_signal(signal.SIGINT)
 
     words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--epochs", "100", "-o", "out"]
     code, pieces = run_on_terminal([*COMMAND, *words], folder, look=look, width=120)

@@ -1,7 +1,7 @@
 """Scripts in a folder of their own, run by plain Python and by `ampcompare exec`.
 
-`legacy` and `forked` fork a process that has torch loaded, which saves seconds per test; `python` starts the interpreter,
-for what has to do with how processes start and end, and with what is imported.
+`legacy` and `forked` fork a process that has torch loaded, which saves seconds per test; `python` starts the
+interpreter, for what has to do with how processes start and end, and with what is imported.
 """
 
 from __future__ import annotations

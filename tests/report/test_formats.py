@@ -237,9 +237,9 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     text.encode("utf-8")
     assert text.replace("\n", "").isprintable()
     if form == "table":
-        body = text.split("\n\n")[1].splitlines()
-        assert len(body) == 2 + len(hostile.arms)
-        assert max(map(len, body)) < 600
+        rows_of_arms = text.split("\n\n")[1].splitlines()
+        assert len(rows_of_arms) == 2 + len(hostile.arms)
+        assert max(map(len, rows_of_arms)) < 600
         assert max(map(len, Terminal(80).render(hostile).splitlines())) <= (
             80 if len(hostile.reference) < 80 else MAX_LINE
         )
@@ -299,8 +299,8 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
     elif form == "md":
         assert [row[0].replace("\\", "") for row in _md_table(text)[2:]] == arms
     else:
-        table = text.split("\n\n")[1].splitlines()
-        assert [line.split()[0] for line in table[2:102]] == arms
+        lines = text.split("\n\n")[1].splitlines()
+        assert [line.split()[0] for line in lines[2:102]] == arms
     assert all(f"{arm} " in text.replace("\\", "") for arm in arms) or form in ("csv", "json")
     assert "…" not in text
 

@@ -156,7 +156,7 @@ def test_every_width_fits(scene: str, width: int) -> None:
         assert row.accuracy_verdict.partition(" (")[0] in text
 
 
-def test_times_that_are_no_results_are_not_printed(make_comparison: Callable[..., Comparison]) -> None:
+def test_times_that_are_no_results_are_not_printed() -> None:
     """An emulated or invalid time is a word in its cell, and the line below says why; the record keeps the number."""
     rows = {"half": EMULATED, "native:fp16": {"invalid_time": "load 9.0 on 2 cores", "step_seconds_median": 0.777}}
     comparison = _comparison(rows, arms=("fp32", "native:fp16", "half"))

@@ -90,8 +90,9 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
     if not band.x:
         return []
     series: Series = {"a": arm.place, "x": [rounded(x, 7) for x in band.x], "y": [rounded(y) for y in band.mean]}
-    if band.has_width:
-        series |= {"lo": [rounded(y) for y in band.low], "hi": [rounded(y) for y in band.high]}
+    low, high = ([rounded(y) for y in side] for side in (band.low, band.high))
+    if low != high:
+        series |= {"lo": low, "hi": high}
     if stairs:
         series["step"] = 1
     if dots or len(band.x) == 1:
