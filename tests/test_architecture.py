@@ -37,13 +37,14 @@ FLOORS = {
     "guards": 1,
     "environment": 0,
     "files": 1,
+    "source": 2,
     "isolate": 0,
     "formatting": 0,
     "tensors": 0,
     "errors": 0,
     "version": 0,
 }
-TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings")
+TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings", "source")
 HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")

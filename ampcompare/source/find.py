@@ -1,0 +1,117 @@
+"""Find the Python files and notebooks below paths, in a stable order and each once, links or not."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["SKIPPED_FOLDERS", "SUFFIXES", "find_sources"]
+
+SUFFIXES = (".py", ".pyi", ".pyw", ".ipynb")
+# Folders that hold no source of the user; a path that names one of them is read all the same.
+SKIPPED_FOLDERS = frozenset(
+    {
+        "__pycache__",
+        "__pypackages__",
+        "node_modules",
+        "site-packages",
+        "build",
+        "dist",
+        "venv",
+    }
+)
+
+
+def find_sources(
+    paths: Iterable[str | Path],
+    *,
+    exclude: Sequence[str] = (),
+    unreadable: Callable[[Path, str], None] | None = None,
+) -> Iterator[Path]:
+    """Yield the files below paths, sorted within each folder, and none twice.
+
+    A file that is named is yielded whatever its suffix. Below folders, files with one of `SUFFIXES` are yielded; hidden
+    folders, virtual environments and `SKIPPED_FOLDERS` are left out. Links to folders are followed once, links to files
+    are yielded under the name of the link.
+
+    Args:
+        paths: files and folders, which exist.
+        exclude: patterns as of `fnmatch`, held against the name of a file or folder and against its path.
+        unreadable: is called with a folder that cannot be read, and the reason; by default these are passed over.
+    """
+    seen: set[tuple[int, int]] = set()
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from _walk(path, exclude, unreadable, seen)
+        elif _is_new(path, seen):
+            yield path
+
+
+def _walk(
+    folder: Path,
+    exclude: Sequence[str],
+    unreadable: Callable[[Path, str], None] | None,
+    seen: set[tuple[int, int]],
+) -> Iterator[Path]:
+    waiting = [folder]
+    while waiting:
+        current = waiting.pop()
+        if not _is_new(current, seen):
+            continue
+        try:
+            entries = sorted(os.scandir(current), key=lambda entry: entry.name)
+        except OSError as error:
+            if unreadable is not None:
+                unreadable(current, error.strerror or str(error))
+            continue
+        folders = []
+        for entry in entries:
+            path = current / entry.name
+            if _is_excluded(path, exclude):
+                continue
+            if _is_folder(entry):
+                if _holds_source(path):
+                    folders.append(path)
+            elif entry.name.endswith(SUFFIXES) and _is_new(path, seen):
+                yield path
+        waiting += reversed(folders)
+
+
+def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
+    """Return whether a file or folder was not met before, under another name either."""
+    try:
+        status = path.stat()
+    except OSError:  # a link to nothing, or in a circle: reading it says why
+        return True
+    key = (status.st_dev, status.st_ino)
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _holds_source(folder: Path) -> bool:
+    name = folder.name
+    if name.startswith(".") or name in SKIPPED_FOLDERS or name.endswith(".egg-info"):
+        return False
+    return not os.path.exists(folder / "pyvenv.cfg")
+
+
+def _is_excluded(path: Path, patterns: Sequence[str]) -> bool:
+    text = path.as_posix()
+    return any(
+        fnmatch.fnmatch(path.name, pattern)
+        or fnmatch.fnmatch(text, pattern)
+        or fnmatch.fnmatch(text, f"*/{pattern}")
+        or f"/{pattern.strip('/')}/" in f"/{text}/"
+        for pattern in patterns
+    )

@@ -1,0 +1,69 @@
+"""Which files below a path are source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.find import find_sources
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n", encoding="utf-8")
+
+
+def found(folder: Path, **options: object) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in find_sources([folder], **options)]  # type: ignore[arg-type]
+
+
+def test_order_and_suffixes(tmp_path: Path) -> None:
+    """Files come before folders, each sorted; other suffixes, hidden folders and environments are left out."""
+    write(tmp_path, "b/c.py", "b/a.ipynb", "z.py", "a.txt", ".git/x.py", "__pycache__/y.py", "env/lib/q.py", "a/t.pyi")
+    (tmp_path / "env" / "pyvenv.cfg").touch()
+
+    assert found(tmp_path) == ["z.py", "a/t.pyi", "b/a.ipynb", "b/c.py"]
+
+
+def test_named_files_are_read_whatever_their_name(tmp_path: Path) -> None:
+    """A script without a suffix is read if it is named, and once if it is named twice."""
+    write(tmp_path, "train")
+
+    assert list(find_sources([tmp_path / "train", tmp_path / "train"])) == [tmp_path / "train"]
+
+
+def test_links(tmp_path: Path) -> None:
+    """A circle of links ends, and a file with two names is yielded once."""
+    write(tmp_path, "a/x.py")
+    (tmp_path / "a" / "up").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "a" / "y.py").symlink_to("x.py")
+    (tmp_path / "a" / "nothing.py").symlink_to("missing.py")
+
+    assert found(tmp_path) == ["a/nothing.py", "a/x.py"]
+
+
+@pytest.mark.parametrize("pattern", ["old", "old/", "*_old.py", "a/old", "*/old/*"])
+def test_exclude(tmp_path: Path, pattern: str) -> None:
+    """Patterns are held against names and paths."""
+    write(tmp_path, "a/old/x.py", "a/y_old.py", "a/z.py")
+
+    assert ("a/old/x.py" in found(tmp_path, exclude=[pattern])) == (pattern == "*_old.py")
+    assert "a/z.py" in found(tmp_path, exclude=[pattern])
+
+
+@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="the superuser may read every folder")
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    """It is reported, and the others are read."""
+    write(tmp_path, "a/x.py", "b/y.py")
+    (tmp_path / "a").chmod(0)
+    notes: list[tuple[Path, str]] = []
+
+    try:
+        assert found(tmp_path, unreadable=lambda path, why: notes.append((path, why))) == ["b/y.py"]
+    finally:
+        (tmp_path / "a").chmod(0o755)
+    assert notes == [(tmp_path / "a", "Permission denied")]
