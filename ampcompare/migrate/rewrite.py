@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ampcompare.migrate.casts import cast_notes
 from ampcompare.migrate.core import rewrite_core
+from ampcompare.migrate.branches import join_branches
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.migrate.imports import rewrite_imports, torch_name
@@ -45,8 +46,11 @@ def may_use_apex(text: str) -> bool:
     return WORD.search(text) is not None
 
 
-def migrate_text(text: str) -> Migration:
-    """Return the module for `torch.amp`.
+def migrate_text(text: str, target: str = "torch") -> Migration:
+    """Return the module for `torch.amp`, or for ampcompare's contract.
+
+    Args:
+        target: "torch" or "precision".
 
     Raises:
         SyntaxError: it is not Python 3.
@@ -89,8 +93,8 @@ def migrate_text(text: str) -> Migration:
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
     _mark(tree, edits, findings)
-    used = [node for node, _ in names.uses]
-    return Migration(edits.result() if edits else text, findings, len(used), len(kept))
+    result = join_branches(edits.result()) if edits else text
+    return Migration(result, findings, len(names.uses), len(kept))
 
 
 def _by_hand(node: ast.AST, message: str) -> Finding:
