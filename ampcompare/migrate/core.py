@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.edits import Edits
+from ampcompare.migrate.evaluation import cast_evaluation
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.forward import Forward, find_forward, model_keys
 from ampcompare.migrate.names import Names
@@ -19,6 +20,7 @@ from ampcompare.migrate.tree import Function, Tree, key_of
 
 __all__ = ["Core", "rewrite_core"]
 
+MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
@@ -85,6 +87,7 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str) -> list[Fin
     core = Core(tree, names, edits, torch, sites, scalers, order, find_forward(tree, names, sites))
     _initialize(core)
     _forward(core)
+    cast_evaluation(core)
     place_unscale(core)
     for backward in sites.backwards:
         _backward(core, backward)
@@ -94,7 +97,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str) -> list[Fin
 
 
 def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
+    for node, meaning in names.uses:
+        if meaning in ("apex", "apex.amp") and _is_passed_on(tree, node):
+            raise Unsure(node, f"{meaning} is passed on as a value; what is called on it cannot be seen")
     for node in tree.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
+            if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
+                raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
         if isinstance(node, (ast.Name, ast.Attribute)) and (meaning := names.meaning(node)) is not None:
             tail = meaning.rpartition(".")[2]
             if meaning.startswith(NATIVE) and tail in ("autocast", "GradScaler"):
@@ -107,6 +116,14 @@ def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
                     backward.statement,
                     f"no {key}.step() is in this file; it must become scaler.step({key}) together with this block",
                 )
+
+
+def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
+    """Return whether a name of a module is used as a value, other than in a test for `None`."""
+    parent = tree.parent(node)
+    if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
+        return False
+    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp)) or isinstance(parent, ast.UnaryOp))
 
 
 # initialize
@@ -156,7 +173,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         enabled = ["False"]
     if enabled:
         arguments.append(f"enabled={_joined(enabled)}")
-    lines = [f"{inside}{name} = {core.torch}.amp.GradScaler({', '.join(arguments)})" for name in scalers.names]
+    lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
     in_module = scalers.home == "module" and function is not None
     if in_module:
         _declare(core, function)
@@ -171,6 +188,14 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         core.defaults.add(conditions[-1])
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + carried)
+
+
+def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
+    text = f"{name} = {core.torch}.amp.GradScaler({', '.join(arguments)})"
+    if len(text) <= MAX_LENGTH and "\n" not in text:
+        return [text]
+    unit = core.tree.unit
+    return [f"{name} = {core.torch}.amp.GradScaler(", *(f"{unit}{each}," for each in arguments), ")"]
 
 
 def _joined(tests: list[str]) -> str:
@@ -437,8 +462,9 @@ def _maybe_collapse(
     alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
     _, end = tree.span(call.func)
     scaled = f"{scaler}.scale({loss}).backward{tree.text[end : tree.span(call)[1]]}"
-    if isinstance(branch, ast.If) and alone and branch.body == [statement] and len(branch.orelse) == 1:
-        other = next((each for each in core.sites.backwards if each.statement is branch.orelse[0]), None)
+    if isinstance(branch, ast.If) and alone and len(branch.body) == 1 and len(branch.orelse) == 1:
+        pair = {branch.body[0], branch.orelse[0]} - {statement}
+        other = next((each for each in core.sites.backwards if each.statement in pair), None)
         if other is not None and not other.block and ast.unparse(other.loss) == ast.unparse(backward.loss):
             core.consumed.append(other)
             lines = [*inline, scaled]

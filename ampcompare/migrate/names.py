@@ -51,7 +51,7 @@ class Names:
                 self._add_import(node)
             elif isinstance(node, ast.ImportFrom):
                 self._add_from(node)
-        self._rebound = self._find_rebound()
+        self._shadowing = self._find_shadowing()
         self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._find_uses())
 
     def _add(self, name: str, meaning: str) -> None:
@@ -79,17 +79,18 @@ class Names:
             if module.split(".")[0] != "torch":
                 self.imports.append((node, alias))
 
-    def _find_rebound(self) -> set[str]:
-        """Return imported names of Apex that are also bound to another value, not counting `None` and flags."""
-        names = {name for name, meanings in self._meanings.items() if any(not m.startswith("torch") for m in meanings)}
-        found = set()
+    def _find_shadowing(self) -> dict[str, list[ast.AST]]:
+        """Return the functions that have a parameter of the same name as an import, and other definitions of the name."""
+        found: dict[str, list[ast.AST]] = {}
         for node in self.tree.nodes:
-            if isinstance(node, ast.arg) and node.arg in names:
-                found.add(node.arg)
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names:
-                if not any(isinstance(outer, ast.Try) for outer in self.tree.ancestors(node)):
-                    found.add(node.name)
+            if isinstance(node, ast.arg) and node.arg in self._meanings:
+                function = self.tree.parent(self.tree.parent(node))
+                found.setdefault(node.arg, []).append(function)
         return found
+
+    def _is_shadowed(self, node: ast.Name) -> bool:
+        functions = self._shadowing.get(node.id)
+        return functions is not None and any(outer in functions for outer in self.tree.ancestors(node))
 
     def meaning(self, node: ast.AST | None) -> str | None:
         """Return the full name of an expression; None if it is not imported from Apex or torch, or ambiguous."""
@@ -97,7 +98,7 @@ class Names:
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value
-        if not isinstance(node, ast.Name) or node.id in self._rebound:
+        if not isinstance(node, ast.Name) or self._is_shadowed(node):
             return None
         meanings = self._meanings.get(node.id, set())
         apex = [meaning for meaning in meanings if not meaning.startswith("torch")]

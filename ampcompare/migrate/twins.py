@@ -33,6 +33,9 @@ DDP_ARGUMENTS = (
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
 
+REGISTERED = {"register_half_function": "float16", "register_float_function": "float32"}
+LISTS = {"functional_overrides": ".nn.functional", "torch_overrides": "", "tensor_overrides": ".Tensor"}
+
 
 class Twins:
     """Rewrites single uses.
@@ -247,21 +250,54 @@ class Twins:
             if not self._core:
                 return False
             return self._decorator(node, DECORATORS[what])
-        if what == "register_half_function" and call is not None and len(call.args) == 2:
-            name = call.args[1]
-            statement = self._tree.statement(call)
-            if isinstance(name, ast.Constant) and name.value in HALF and isinstance(statement, ast.Expr) and self._core:
-                self._edits.remove(statement)
-                return True
-        if what.startswith("register_") and call is not None:
-            raise Unsure(
-                call,
-                f"{what} has no twin: autocast has no registry; call the function under "
-                'torch.autocast("cuda", enabled=False) with inputs in the type it needs',
-            )
+        if what in REGISTERED and call is not None:
+            return self._registered(call, REGISTERED[what])
+        if what.startswith("lists.") and call is not None:
+            return self._listed(call, what)
         if what.startswith("_amp_state"):
             return self._state(node, what)
         raise Unsure(node, f"amp.{what} has no twin in torch.amp")
+
+    def _registered(self, call: ast.Call, dtype: str) -> bool:
+        """Let a function cast its inputs, as Apex patched it; where autocast does so by itself, nothing is left to do."""
+        statement = self._tree.statement(call)
+        if not self._core:
+            return False
+        if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or statement is not self._tree.parent(call):
+            raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
+        name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
+        if name[:1].isupper():
+            raise Unsure(call, f"{name} is a class: call it under torch.autocast(\"cuda\", enabled=False) by hand")
+        if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
+            self._edits.remove(statement)
+            return True
+        function = f"{self._tree.source(call.args[0])}.{name}"
+        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
+        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
+        return True
+
+    def _listed(self, call: ast.Call, what: str) -> bool:
+        """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove("softmax")`."""
+        parts = what.split(".")
+        statement = self._tree.statement(call)
+        if not self._core:
+            return False
+        owner = LISTS.get(parts[1])
+        constant = call.args[0] if len(call.args) == 1 else None
+        if owner is None or not isinstance(constant, ast.Constant) or statement is not self._tree.parent(call):
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+        function = f"{self._torch}{owner}.{constant.value}"
+        if parts[-1] == "remove":
+            self._edits.remove(statement)
+            self._note(call, f"autocast has no lists to change: {function} is cast as autocast has it")
+            return True
+        dtype = {"FP16_FUNCS": "float16", "FP32_FUNCS": "float32"}.get(parts[2])
+        if parts[-1] != "append" or dtype is None:
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
+        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        return True
 
     def _decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
         arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
