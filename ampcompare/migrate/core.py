@@ -5,22 +5,23 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from ampcompare.migrate.create import create_scalers
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.evaluation import cast_evaluation
 from ampcompare.migrate.finding import NOTE, Finding
-from ampcompare.migrate.forward import Forward, find_forward, model_keys
+from ampcompare.migrate.forward import Forward, find_forward
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.order import Order, find_order
+from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
-from ampcompare.migrate.scalers import ATTRIBUTE, Scalers, plan_scalers
-from ampcompare.migrate.settings import ScalerSettings, scaler_settings
-from ampcompare.migrate.sites import Backward, Initialize, Sites, Unsure, collect_sites
+from ampcompare.migrate.scalers import Scalers, plan_scalers
+from ampcompare.migrate.sites import Backward, Sites, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
-from ampcompare.migrate.tree import Function, Tree, key_of
+from ampcompare.migrate.tree import Function, Tree
 
 __all__ = ["Core", "rewrite_core"]
 
-MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
+OFF = 'ampcompare.make_precision("fp32")'
 NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
@@ -31,6 +32,7 @@ class Core:
     Attributes:
         edits: gets the changes.
         torch: the name by which the module knows torch.
+        target: "torch" or "precision".
         findings: notes on what differs.
     """
 
@@ -38,6 +40,7 @@ class Core:
     names: Names
     edits: Edits
     torch: str
+    target: str
     sites: Sites
     scalers: Scalers
     order: Order
@@ -50,6 +53,11 @@ class Core:
     declared: set[Function] = field(default_factory=set)
     has_global: bool = False
     defaults: set[ast.stmt] = field(default_factory=set)
+
+    @property
+    def off(self) -> str:
+        """The expression for a scaler or precision that does nothing."""
+        return f'{self.torch}.amp.GradScaler("cuda", enabled=False)' if self.target == "torch" else OFF
 
     def note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
@@ -68,11 +76,13 @@ class Core:
 
     def autocast(self, node: ast.AST, optimizer: str | None) -> str:
         """Return the `with` line for a forward pass."""
+        if self.target == "precision":
+            return f"with {self.scaler(node, optimizer)}.autocast():"
         enabled = "" if self.always else f", enabled={self.scaler(node, optimizer)}.is_enabled()"
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
 
 
-def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str) -> list[Finding]:
+def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str) -> list[Finding]:
     """Rewrite the core of a module, all of it.
 
     Raises:
@@ -82,10 +92,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str) -> list[Fin
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
         return []
     _refuse(tree, names, sites)
-    scalers = plan_scalers(tree, sites, "scaler")
+    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision")
     order = find_order(tree, sites, scalers.name)
-    core = Core(tree, names, edits, torch, sites, scalers, order, find_forward(tree, names, sites))
-    _initialize(core)
+    core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
+    create_scalers(core)
+    if target == "precision":
+        rewrite_for_precision(core)
+        return core.findings
     _forward(core)
     cast_evaluation(core)
     place_unscale(core)
@@ -126,252 +139,6 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp)) or isinstance(parent, ast.UnaryOp))
 
 
-# initialize
-
-
-def _initialize(core: Core) -> None:
-    initializes = core.sites.initializes
-    single = len(initializes) == 1
-    made: list[tuple[Initialize, ScalerSettings]] = [
-        (each, scaler_settings(core.tree, each, single=single)) for each in initializes
-    ]
-    core.update = made[0][1].update if made else ""
-    conditional = any(_conditions(core.tree, each) or settings.enabled for each, settings in made)
-    core.always = bool(made) and not conditional and core.scalers.home != "module"
-    if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
-        core.always = not conditional
-    for each, settings in made:
-        _create(core, each, settings, single)
-        for message in settings.notes:
-            core.note(each.call, message)
-
-
-def _conditions(tree: Tree, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
-    found = []
-    below: ast.AST = initialize.statement
-    for outer in tree.ancestors(initialize.statement):
-        if isinstance(outer, ast.If):
-            found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
-            break
-        below = outer
-    return found
-
-
-def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single: bool) -> None:
-    tree, edits, scalers = core.tree, core.edits, core.scalers
-    function = initialize.function
-    inside = "self." if scalers.home == "self" else ""
-    conditions = _conditions(tree, initialize)
-    enabled = list(settings.enabled)
-    hoisted = single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
-    if hoisted:
-        enabled = [_text_of_test(tree, each.test) for each in reversed(conditions)] + enabled
-    arguments = ['"cuda"', *settings.arguments]
-    if "False" in enabled:
-        enabled = ["False"]
-    if enabled:
-        arguments.append(f"enabled={_joined(enabled)}")
-    lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
-    in_module = scalers.home == "module" and function is not None
-    if in_module:
-        _declare(core, function)
-    default = [f'{inside}{name} = {core.torch}.amp.GradScaler("cuda", enabled=False)' for name in scalers.names]
-    results = _results(tree, initialize)
-    carried = _carried(core, initialize)
-    if hoisted:
-        edits.before(conditions[-1], lines + carried)
-        _replace_call(core, initialize, results, [])
-        return
-    if conditions and not in_module and conditions[-1] not in core.defaults:
-        core.defaults.add(conditions[-1])
-        edits.before(conditions[-1], default)
-    _replace_call(core, initialize, results, lines + carried)
-
-
-def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
-    text = f"{name} = {core.torch}.amp.GradScaler({', '.join(arguments)})"
-    if len(text) <= MAX_LENGTH and "\n" not in text:
-        return [text]
-    unit = core.tree.unit
-    return [f"{name} = {core.torch}.amp.GradScaler(", *(f"{unit}{each}," for each in arguments), ")"]
-
-
-def _joined(tests: list[str]) -> str:
-    return " and ".join(tests)
-
-
-def _text_of_test(tree: Tree, test: ast.expr) -> str:
-    text = tree.source(test)
-    if "\n" in text:
-        text = ast.unparse(test)
-    return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
-
-
-def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], settings: ScalerSettings) -> bool:
-    """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
-    below: ast.stmt = initialize.statement
-    for condition in conditions:
-        chain = [below, *(each for each in tree.ancestors(below))]
-        if not any(each in chain for each in condition.body):
-            return False  # in an else or elif
-        for node in ast.walk(condition.test):
-            if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
-                return False
-            if isinstance(node, ast.Call) and key_of(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
-                return False
-    outermost = conditions[-1]
-    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [tree.parent(outermost)]):
-        return False  # an elif
-    used = {
-        key
-        for expression in (*(each.test for each in conditions), *initialize.arguments.values())
-        for node in ast.walk(expression)
-        if isinstance(node, ast.Name) and (key := node.id)
-    }
-    models = {
-        node.id
-        for name in ("models", "optimizers")
-        if name in initialize.arguments
-        for node in ast.walk(initialize.arguments[name])
-        if isinstance(node, ast.Name)
-    }
-    for node in ast.walk(outermost):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
-            return False
-    return True
-
-
-def _declare(core: Core, function: Function | None) -> None:
-    """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
-    assert function is not None
-    tree, edits, scalers = core.tree, core.edits, core.scalers
-    if function not in core.declared:
-        core.declared.add(function)
-        body = function.body
-        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
-        edits.before(first, [f"global {', '.join(scalers.names)}"])
-    if len(core.declared) == 1 and not core.has_global:
-        core.has_global = True
-        default = [f'{name} = {core.torch}.amp.GradScaler("cuda", enabled=False)' for name in scalers.names]
-        outermost: ast.AST = function
-        while not isinstance(tree.parent(outermost), ast.Module):
-            outermost = tree.parent(outermost)
-        first_use = next(
-            each for each in tree.module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
-        )
-        edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
-def _carried(core: Core, initialize: Initialize) -> list[str]:
-    """Return what an optimizer needs to carry the scaler to another file, and the model to run under autocast."""
-    lines: list[str] = []
-    tree, sites = core.tree, core.sites
-    optimizers = initialize.arguments.get("optimizers")
-    inside = "self." if core.scalers.home == "self" else ""
-    elsewhere = not any(each.block for each in sites.backwards)
-    if elsewhere and optimizers is not None and not (isinstance(optimizers, ast.Constant) and optimizers.value is None):
-        elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
-        for each in elements:
-            key = key_of(each)
-            if key is None:
-                raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
-            lines.append(f"{key}.{ATTRIBUTE} = {inside}{core.scalers.names[0]}")
-        if elements:
-            core.note(
-                initialize.call,
-                f"scale_loss is called in another file: the optimizer carries the scaler there, as {ATTRIBUTE}; "
-                "migrate that file too",
-            )
-    if elsewhere or core.forward.missing:
-        lines += _wrapped_models(core, initialize)
-    return lines
-
-
-def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
-    """Return lines that let `forward` of the models run under autocast wherever it is called."""
-    tree = core.tree
-    for node in tree.nodes:
-        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        if name == "DataParallel" and isinstance(node, (ast.Name, ast.Attribute)):
-            raise Unsure(
-                initialize.call,
-                "the forward pass is not found in this file, and its replicas under DataParallel cannot share a wrapped "
-                "forward; put the forward pass under torch.autocast by hand",
-            )
-    models = initialize.arguments.get("models")
-    elements = models.elts if isinstance(models, (ast.List, ast.Tuple)) else [models]
-    lines = []
-    enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
-    for each in elements:
-        key = key_of(each)
-        if key is None:
-            raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        lines.append(
-            f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-        )
-    core.note(
-        initialize.call,
-        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of the model "
-        "is computed in the type of its output",
-    )
-    return lines
-
-
-def _results(tree: Tree, initialize: Initialize) -> str:
-    """Return the expression that has the value of the call."""
-    models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
-    if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
-    if optimizers is None or (isinstance(optimizers, ast.Constant) and optimizers.value is None):
-        return tree.source(models)
-    return f"{tree.source(models)}, {tree.source(optimizers)}"
-
-
-def _flat(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [leaf for each in node.elts for leaf in _flat(each)]
-    return [node]
-
-
-def _replace_call(core: Core, initialize: Initialize, results: str, lines: list[str]) -> None:
-    tree, edits, statement = core.tree, core.edits, initialize.statement
-    if isinstance(statement, ast.Expr) and statement.value is initialize.call:
-        edits.replace_statement(statement, lines)
-        return
-    if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
-        values = [initialize.arguments["models"], initialize.arguments.get("optimizers")]
-        sources = [leaf for each in values if each is not None for leaf in _flat(each)]
-        targets = _flat(statement.targets[0])
-        if len(sources) == len(targets):
-            pairs = [
-                (tree.source(target), tree.source(source))
-                for target, source in zip(targets, sources, strict=True)
-                if tree.source(target) != tree.source(source) and tree.source(target) != "_"
-            ]
-            assigned = []
-            if pairs:
-                assigned = [f"{', '.join(t for t, _ in pairs)} = {', '.join(s for _, s in pairs)}"]
-            edits.replace_statement(statement, assigned + lines)
-            return
-    if isinstance(statement, (ast.Assign, ast.Return, ast.AnnAssign, ast.Expr)):
-        value = f"({results})" if initialize.arguments.get("optimizers") is not None else results
-        edits.replace(initialize.call, value)
-        if lines:
-            edits.before(statement, lines)
-        return
-    raise Unsure(initialize.call, "amp.initialize stands inside another statement; give it a line of its own")
-
-
 # forward, backward, step
 
 
@@ -384,11 +151,17 @@ def _forward(core: Core) -> None:
                 "the forward pass of this loss is in another file; it must run under torch.autocast "
                 "(migrate does that where it finds amp.initialize)",
             )
+    wrap_forward(core)
+
+
+def wrap_forward(core: Core) -> None:
+    """Put the forward passes that were found under autocast."""
     for first, last in core.forward.regions:
-        core.edits.wrap(first, last, core.autocast(first, _optimizer_near(core, first)))
+        core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
 
 
-def _optimizer_near(core: Core, node: ast.AST) -> str | None:
+def optimizer_near(core: Core, node: ast.AST) -> str | None:
+    """Return an optimizer of the function around a node, else of the module."""
     function = core.tree.function(node)
     for backward in core.sites.backwards:
         if backward.optimizers and backward.function is function:
@@ -402,7 +175,7 @@ def _optimizer_of(core: Core, backward: Backward) -> str | None:
         return backward.optimizers[0]
     blocks = [each for each in core.sites.backwards if each.block and each.function is backward.function]
     near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
-    return near.optimizers[0] if near is not None and near.optimizers else _optimizer_near(core, backward.statement)
+    return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
 
 
 def _backward(core: Core, backward: Backward) -> None:

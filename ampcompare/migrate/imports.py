@@ -9,7 +9,7 @@ from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.tree import Block, Tree
 
-__all__ = ["rewrite_imports", "torch_name"]
+__all__ = ["import_from_engine", "rewrite_imports", "torch_name"]
 
 CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
@@ -54,6 +54,36 @@ def rewrite_imports(
     for node in tree.nodes:
         if isinstance(node, ast.Try):
             _settle_try(tree, edits, node, gone)
+
+
+def import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
+    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves all of it."""
+    needed = {_root(node) for node in kept}
+    complete = True
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines: list[str] = []
+        for alias in statement.names:
+            local = alias.asname or alias.name.split(".")[0]
+            if alias.name != "*" and local not in needed:
+                continue
+            if isinstance(statement, ast.ImportFrom):
+                module = _engine_name(statement.module or "")
+                lines.append(f"from {module} import {alias.name}" + (f" as {alias.asname}" if alias.asname else ""))
+            elif alias.name in ("apex", "amp_C", "apex_C"):
+                lines.append(f"from ampcompare.apex import {alias.name} as {local}" if alias.name != "apex" else "")
+                lines[-1] = lines[-1] or f"import ampcompare.apex as {local}"
+            elif alias.asname:
+                lines.append(f"import {_engine_name(alias.name)} as {local}")
+            elif alias.name.startswith("apex."):
+                lines += ["import ampcompare.apex as apex", f"import {_engine_name(alias.name)}"]
+            else:
+                lines.append(f"import {alias.name}")
+        edits.replace_statement(statement, lines)
+    return complete
+
+
+def _engine_name(module: str) -> str:
+    return f"ampcompare.{module}" if module.split(".")[0] == "apex" else module
 
 
 def _root(node: ast.AST) -> str:

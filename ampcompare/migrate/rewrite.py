@@ -11,7 +11,7 @@ from ampcompare.migrate.core import rewrite_core
 from ampcompare.migrate.branches import join_branches
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
-from ampcompare.migrate.imports import rewrite_imports, torch_name
+from ampcompare.migrate.imports import import_from_engine, rewrite_imports, torch_name
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.sites import Unsure
 from ampcompare.migrate.texts import rewrite_texts
@@ -66,11 +66,13 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
     edits, findings, unsure = Edits(tree), [], None
     torch, above = torch_name(tree, names, edits)
     try:
-        findings += rewrite_core(tree, names, edits, torch)
+        findings += rewrite_core(tree, names, edits, torch, target)
     except Unsure as error:
         unsure = error
         edits = Edits(tree)
         findings.append(_by_hand(error.node, str(error)))
+    if target == "precision":
+        return _for_precision(tree, names, edits, findings, unsure, above)
     twins = Twins(tree, names, edits, torch, core=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
@@ -95,6 +97,28 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
     _mark(tree, edits, findings)
     result = join_branches(edits.result()) if edits else text
     return Migration(result, findings, len(names.uses), len(kept))
+
+
+def _for_precision(
+    tree: Tree, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
+) -> Migration:
+    """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
+    kept = [
+        node
+        for node, meaning in names.uses
+        if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
+    ]
+    imported = import_from_engine(tree, names, edits, kept)
+    if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
+        first = next((each for each in tree.module.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
+        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
+            first = above
+        if first is not None:
+            edits.before(first, ["import ampcompare"])
+    findings = sorted(set(findings))
+    _mark(tree, edits, findings)
+    left = 0 if imported else len(kept)
+    return Migration(edits.result() if edits else tree.text, findings, len(names.uses), left)
 
 
 def _by_hand(node: ast.AST, message: str) -> Finding:
