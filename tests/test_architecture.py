@@ -20,6 +20,7 @@ FLOORS = {
     "claims": 9,
     "experiment": 8,
     "explain": 8,
+    "migrate": 8,
     "launch": 7,
     "training": 6,
     "analysis": 5,
@@ -44,7 +45,7 @@ FLOORS = {
     "errors": 0,
     "version": 0,
 }
-TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "records", "report", "settings", "source")
+TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "migrate", "records", "report", "settings", "source")
 HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")

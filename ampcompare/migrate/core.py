@@ -3,83 +3,25 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
 
+from ampcompare.migrate.context import Core
 from ampcompare.migrate.create import create_scalers
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.evaluation import cast_evaluation
-from ampcompare.migrate.finding import NOTE, Finding
-from ampcompare.migrate.forward import Forward, find_forward
+from ampcompare.migrate.finding import Finding
+from ampcompare.migrate.forward import find_forward
 from ampcompare.migrate.names import Names
-from ampcompare.migrate.order import Order, find_order
+from ampcompare.migrate.order import find_order
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
-from ampcompare.migrate.scalers import Scalers, plan_scalers
+from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Backward, Sites, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
 from ampcompare.migrate.tree import Function, Tree
 
-__all__ = ["Core", "rewrite_core"]
+__all__ = ["rewrite_core"]
 
-OFF = 'ampcompare.make_precision("fp32")'
 NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
-
-
-@dataclass
-class Core:
-    """A core that can be rewritten; `rewrite_core` fills it.
-
-    Attributes:
-        edits: gets the changes.
-        torch: the name by which the module knows torch.
-        target: "torch" or "precision".
-        findings: notes on what differs.
-    """
-
-    tree: Tree
-    names: Names
-    edits: Edits
-    torch: str
-    target: str
-    sites: Sites
-    scalers: Scalers
-    order: Order
-    forward: Forward
-    findings: list[Finding] = field(default_factory=list)
-    always: bool = False
-    update: str = ""
-    consumed: list[Backward] = field(default_factory=list)
-    replaced: list[ast.If] = field(default_factory=list)
-    declared: set[Function] = field(default_factory=set)
-    has_global: bool = False
-    defaults: set[ast.stmt] = field(default_factory=set)
-
-    @property
-    def off(self) -> str:
-        """The expression for a scaler or precision that does nothing."""
-        return f'{self.torch}.amp.GradScaler("cuda", enabled=False)' if self.target == "torch" else OFF
-
-    def note(self, node: ast.AST, message: str) -> None:
-        """Add a note on the line of a node."""
-        self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
-
-    def scaler(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the expression for a scaler.
-
-        Raises:
-            Unsure: no optimizer is in reach that carries it.
-        """
-        try:
-            return self.scalers.reference(optimizer)
-        except LookupError:
-            raise Unsure(node, "the scaler is made in another file, and no optimizer that carries it is in reach") from None
-
-    def autocast(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the `with` line for a forward pass."""
-        if self.target == "precision":
-            return f"with {self.scaler(node, optimizer)}.autocast():"
-        enabled = "" if self.always else f", enabled={self.scaler(node, optimizer)}.is_enabled()"
-        return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
 
 
 def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str) -> list[Finding]:
@@ -200,16 +142,20 @@ def _backward(core: Core, backward: Backward) -> None:
     uses = [
         node
         for node in tree.nodes
-        if isinstance(node, ast.Name) and node.id == backward.name and tree.function(node) is backward.function
+        if isinstance(node, ast.Name)
+        and node.id == backward.name
+        and tree.function(node) is backward.function
         and isinstance(node.ctx, ast.Load)
     ]
     inside = [node for node in uses if statement in tree.ancestors(node)]
     others = [
-        each for each in core.sites.backwards if each is not backward and each.name == backward.name
-        and each.function is backward.function
+        each
+        for each in core.sites.backwards
+        if each is not backward and each.name == backward.name and each.function is backward.function
     ]
     later = [
-        node for node in uses
+        node
+        for node in uses
         if node not in inside and not any(each.statement in tree.ancestors(node) for each in others)
     ]
     if len(inside) == 1 and not later and _backward_receiver(tree, inside[0]):

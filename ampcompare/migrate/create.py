@@ -11,7 +11,7 @@ from ampcompare.migrate.sites import Initialize, Unsure
 from ampcompare.migrate.tree import Function, Tree, key_of
 
 if TYPE_CHECKING:
-    from ampcompare.migrate.core import Core
+    from ampcompare.migrate.context import Core
 
 __all__ = ["create_scalers"]
 
@@ -77,6 +77,11 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
     carried = _carried(core, initialize)
+    place = (id(tree.block(initialize.statement)), tuple(lines))
+    unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
+    if unused or (not conditions and place in core.made):
+        lines = []
+    core.made.add(place)
     if hoisted:
         edits.before(conditions[-1], lines + carried)
         _replace_call(core, initialize, results, [])
@@ -95,7 +100,7 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
     if isinstance(level, ast.Constant):
         arm = f'"apex:{level.value}"'
-    elif level is not None and any(mark in tree.source(level) for mark in ("\"", "'", "\n", "\\")):
+    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
         arm = f'"apex:" + {tree.source(level)}'
     enabled = given.get("enabled")
     if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
@@ -112,7 +117,9 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
             arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
     for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
         if option in given:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex instead")
+            raise Unsure(
+                initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex instead"
+            )
     models = given["models"] if "models" in given else None
     if models is None:
         raise Unsure(initialize.call, "amp.initialize without models")
@@ -283,6 +290,9 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     elements = models.elts if isinstance(models, (ast.List, ast.Tuple)) else [models]
     lines = []
     enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    if len(elements) == 1 and isinstance(target, ast.Name):
+        elements = [target]
     for each in elements:
         key = key_of(each)
         if key is None:

@@ -38,6 +38,7 @@ class Edits:
         self._spans: dict[tuple[int, int], str | list[str]] = {}
         self._removed: set[ast.stmt] = set()
         self._strings: set[int] | None = None
+        self._unwrapped: dict[ast.stmt, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._lines or self._spans or self._removed)
@@ -81,7 +82,7 @@ class Edits:
             start, _ = self.tree.span(statement)
             self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
             return
-        line = self._line(self.tree.line_of(statement))
+        line = self._line(self._unwrapped.get(statement, self.tree.line_of(statement)))
         line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
 
     def after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
@@ -142,6 +143,7 @@ class Edits:
         top, begin = tree.line_of(statement), self._first_line(statement, body)
         end = body[-1].end_lineno or body[-1].lineno
         self._spans[(tree.starts[top - 1], tree.starts[begin - 1])] = ""
+        self._unwrapped[statement] = begin
         self._line(top)
         moved = self._lines.pop(top)
         last = statement.end_lineno or statement.lineno
@@ -219,7 +221,9 @@ class Edits:
         parts: list[str] = []
         done = 0
         # The widest first where several begin together; insertions come before what they stand above.
-        for (start, end), text in sorted(spans.items(), key=lambda item: (item[0][0], item[0][1] != item[0][0], -item[0][1])):
+        for (start, end), text in sorted(
+            spans.items(), key=lambda item: (item[0][0], item[0][1] != item[0][0], -item[0][1])
+        ):
             if start < done:
                 continue
             parts += [self.tree.text[done:start], text]
@@ -260,7 +264,11 @@ class Edits:
         first, last = tree.line_of(statement), statement.end_lineno or statement.lineno
         stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
         above = first - 1  # as many blank lines remain as the longer run around the statement had
-        while above >= 1 and last + 1 < len(tree.starts) and not (tree.line_text(above) + tree.line_text(last + 1)).strip():
+        while (
+            above >= 1
+            and last + 1 < len(tree.starts)
+            and not (tree.line_text(above) + tree.line_text(last + 1)).strip()
+        ):
             above, last = above - 1, last + 1
             stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
         moved = self._lines.pop(first, None)

@@ -9,7 +9,7 @@ from ampcompare.migrate.forward import model_keys
 from ampcompare.migrate.order import functions_by_name
 
 if TYPE_CHECKING:
-    from ampcompare.migrate.core import Core
+    from ampcompare.migrate.context import Core
 
 __all__ = ["cast_evaluation"]
 
@@ -36,9 +36,13 @@ def cast_evaluation(core: Core) -> None:
         for function in functions:
             if function in trained or any(each in wrapped for each in ast.walk(function)):
                 continue
-            call = next((each for each in ast.walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None)
+            call = next(
+                (each for each in ast.walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
+            )
             if call is not None and _evaluates(function):
-                core.note(call, "under Apex this forward pass ran with casts too; it is in fp32 now, unless under autocast")
+                core.note(
+                    call, "under Apex this forward pass ran with casts too; it is in fp32 now, unless under autocast"
+                )
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:

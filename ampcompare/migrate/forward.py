@@ -198,8 +198,11 @@ class _Finder:
     def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
-            if each is None or each in self._barriers or each in self._initializing or isinstance(
-                each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            if (
+                each is None
+                or each in self._barriers
+                or each in self._initializing
+                or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             ):
                 yield from self._trimmed(run, marked)
                 run = []

@@ -98,9 +98,7 @@ def _expand(
             yield from _expand(named[event][0], per_function, named, depth + 1)
 
 
-def _simulate(
-    events: list[Backward | Step | Read], order: Order, sites: Sites, group: Callable[[str], str]
-) -> None:
+def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites, group: Callable[[str], str]) -> None:
     pending: list[str] = []
     for index, event in enumerate(events):
         if isinstance(event, Backward):

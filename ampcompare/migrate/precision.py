@@ -9,7 +9,7 @@ from ampcompare.migrate.sites import Backward, Unsure
 from ampcompare.migrate.tree import key_of
 
 if TYPE_CHECKING:
-    from ampcompare.migrate.core import Core
+    from ampcompare.migrate.context import Core
 
 __all__ = ["rewrite_for_precision"]
 
@@ -22,8 +22,9 @@ def rewrite_for_precision(core: Core) -> None:
     """
     tree, edits = core.tree, core.edits
     if core.scalers.home == "optimizer":
-        node = next((each.statement for each in core.sites.backwards), None) or (
-            [*core.sites.masters, *core.sites.saves, *core.sites.loads][0]
+        node = (
+            next((each.statement for each in core.sites.backwards), None)
+            or ([*core.sites.masters, *core.sites.saves, *core.sites.loads][0])
         )
         raise Unsure(node, "amp.initialize is in another file; pass the precision from there by hand")
     if len(core.scalers.names) > 1:

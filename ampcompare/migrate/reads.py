@@ -9,7 +9,7 @@ from ampcompare.migrate.sites import Backward, Read, Step, Unsure
 from ampcompare.migrate.tree import Tree, key_of
 
 if TYPE_CHECKING:
-    from ampcompare.migrate.core import Core
+    from ampcompare.migrate.context import Core
 
 __all__ = ["place_unscale"]
 
@@ -91,7 +91,9 @@ def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
         return False
     bound = {key_of(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
-    names = {key_of(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))}
+    names = {
+        key_of(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
+    }
     return bool(names & bound)
 
 
@@ -212,7 +214,9 @@ def _parameters(core: Core, call: ast.Call) -> str:
                 continue
             first = value.args[0] if value.args else None
             is_parameters = (
-                isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters"
+                isinstance(first, ast.Call)
+                and isinstance(first.func, ast.Attribute)
+                and first.func.attr == "parameters"
             )
             models.add(core.tree.source(first) if is_parameters and first is not None else "")
     visible = len(models) == 1 and "" not in models

@@ -56,7 +56,7 @@ def _target(request: dict[str, Any]) -> Any:
             import torch
 
             random.seed(SEED)
-            numpy.random.seed(SEED)  # noqa: NPY002  # the generator that scripts use
+            numpy.random.seed(SEED)  # the generator that scripts use
             torch.manual_seed(SEED)
             if not request["rewrite"]:
                 return super().load()
@@ -112,6 +112,10 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
+class _Enough(SystemExit):
+    """Ends the script after its last step, past every `except Exception`."""
+
+
 class _Trace:
     """The parameters of each optimizer after each step.
 
@@ -132,7 +136,7 @@ class _Trace:
 
         def step_row(rows: Any, number: int, applied: bool) -> dict[str, Any]:
             if len(self._digests.get(number, ())) >= self._steps:
-                raise SystemExit(0)
+                raise _Enough(0)
             row = original(rows, number, applied)
             self._rows = rows
             self._digests.setdefault(number, []).append([_digest(each) for each in _parameters(rows, number)])
@@ -190,7 +194,3 @@ def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
         for index, parameter in enumerate(_parameters(rows, number))
         if id(parameter) in known
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,9 +6,9 @@ import ast
 import re
 from dataclasses import dataclass
 
+from ampcompare.migrate.branches import join_branches
 from ampcompare.migrate.casts import cast_notes
 from ampcompare.migrate.core import rewrite_core
-from ampcompare.migrate.branches import join_branches
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.migrate.imports import import_from_engine, rewrite_imports, torch_name

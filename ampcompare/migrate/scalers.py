@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from ampcompare.migrate.sites import Backward, Initialize, Sites, Unsure
+from ampcompare.migrate.sites import Backward, Sites
 from ampcompare.migrate.tree import Function, Tree, key_of
 
 __all__ = ["ATTRIBUTE", "Scalers", "plan_scalers"]

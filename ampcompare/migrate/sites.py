@@ -254,7 +254,9 @@ def _clips(node: ast.AST) -> bool:
 
 
 def _reads_grad(tree: Tree, node: ast.AST) -> bool:
-    if not (isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))):
+    if not (
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
+    ):
         return False
     if key_of(node) in ("torch.autograd.grad", "autograd.grad"):
         return False

@@ -9,7 +9,7 @@ from ampcompare.migrate.sites import Unsure
 from ampcompare.migrate.tree import key_of
 
 if TYPE_CHECKING:
-    from ampcompare.migrate.core import Core
+    from ampcompare.migrate.context import Core
 
 __all__ = ["rewrite_state"]
 
@@ -67,10 +67,11 @@ def _load(core: Core, call: ast.Call) -> None:
     for number, scaler in enumerate(scalers):
         entry = f'{text}["loss_scaler{number}"]'
         lines += [
-            f"{unit}{scaler}.load_state_dict(",
-            f'{unit}{unit}{{**{scaler}.state_dict(), "scale": {entry}["loss_scale"], '
-            f'"_growth_tracker": {entry}["unskipped"]}}',
-            f"{unit})",
+            f"{unit}{scaler}.load_state_dict({{",
+            f"{unit}{unit}**{scaler}.state_dict(),",
+            f'{unit}{unit}"scale": {entry}["loss_scale"],',
+            f'{unit}{unit}"_growth_tracker": {entry}["unskipped"],',
+            f"{unit}}})",
         ]
     lines.append("else:")
     if single:
@@ -82,4 +83,6 @@ def _load(core: Core, call: ast.Call) -> None:
 
 
 def _is_lookup(value: ast.expr) -> bool:
-    return isinstance(value, ast.Subscript) and key_of(value.value) is not None and isinstance(value.slice, ast.Constant)
+    return (
+        isinstance(value, ast.Subscript) and key_of(value.value) is not None and isinstance(value.slice, ast.Constant)
+    )

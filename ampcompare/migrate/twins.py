@@ -10,7 +10,7 @@ from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Unsure, collect_sites
-from ampcompare.migrate.tree import Tree, key_of
+from ampcompare.migrate.tree import Tree
 
 __all__ = ["Twins"]
 
@@ -158,7 +158,9 @@ class Twins:
             return
         average = known.get("gradient_average")
         if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
-            raise Unsure(call, "gradient_average=False has no twin: torch averages; multiply the loss by the world size")
+            raise Unsure(
+                call, "gradient_average=False has no twin: torch averages; multiply the loss by the world size"
+            )
         for name in ("allreduce_communicators", "allreduce_trigger_params", "retain_allreduce_buffers"):
             value = known.get(name)
             if value is not None and not (isinstance(value, ast.Constant) and not value.value):
@@ -179,7 +181,9 @@ class Twins:
     def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         if call is None:
-            raise Unsure(node, "FusedRMSNorm is torch.nn.RMSNorm with eps=1e-5; replace it by hand where it is a base or value")
+            raise Unsure(
+                node, "FusedRMSNorm is torch.nn.RMSNorm with eps=1e-5; replace it by hand where it is a base or value"
+            )
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
@@ -226,7 +230,11 @@ class Twins:
             for each in call.keywords
             if each.arg not in twin.dropped
         ]
-        added = [f"{key}={value}" for key, value in twin.added if key not in given and not spread and target != "torch.optim.Adam"]
+        added = [
+            f"{key}={value}"
+            for key, value in twin.added
+            if key not in given and not spread and target != "torch.optim.Adam"
+        ]
         if "fused" not in given:
             added.append("fused=True")
         full = f"{self._torch}{target.removeprefix('torch')}"
@@ -263,11 +271,15 @@ class Twins:
         statement = self._tree.statement(call)
         if not self._core:
             return False
-        if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or statement is not self._tree.parent(call):
+        if (
+            len(call.args) != 2
+            or not isinstance(call.args[1], ast.Constant)
+            or statement is not self._tree.parent(call)
+        ):
             raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
         name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
         if name[:1].isupper():
-            raise Unsure(call, f"{name} is a class: call it under torch.autocast(\"cuda\", enabled=False) by hand")
+            raise Unsure(call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand')
         if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
             self._edits.remove(statement)
             return True
