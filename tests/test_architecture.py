@@ -45,7 +45,19 @@ FLOORS = {
     "errors": 0,
     "version": 0,
 }
-TORCH_FREE = ("analysis", "api", "backends", "claims", "cli", "experiment", "migrate", "records", "report", "settings", "source")
+TORCH_FREE = (
+    "analysis",
+    "api",
+    "backends",
+    "claims",
+    "cli",
+    "experiment",
+    "migrate",
+    "records",
+    "report",
+    "settings",
+    "source",
+)
 HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")

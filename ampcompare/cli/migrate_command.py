@@ -17,8 +17,9 @@ SECONDS_BETWEEN_LINES = 2.0
 
 @click.command(
     "migrate",
-    epilog="Exit codes: 0 nothing is left by hand (with --verify: equal or within rounding); 1 something is left by hand, "
-    "or a file cannot be read, parsed or written (with --verify: different); 2 usage; 3 a script failed under --verify.",
+    epilog="Exit codes: 0 nothing is left by hand (with --verify: equal or within rounding); 1 something is left by "
+    "hand, or a file cannot be read, parsed or written (with --verify: different); 2 usage; "
+    "3 a script failed under --verify.",
 )
 @click.option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @click.option("--write", "mode", flag_value="write", help="change the files")

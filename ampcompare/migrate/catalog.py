@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DECORATORS", "IMPORTED", "OPTIMIZERS", "STAYS", "TABLE", "Optimizer", "Row"]
+__all__ = ["DECORATORS", "IMPORTED", "OPTIMIZERS", "STAYS", "TABLE", "Optimizer", "Row", "markdown_table"]
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ TABLE = (
     Row('amp.initialize(model, optimizer, opt_level="O1")', 'scaler = torch.amp.GradScaler("cuda")', REWRITES,
         "the forward pass goes under `torch.autocast`; functions with other casts are named"),
     Row('initialize(..., opt_level="O0")', 'GradScaler("cuda", enabled=False)', REWRITES, "autocast is off too"),
-    Row('initialize(..., opt_level="O2")', "as for O1", NOTED, "[no twin](#o2-has-no-native-twin): other memory and numbers"),
+    Row('initialize(..., opt_level="O2")', "as for O1", NOTED, "[no twin](#o2-has-no-native-twin)"),
     Row("initialize(..., opt_level=args.opt_level)", 'GradScaler("cuda", enabled=args.opt_level != "O0")', NOTED,
         "O2 and O3 become autocast"),
     Row("initialize(..., enabled=args.amp)", 'GradScaler("cuda", enabled=args.amp)', REWRITES),
-    Row('initialize(..., loss_scale="dynamic")', "the default", REWRITES, "65536, factor 2 and ½, 2000 steps, as in Apex"),
+    Row('initialize(..., loss_scale="dynamic")', "the default", REWRITES, "65536, factors 2 and ½, 2000 steps"),
     Row("initialize(..., loss_scale=128.0)", 'GradScaler("cuda", init_scale=128.0)', NOTED,
         "with `scaler.update(new_scale=128.0)`; it skips overflows, which Apex's static scale does not"),
     Row("initialize(..., max_loss_scale=...)", "none", NOTED, "`GradScaler` has neither ceiling nor floor"),
     Row("initialize(..., keep_batchnorm_fp32=...)", "none needed", REWRITES, "weights stay fp32 under autocast"),
     Row("initialize(..., cast_model_outputs=...)", "cast the output yourself", NOTED),
-    Row("initialize(..., num_losses=2)", "a `GradScaler` for each group of losses that shares no optimizer", REWRITES,
+    Row("initialize(..., num_losses=2)", "a GradScaler for each group of losses that shares no optimizer", REWRITES,
         "[several losses](#several-losses-models-and-optimizers)"),
     Row("with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()",
         "scaler.scale(loss).backward()", REWRITES),
@@ -116,13 +116,14 @@ TABLE = (
     Row("clip_grad_norm_(amp.master_params(optimizer), 1.0)",
         "scaler.unscale_(optimizer); clip_grad_norm_(model.parameters(), 1.0)", REWRITES, "[clipping](#clipping)"),
     Row("amp.state_dict()", "scaler.state_dict()", REWRITES, "under the same key of the checkpoint"),
-    Row("amp.load_state_dict(state)", "scaler.load_state_dict(state)", REWRITES, "with a branch that reads files of Apex"),
+    Row("amp.load_state_dict(state)", "scaler.load_state_dict(state)", REWRITES, "and a branch for files of Apex"),
     Row("with amp.disable_casts():", 'with torch.autocast("cuda", enabled=False):', REWRITES),
     Row("@amp.half_function", '@torch.amp.custom_fwd(cast_inputs=torch.float16, device_type="cuda")', REWRITES),
     Row("@amp.float_function", '@torch.amp.custom_fwd(cast_inputs=torch.float32, device_type="cuda")', REWRITES),
-    Row('amp.register_half_function(torch, "einsum")', "none needed", REWRITES, "where autocast runs it in fp16 as well"),
-    Row('amp.register_float_function(torch, "sigmoid")', 'the function under `torch.autocast("cuda", enabled=False)`',
-        LEFT, "autocast has no registry"),
+    Row('amp.register_half_function(torch, "einsum")', "none needed", REWRITES, "where autocast has fp16 too"),
+    Row('amp.register_float_function(torch, "sigmoid")',
+        'torch.sigmoid = torch.amp.custom_fwd(torch.sigmoid, cast_inputs=torch.float32, device_type="cuda")', NOTED,
+        "for the whole process, as in Apex; a class is left"),
     Row("amp._amp_state.loss_scalers[0].loss_scale()", "scaler.get_scale()", REWRITES),
     Row("apex.parallel.DistributedDataParallel(model, delay_allreduce=True)",
         "torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)", NOTED,
@@ -141,3 +142,12 @@ TABLE = (
     Row("apex.fp16_utils.network_to_half, FP16_Optimizer", "as for O2", LEFT, "the API before `amp.initialize`"),
     Row("apex.contrib, apex.mlp, apex.transformer, amp_C", "none", STAYING, "current Apex still has them"),
 )  # fmt: skip
+
+
+def markdown_table() -> str:
+    """Return the table of docs/migrating.md."""
+    lines = ["| Apex | torch | `migrate` | remark |", "|---|---|---|---|"]
+    for row in TABLE:
+        twin = row.torch if row.torch.startswith(("none", "as for", "the default", "a ", "cast ")) else f"`{row.torch}`"
+        lines.append(f"| `{row.apex}` | {twin} | {row.migrate} | {row.remark} |")
+    return "\n".join(lines) + "\n"

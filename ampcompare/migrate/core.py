@@ -52,9 +52,9 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
 
 
 def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
-    for node, meaning in names.uses:
-        if meaning in ("apex", "apex.amp") and _is_passed_on(tree, node):
-            raise Unsure(node, f"{meaning} is passed on as a value; what is called on it cannot be seen")
+    for use, name in names.uses:
+        if name in ("apex", "apex.amp") and _is_passed_on(tree, use):
+            raise Unsure(use, f"{name} is passed on as a value; what is called on it cannot be seen")
     for node in tree.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
@@ -78,7 +78,7 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     parent = tree.parent(node)
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
-    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp)) or isinstance(parent, ast.UnaryOp))
+    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
 
 
 # forward, backward, step
@@ -176,7 +176,8 @@ def _maybe_collapse(
 ) -> None:
     """Inline the scaled loss; where the other branch of an `if` is the plain backward pass, the `if` goes."""
     tree, edits = core.tree, core.edits
-    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
     branch = tree.parent(statement)
     alone = len(statement.body) == 1 and isinstance(statement.body[0], ast.Expr) and statement.body[0].value is call
     _, end = tree.span(call.func)

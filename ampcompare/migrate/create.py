@@ -43,13 +43,11 @@ def create_scalers(core: Core) -> None:
 def _conditions(tree: Tree, initialize: Initialize) -> list[ast.If]:
     """Return the `if` statements around a call, the innermost first, up to its function or loop."""
     found = []
-    below: ast.AST = initialize.statement
     for outer in tree.ancestors(initialize.statement):
         if isinstance(outer, ast.If):
             found.append(outer)
         elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
             break
-        below = outer
     return found
 
 
@@ -99,7 +97,7 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
     level = given.get("opt_level")
     arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
     if isinstance(level, ast.Constant):
-        arm = f'"apex:{level.value}"'
+        arm = f'"apex:{level.value!s}"'
     elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
         arm = f'"apex:" + {tree.source(level)}'
     enabled = given.get("enabled")
@@ -117,10 +115,8 @@ def _create_precision(core: Core, initialize: Initialize) -> None:
             arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
     for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
         if option in given:
-            raise Unsure(
-                initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex instead"
-            )
-    models = given["models"] if "models" in given else None
+            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+    models = given.get("models", None)
     if models is None:
         raise Unsure(initialize.call, "amp.initialize without models")
     optimizers = given.get("optimizers")
@@ -253,7 +249,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 def _carried(core: Core, initialize: Initialize) -> list[str]:
     """Return what an optimizer needs to carry the scaler to another file, and the model to run under autocast."""
     lines: list[str] = []
-    tree, sites = core.tree, core.sites
+    sites = core.sites
     optimizers = initialize.arguments.get("optimizers")
     inside = "self." if core.scalers.home == "self" else ""
     elsewhere = not any(each.block for each in sites.backwards)
@@ -283,11 +279,13 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         if name == "DataParallel" and isinstance(node, (ast.Name, ast.Attribute)):
             raise Unsure(
                 initialize.call,
-                "the forward pass is not found in this file, and its replicas under DataParallel cannot share a wrapped "
+                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
                 "forward; put the forward pass under torch.autocast by hand",
             )
     models = initialize.arguments.get("models")
-    elements = models.elts if isinstance(models, (ast.List, ast.Tuple)) else [models]
+    elements: list[ast.expr | None] = [models]
+    if isinstance(models, (ast.List, ast.Tuple)):
+        elements = list(models.elts)
     lines = []
     enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
@@ -302,8 +300,8 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         )
     core.note(
         initialize.call,
-        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of the model "
-        "is computed in the type of its output",
+        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
+        "the model is computed in the type of its output",
     )
     return lines
 

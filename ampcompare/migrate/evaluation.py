@@ -40,9 +40,7 @@ def cast_evaluation(core: Core) -> None:
                 (each for each in ast.walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
             )
             if call is not None and _evaluates(function):
-                core.note(
-                    call, "under Apex this forward pass ran with casts too; it is in fp32 now, unless under autocast"
-                )
+                core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:

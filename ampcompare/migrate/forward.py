@@ -16,10 +16,10 @@ __all__ = ["Forward", "find_forward", "model_keys"]
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
 TRIVIAL = {
-    "Variable", "append", "contiguous", "cuda", "detach", "dict", "enumerate", "eval", "float", "format", "get", "half",
-    "int", "item", "items", "iter", "keys", "len", "list", "long", "max", "mean", "min", "next", "numpy", "perf_counter",
-    "print", "range", "record", "reshape", "size", "start", "sum", "time", "to", "tolist", "train", "tuple", "type",
-    "update", "values", "view", "zip",
+    "Variable", "append", "contiguous", "cuda", "detach", "dict", "enumerate", "eval", "float", "format",
+    "get", "half", "int", "item", "items", "iter", "keys", "len", "list", "long", "max", "mean", "min",
+    "next", "numpy", "perf_counter", "print", "range", "record", "reshape", "size", "start", "sum", "time",
+    "to", "tolist", "train", "tuple", "type", "update", "values", "view", "zip",
 }  # fmt: skip
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
 MAX_DEPTH = 4

@@ -15,7 +15,7 @@ CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
 
 def torch_name(tree: Tree, names: Names, edits: Edits) -> tuple[str, ast.stmt | None]:
-    """Return the name by which a module knows torch, and the statement above which `import torch` is to be put, if any."""
+    """Return the name by which a module knows torch, and the statement above which to import it, if any."""
     for node in tree.module.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -57,7 +57,7 @@ def rewrite_imports(
 
 
 def import_from_engine(tree: Tree, names: Names, edits: Edits, kept: Iterable[ast.AST]) -> bool:
-    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves all of it."""
+    """Import what remains from `ampcompare.apex`, which has the surface of Apex; return whether that serves."""
     needed = {_root(node) for node in kept}
     complete = True
     for statement in dict.fromkeys(statement for statement, _ in names.imports):

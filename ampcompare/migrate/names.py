@@ -80,7 +80,7 @@ class Names:
                 self.imports.append((node, alias))
 
     def _find_shadowing(self) -> dict[str, list[ast.AST]]:
-        """Return the functions that have a parameter of the same name as an import, and other definitions of the name."""
+        """Return the functions that have a parameter of the same name as an import."""
         found: dict[str, list[ast.AST]] = {}
         for node in self.tree.nodes:
             if isinstance(node, ast.arg) and node.arg in self._meanings:

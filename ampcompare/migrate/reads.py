@@ -23,7 +23,7 @@ def place_unscale(core: Core) -> None:
     masters = list(core.sites.masters)
     groups: dict[tuple[str, int], list[Read]] = {}
     for read in core.sites.reads:
-        if read.node.lineno and _is_inside_block(core, read):
+        if _is_inside_block(core, read):
             continue
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
@@ -100,21 +100,16 @@ def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     tree = core.tree
     loop = _loop(tree, step.statement)
-    moved = []
     for read in reads:
         if _loop(tree, read.statement) is not loop:
             raise Unsure(
                 read.node, "gradients are read in another loop than the step; they can be unscaled only once per step"
             )
-        missing = {test for test in _tests(tree, step.statement, loop) - _tests(tree, read.statement, loop)}
+        missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
         if any(_varies(tree, test, loop) for test in missing):
-            moved.append(read)
-    if moved:
-        _move(core, optimizer, step, moved)
-        reads = [read for read in reads if read not in moved]
-    if reads:
-        statements = {_collapsed(core, read) for read in reads}
-        _insert(core, optimizer, step, sorted(statements, key=lambda each: each.lineno), None)
+            raise Unsure(read.node, PACE)
+    statements = {_collapsed(core, read) for read in reads}
+    _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
 
 
 def _collapsed(core: Core, read: Read) -> ast.stmt:
@@ -134,8 +129,9 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
         if isinstance(node, ast.Call) and id(node) in masters:
             before = ast.unparse(node)
             for other in ast.walk(second):
-                is_parameters = isinstance(other, ast.Call) and isinstance(other.func, ast.Attribute)
-                if is_parameters and other.func.attr == "parameters":  # type: ignore[union-attr]
+                if not isinstance(other, ast.Call) or not isinstance(other.func, ast.Attribute):
+                    continue
+                if other.func.attr == "parameters":
                     if ast.unparse(first).replace(before, ast.unparse(other)) == plain:
                         core.replaced.append(branch)
                         core.edits.unwrap(branch, branch.orelse)
@@ -143,7 +139,7 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
     return read.statement
 
 
-def _insert(core: Core, optimizer: str, step: Step, statements: list[ast.stmt], scope: list[ast.stmt] | None) -> None:
+def _insert(core: Core, optimizer: str, statements: list[ast.stmt]) -> None:
     """Unscale above the first of several statements that are read before one step, in each branch if need be."""
     tree = core.tree
     block = _common_block(tree, statements)
@@ -165,7 +161,7 @@ def _insert(core: Core, optimizer: str, step: Step, statements: list[ast.stmt], 
     for branch in tree.blocks(holder):
         inner = [each for each in within if any(s is each or s in tree.ancestors(each) for s in branch)]
         if inner:
-            _insert(core, optimizer, step, inner, branch)
+            _insert(core, optimizer, inner)
 
 
 def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
@@ -180,26 +176,9 @@ def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
         block = tree.block(parent)
 
 
-def _move(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
-    """Move clipping of every micro-batch to the step: GradScaler can unscale only once per step."""
-    tree = core.tree
-    lines = [f"{core.scaler(step.call, optimizer)}.unscale_({optimizer})"]
-    seen: set[ast.stmt] = set()
-    for read in reads:
-        statement = read.statement
-        branch = _collapsed(core, read)
-        if branch is not statement and isinstance(branch, ast.If):
-            statement = branch
-            raise Unsure(read.node, PACE)
-        if not isinstance(statement, ast.Expr) or not isinstance(tree.parent(statement), (ast.If, ast.For, ast.While)):
-            raise Unsure(read.node, PACE)
-        seen.add(statement)
-    raise Unsure(reads[0].node, PACE)
-
-
 PACE = (
-    "gradients are clipped after every micro-batch, and GradScaler can unscale them only once per step; move the clipping "
-    "to the step, then migrate again"
+    "gradients are clipped after every micro-batch, and GradScaler can unscale them only once per step; move the "
+    "clipping to the step, then migrate again"
 )
 
 

@@ -144,7 +144,7 @@ class _Trace:
                 self._keep(rows)
             return row
 
-        Rows.step_row = step_row  # type: ignore[method-assign]
+        Rows.step_row = step_row  # type: ignore[method-assign,assignment]
 
     def _keep(self, rows: Any) -> None:
         self._final = {

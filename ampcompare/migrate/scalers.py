@@ -63,7 +63,7 @@ def plan_scalers(tree: Tree, sites: Sites, word: str) -> Scalers:
         keys = groups[0] if groups else ()
         return Scalers((name,), home, dict.fromkeys(keys, name))
     by_optimizer = {}
-    names = []
+    names: list[str] = []
     for keys in groups:
         own = f"{name}_{_suffix(keys[0], len(names))}"
         names.append(own)
@@ -120,7 +120,8 @@ def _free_name(tree: Tree, word: str, *, attribute: bool) -> str:
 def _home(tree: Tree, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
-    used: set[Function | None] = {each.function for each in (*sites.backwards, *sites.steps, *sites.reads)}
+    used: set[Function | None] = {each.function for each in sites.backwards}
+    used |= {each.function for each in sites.steps} | {each.function for each in sites.reads}
     used |= {tree.function(each) for each in others}
     if not created:
         return "optimizer"

@@ -65,9 +65,7 @@ def scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> Scal
         settings.notes.append("cast_model_outputs has no twin: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")
     if isinstance(patched, ast.Constant) and patched.value is False and settings.level == "O1":
-        raise Unsure(
-            initialize.call, "O1 without casts is loss scaling alone; write GradScaler without autocast by hand"
-        )
+        raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
     return settings
 
 

@@ -233,7 +233,7 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
 
 def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
     masters = {id(call): call for call in sites.masters}
-    functions = {each.function for each in [*sites.backwards, *sites.steps]}
+    functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
     for node in tree.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = key_of(node.args[0]) if len(node.args) == 1 else None

@@ -143,9 +143,8 @@ class Tree:
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
                 yield block
-        if isinstance(node, (ast.Try, getattr(ast, "TryStar", ast.Try))):
-            for handler in node.handlers:
-                yield handler.body
+        for handler in getattr(node, "handlers", []):
+            yield handler.body
         for case in getattr(node, "cases", []):
             yield case.body
 

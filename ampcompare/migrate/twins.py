@@ -78,8 +78,8 @@ class Twins:
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
                 node,
-                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no twin in torch.amp: keep "
-                "the model in fp32, use autocast and GradScaler",
+                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no twin in torch.amp: "
+                "keep the model in fp32, use autocast and GradScaler",
             )
         if meaning.startswith(STAYS):
             if meaning.startswith(("apex.optimizers", "apex.pyprof")) or not self._note_once(parts):
@@ -158,9 +158,7 @@ class Twins:
             return
         average = known.get("gradient_average")
         if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
-            raise Unsure(
-                call, "gradient_average=False has no twin: torch averages; multiply the loss by the world size"
-            )
+            raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
         for name in ("allreduce_communicators", "allreduce_trigger_params", "retain_allreduce_buffers"):
             value = known.get(name)
             if value is not None and not (isinstance(value, ast.Constant) and not value.value):
@@ -181,9 +179,7 @@ class Twins:
     def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
         if call is None:
-            raise Unsure(
-                node, "FusedRMSNorm is torch.nn.RMSNorm with eps=1e-5; replace it by hand where it is a base or value"
-            )
+            raise Unsure(node, "FusedRMSNorm is passed on as a value; its twin is torch.nn.RMSNorm with eps=1e-5")
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
@@ -267,7 +263,7 @@ class Twins:
         raise Unsure(node, f"amp.{what} has no twin in torch.amp")
 
     def _registered(self, call: ast.Call, dtype: str) -> bool:
-        """Let a function cast its inputs, as Apex patched it; where autocast does so by itself, nothing is left to do."""
+        """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
         statement = self._tree.statement(call)
         if not self._core:
             return False
@@ -290,7 +286,7 @@ class Twins:
         return True
 
     def _listed(self, call: ast.Call, what: str) -> bool:
-        """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove("softmax")`."""
+        """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove(...)`."""
         parts = what.split(".")
         statement = self._tree.statement(call)
         if not self._core:
@@ -299,7 +295,7 @@ class Twins:
         constant = call.args[0] if len(call.args) == 1 else None
         if owner is None or not isinstance(constant, ast.Constant) or statement is not self._tree.parent(call):
             raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
-        function = f"{self._torch}{owner}.{constant.value}"
+        function = f"{self._torch}{owner}.{constant.value!s}"
         if parts[-1] == "remove":
             self._edits.remove(statement)
             self._note(call, f"autocast has no lists to change: {function} is cast as autocast has it")
