@@ -1,18 +1,20 @@
 """Run `ampcompare migrate` over files that are not of this repository, and print what came of each.
 
-python benchmarks/migrate_corpus.py FOLDER... [--markdown] > table.md
+    python benchmarks/migrate_corpus.py [--rows] [--to torch|precision] FOLDER...
 
-No file is changed. A row per file that uses Apex: lines, uses of Apex before and after, lines left by hand, notes; then the sums: crashes, results that
-do not parse, second runs that change something, functions that clip scaled gradients, lines per second of one core.
+No file is changed. With --rows a row per file that uses Apex: lines, uses of Apex before and after, lines left by hand,
+notes. Then the sums: crashes, results that do not parse, second runs that change something, functions that clip scaled
+gradients, lines per second of one core.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 import time
 from collections import Counter
+
+import click
 
 from ampcompare.migrate.finding import BY_HAND
 from ampcompare.migrate.project import find_files, migrate_file
@@ -36,22 +38,21 @@ def clips_scaled(text: str) -> bool:
     return False
 
 
-def main() -> int:
-    """Print the table and the sums; return 1 where something crashed or does not parse."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="+")
-    parser.add_argument("--rows", action="store_true", help="print a row for each file")
-    parser.add_argument("--to", choices=["torch", "precision"], default="torch")
-    given = parser.parse_args()
+@click.command()
+@click.argument("folders", nargs=-1, required=True)
+@click.option("--rows", is_flag=True, help="print a row for each file")
+@click.option("--to", "target", type=click.Choice(["torch", "precision"]), default="torch")
+def main(folders: tuple[str, ...], rows: bool, target: str) -> None:
+    """Print the table and the sums; end with 1 where something crashed or does not parse."""
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     seconds = 0.0
-    if given.rows:
+    if rows:
         print("| file | lines | uses of Apex | left | by hand | notes |\n|---|---|---|---|---|---|")
-    for path in find_files(given.folders):
+    for path in find_files(folders):
         begun = time.process_time()
         try:
-            result = migrate_file(path, given.to)
+            result = migrate_file(path, target)
         except Exception as error:  # what this program looks for
             counts["crashes"] += 1
             print(f"{path}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -73,7 +74,7 @@ def main() -> int:
             counts["results that do not parse"] += 1
             continue
         counts["second runs that change something"] += (
-            migrate_text(result.migration.text, given.to).text != result.migration.text
+            migrate_text(result.migration.text, target).text != result.migration.text
         )
         counts["functions that clip scaled gradients"] += result.changed and clips_scaled(result.migration.text)
         by_hand = [each for each in result.migration.findings if each.kind == BY_HAND]
@@ -83,7 +84,7 @@ def main() -> int:
         counts["uses left"] += result.migration.left
         counts["notes"] += len(result.migration.findings) - len(by_hand)
         reasons.update(each.message.partition(";")[0] for each in by_hand)
-        if given.rows:
+        if rows:
             uses, left = result.migration.uses, result.migration.left
             notes = len(result.migration.findings) - len(by_hand)
             print(f"| {path.name} | {lines} | {uses} | {left} | {len(by_hand)} | {notes} |")
@@ -92,8 +93,8 @@ def main() -> int:
     print(f"lines per second of one core: {counts['lines'] / max(seconds, 1e-9):,.0f}")
     for reason, count in reasons.most_common():
         print(f"  {count} x {reason}")
-    return 1 if counts["crashes"] or counts["results that do not parse"] else 0
+    sys.exit(1 if counts["crashes"] or counts["results that do not parse"] else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
