@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent
 README = ROOT / "README.md"
 
 EXTRAS = {
-    "html": ["jinja2", "plotly"],
+    "html": ["jinja2"],
     "gpu": ["nvidia-ml-py"],
     "tensorboard": ["tensorboard"],
     "slurm": ["submitit"],
@@ -31,7 +31,6 @@ EXTRAS = {
         "types-PyYAML",
         "types-psutil",
         "types-tabulate",
-        "types-tqdm",
     ],
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
@@ -62,16 +61,20 @@ setup(
         "tabulate>=0.9",
         "PyYAML>=6",
         "pydantic>=2",
-        "tqdm>=4.60",
         "psutil>=5.9",
+        "rich>=13",
         "filelock>=3.12",
         "safetensors>=0.4",
+        "tomli>=2; python_version < '3.11'",  # `lint` reads pyproject.toml
         "xxhash>=3",
     ],
     extras_require=EXTRAS,
     # Other packages register backends under the entry-point groups `ampcompare.precisions` and `ampcompare.backends`;
     # those of this package are in ampcompare/backends/catalog.py.
-    entry_points={"console_scripts": ["ampcompare = ampcompare.cli:main"]},
+    entry_points={
+        "console_scripts": ["ampcompare = ampcompare.cli:main"],
+        "flake8.extension": ["AMP = ampcompare.lint.flake8_plugin:Flake8Plugin"],
+    },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",

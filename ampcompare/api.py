@@ -23,8 +23,8 @@ from ampcompare.doctor.examine import Examination, examine
 from ampcompare.errors import ConfigError, GateFailed
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.matrix import find_setting
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions, to_seconds
-from ampcompare.experiment.run import Observer
 from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.explain.explain import Explanation, parse_arm_or_level

@@ -133,7 +133,7 @@ def _rate(what: str, words: Sequence[str]) -> list[str]:
     """Return the line of the table for one kind of verdict: how often a winner or loser was named."""
     counts = Counter(map(_word, words))
     valid = [word for word in words if not word.startswith("invalid")]
-    wrong = counts["better"] + counts["inferior"]
+    wrong = counts["better"] + counts["worse"]
     if not valid:
         return [what, str(len(words)), "0", "-", "-", "-", "every one invalid"]
     test = binomtest(wrong, len(valid), 0.05, alternative="greater")
@@ -164,11 +164,11 @@ def _power(points: float, log_ratio: float) -> list[list[str]]:
     accuracy = Margin(0.5, "0.5")
     for worse in (1.0, 2.0, 3.0, 5.0):
         pairs = max(3, pairs_needed(max(points, floor), worse, 0.025))
-        rate = _found(points, -worse, pairs, floor, accuracy, "inferior")
+        rate = _found(points, -worse, pairs, floor, accuracy, "worse")
         rows.append([f"{worse:g} points worse", f"{points:.2f} points", str(pairs), f"{100 * rate:.0f} %"])
     for slower in (0.05, 0.10, 0.20):
         pairs = max(3, pairs_needed(max(log_ratio, TIME_FLOOR), math.log1p(slower), 0.025))
-        rate = _found(log_ratio, -math.log1p(slower), pairs, TIME_FLOOR, TERMS.time(), "inferior")
+        rate = _found(log_ratio, -math.log1p(slower), pairs, TIME_FLOOR, TERMS.time(), "worse")
         rows.append([f"{100 * slower:.0f} % slower", f"{100 * log_ratio:.1f} %", str(pairs), f"{100 * rate:.0f} %"])
     return rows
 
@@ -193,7 +193,7 @@ def _report(results: Sequence[dict[str, Any]], seeds: int) -> tuple[str, dict[st
         "verdict on",
         "comparisons",
         "valid",
-        "better or inferior",
+        "better or worse",
         "95 % interval",
         "at most 5 %",
         "all verdicts",

@@ -48,21 +48,21 @@ def failures(differences: Array, margin: float = MARGIN) -> dict[str, NDArray[np
     def below(bound: float) -> Array:
         return np.asarray(stdtr(pairs - 1, (bound - mean) / error))
 
-    not_inferior = _holm(below(-margin))
+    non_inferior = _holm(below(-margin))
     equivalent = _holm(np.maximum(below(-margin), 1 - below(margin)))
     different = _holm(2 * np.minimum(below(0.0), 1 - below(0.0)))
     better = different & (mean > 0) & ~equivalent
     return {
         "accuracy<-0.5": mean < -margin,
-        "accuracy:inferior": different & (mean < 0) & ~equivalent & ~not_inferior,
-        "accuracy:not-inferior": ~(equivalent | better | not_inferior),
+        "accuracy:worse": different & (mean < 0) & ~equivalent & ~non_inferior,
+        "accuracy:non-inferior": ~(equivalent | better | non_inferior),
     }
 
 
 def table(replicates: int) -> Iterator[str]:
     """Yield the rows of the table: percentage of comparisons in which each gate fails any arm."""
     generator = np.random.default_rng(16)
-    yield "| arms | sd of a difference | pairs | accuracy<-0.5 | accuracy:inferior | accuracy:not-inferior |"
+    yield "| arms | sd of a difference | pairs | accuracy<-0.5 | accuracy:worse | accuracy:non-inferior |"
     yield "|---|---|---|---|---|---|"
     for arms in ARMS:
         for spread in SPREADS:
@@ -83,10 +83,10 @@ def check(comparisons: int = 200) -> None:
                 for number, comparison in enumerate(drawn):
                     effects = [paired(list(arm), [0.0] * pairs, FLOOR) for arm in comparison]
                     words = [verdict.word for verdict in decide(effects, Margin(MARGIN, "0.5"))]
-                    shown = ("equivalent", "better", "not inferior")
-                    assert [word == "inferior" for word in words] == list(failed["accuracy:inferior"][number])
+                    shown = ("equivalent", "better", "non-inferior")
+                    assert [word == "worse" for word in words] == list(failed["accuracy:worse"][number])
                     unshown = [not word.startswith(shown) for word in words]
-                    assert unshown == list(failed["accuracy:not-inferior"][number])
+                    assert unshown == list(failed["accuracy:non-inferior"][number])
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def intervals(draws: Draws, truth: float) -> dict[str, float]:
             "covered": np.abs(mean - truth) <= halves[0.95][1],
             "half of seeds": halves[0.95][0],
             "half": halves[0.95][1],
-            "not inferior by seeds": mean - halves[0.9][0] > -MARGIN,
-            "not inferior": mean - halves[0.9][1] > -MARGIN,
+            "non-inferior by seeds": mean - halves[0.9][0] > -MARGIN,
+            "non-inferior": mean - halves[0.9][1] > -MARGIN,
             "disagree": np.count_nonzero(differences, axis=(-2, -1)) / seeds,
         }
         for name, values in found.items():
@@ -168,7 +168,7 @@ def at_the_margin(draw: np.random.Generator) -> Iterator[list[str]]:
         for images, repetitions in IMAGES.items():
             for seeds in SEEDS:
                 got = intervals(trained(draw, seeds, images, repetitions, tau=tau, difference=-MARGIN), -MARGIN)
-                names = ("covered by seeds", "covered", "not inferior by seeds", "not inferior")
+                names = ("covered by seeds", "covered", "non-inferior by seeds", "non-inferior")
                 yield [f"{tau:g}", f"{images:,}", str(seeds), *(percent(got[name]) for name in names)]
 
 
@@ -201,9 +201,9 @@ def main(out: str | None) -> None:
             "tau, image share %, images, seeds, over seeds: false %, width, over both: covers %, width",
             no_difference(draw),
         ),
-        "A true difference of -0.5 points, which is the margin. At most 5 % may be called not inferior.": (
+        "A true difference of -0.5 points, which is the margin. At most 5 % may be called non-inferior.": (
             "tau, images, seeds, over seeds: covers %, over both: covers %, "
-            "over seeds: not inferior %, over both: not inferior %",
+            "over seeds: non-inferior %, over both: non-inferior %",
             at_the_margin(draw),
         ),
         "Differences on few images: the share of images on which only the arm or only the reference can be right, and "

@@ -8,7 +8,7 @@ stretch, in which a fifth of the cells take 30 % longer; an autocorrelated state
 Orders:
 `list`, arms as they are listed; `fixed`, one shuffle by the number of the seed, the same for every comparison;
 `random`, each block shuffled for itself; `balanced`, what `compare` does; `added`, the same, where all seeds but three
-were added to three that had run. A rate is the share of comparisons that call any arm `better` or `inferior`, by the
+were added to three that had run. A rate is the share of comparisons that call any arm `better` or `worse`, by the
 test of `compare`: pairs of log step times, Holm over the arms, a margin of 2 %. The last column is power: how often a
 comparison in balanced order finds an arm that is 10 % faster than the others.
 """
@@ -45,7 +45,7 @@ MARGIN = Criteria().time().size
 
 
 def is_winner(logs: Floats) -> NDArray[np.bool_]:
-    """Return whether each arm but the first is `better` or `inferior`, as `statistics.decide` says it.
+    """Return whether each arm but the first is `better` or `worse`, as `statistics.decide` says it.
 
     Args:
         logs: log step times, comparisons x seeds x arms; the first arm is the reference.

@@ -2,17 +2,19 @@
 
     python benchmarks/verdicts.py [--replicates 4000] [--part fixed] [--out docs/benchmarks/verdicts]
 
-Each replicate is a comparison of one reference with some arms, judged by the functions that `compare` uses. `fixed` has
-one look at a number of seeds; `followed` adds the pairs that "cannot tell (at most N more pairs)" names, at most 100 in
-all, and looks again until all arms are clear or no number is named; `auto` has a pilot of five seeds and Stein's test.
-All arms are equal to the reference (A/A), or all are worse by the margin of 0.5 points. Arms share the reference, so
-their differences are correlated. `sd` is that of the difference in one pair, in points; counts are of 360 images; t3 is
-Student's t with three degrees of freedom. A family of arms errs where any of them does.
+Each replicate is a comparison of one reference with some arms, judged by the functions that `compare` uses. `fixed`
+has one look at a number of seeds; `followed` adds the pairs that "inconclusive (≤N more seeds)" names, at most 100 in
+all, and looks again until all arms are clear or no number is named; `auto` has a pilot of five to ten seeds, and
+Stein's test. All arms are equal to the reference (A/A), or all are worse by the margin. Arms share the reference, so
+their differences are correlated. `sd` is that of the difference in one pair, in points; `counts` are of 360 images,
+each the rounded value, and `images` are drawn image by image; t3 is Student's t with three degrees of freedom. The
+reference gets `base` % right. A margin such as `10%` of the errors or `2sd` is computed from the runs of each
+replicate; "at the margin" is then the margin of the truth. A family of arms errs where any of them does.
 
 The columns: how often A/A names a winner or loser; how often arms that are worse by the margin are said to keep the
 accuracy; how often the two-sided intervals at the look's level hold together; how often a printed interval covers, and
 the confidence that it states; how often equal arms are shown to keep the accuracy (power); and of the comparisons that
-cannot tell at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
+are inconclusive at the first look, how many are clear after the pairs that they are promised, 80 % being the promise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,10 @@ from results import write_results
 from tabulate import tabulate
 
 from ampcompare.analysis.looks import error_rate_of_next
+from ampcompare.analysis.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.analysis.sample_size import stein_pairs
 from ampcompare.analysis.statistics import (
     Effect,
-    Margin,
     Verdict,
     decide,
     interval,
@@ -46,16 +48,16 @@ from ampcompare.analysis.statistics import (
     paired,
     two_stage,
 )
-from ampcompare.experiment.adaptive_seeds import PILOT_SEEDS
+from ampcompare.experiment.adaptive_seeds import pilot_seeds
 from ampcompare.records.look import Look
 
-MARGIN = Margin(0.005, "0.5")
 IMAGES = 360
 MAX_PAIRS = 100
 MAX_LOOKS = 6
-ADVICE = re.compile(r"at most (\d+) more")
-WINNER = ("better", "inferior")
-KEEPS = ("equivalent", "not inferior", "better")
+MAX_ERROR_SHARE, MAX_POINTS = 0.1, 0.5  # of the rule `auto`
+ADVICE = re.compile(r"≤(\d+) more")
+WINNER = ("better", "worse")
+KEEPS = ("equivalent", "non-inferior", "better")
 Draw = Callable[[int], "np.ndarray[Any, Any]"]
 
 
@@ -84,29 +86,95 @@ class Outcome:
     kept: bool | None = None
 
 
-def _draw(kind: str, sd: float, truth: float, arms: int, generator: np.random.Generator) -> Draw:
+@dataclass(frozen=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        seeds: how their number comes about, a key of `PROCEDURES`.
+        noise: normal, t3, counts or images.
+        sd: of the difference in one pair, in points.
+        arms: without the reference.
+        first: pairs at the first look.
+        looks: planned number of looks; None if open.
+        share: of the replicates.
+        rule: of the margin, as `--margin` takes it.
+        base: true accuracy of the reference, in percent.
+    """
+
+    seeds: str
+    noise: str = "normal"
+    sd: float = 1.0
+    arms: int = 1
+    first: int = 5
+    looks: int | None = None
+    share: float = 1.0
+    rule: str = "0.5"
+    base: float = 94.0
+
+    @property
+    def true_margin(self) -> float:
+        """Points that the rule gives for the truth."""
+        rule = parse_margin(self.rule)
+        errors = 100 - self.base
+        if rule.kind == "points":
+            return rule.amount
+        if rule.kind == "sd":
+            return rule.amount * self.sd / math.sqrt(2)
+        return min(MAX_POINTS, MAX_ERROR_SHARE * errors) if rule.kind == "auto" else rule.amount / 100 * errors
+
+    @property
+    def counts(self) -> bool:
+        """Whether accuracies are numbers of images."""
+        return self.noise in ("counts", "images")
+
+
+def _draw(case: Scenario, truth: float, generator: np.random.Generator) -> Draw:
     """Return what draws accuracies of a number of seeds: reference first, then arms; shares of 1."""
 
     def noise(count: int) -> np.ndarray[Any, Any]:
-        shape = (arms + 1, count)
-        if kind == "t3":
+        shape = (case.arms + 1, count)
+        if case.noise == "t3":
             return generator.standard_t(3, shape) / math.sqrt(3)
         return generator.normal(size=shape)
 
     def draw(count: int) -> np.ndarray[Any, Any]:
-        values = 0.94 + noise(count) * sd / 100 / math.sqrt(2)
+        if case.noise == "images":  # the spread is that of the binomial distribution
+            rates = np.full((case.arms + 1, count), case.base / 100)
+            rates[1:] += truth
+            counts: np.ndarray[Any, Any] = generator.binomial(IMAGES, np.minimum(rates, 1.0))
+            return counts / IMAGES
+        values = case.base / 100 + noise(count) * case.sd / 100 / math.sqrt(2)
         values[1:] += truth
-        return np.round(values * IMAGES) / IMAGES if kind == "counts" else values
+        if not case.counts:
+            return values
+        rounded: np.ndarray[Any, Any] = np.round(values * IMAGES)
+        return rounded / IMAGES
 
     return draw
 
 
-def _effects(values: np.ndarray[Any, Any], floor: float, pilot: int = 0) -> list[Effect]:
+def _margin(values: np.ndarray[Any, Any], case: Scenario) -> AccuracyMargin:
+    resolution = 100 / IMAGES if case.counts else 1e-7
+    points = (100 * values[0]).tolist()
+    return resolve_margin(parse_margin(case.rule), points, resolution=resolution, reference="fp32")
+
+
+def _effects(values: np.ndarray[Any, Any], case: Scenario, margin: AccuracyMargin, pilot: int = 0) -> list[Effect]:
     reference, *arms = values.tolist()
-    if not pilot:
-        return [paired(arm, reference, floor, counts=True) for arm in arms]
+    samples = IMAGES if case.counts else 10**9
+    floor, step = min_resolvable_spread(samples), 1 / IMAGES if case.counts else None
     early = [number < pilot for number in range(len(reference))]
-    return [two_stage(arm, reference, early, floor, counts=True) for arm in arms]
+    effects = []
+    for arm in arms:
+        if pilot:
+            effect = two_stage(arm, reference, early, floor, counts=True)
+            moved = margin_error(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(pilot / len(arm))
+        else:
+            effect = paired(arm, reference, floor, counts=True)
+            moved = margin_error(arm, reference, margin.error_share)
+        effects.append(replace(effect, margin_error=moved, step=step))
+    return effects
 
 
 def _looked(rates: Sequence[float]) -> list[Look]:
@@ -116,53 +184,59 @@ def _looked(rates: Sequence[float]) -> list[Look]:
     ]
 
 
-def _fixed(draw: Draw, floor: float, pairs: int, planned: int | None) -> Outcome:
-    rate = error_rate_of_next([], planned)
-    effects = _effects(draw(pairs), floor)
-    return Outcome(decide(effects, MARGIN, rate), effects, rate)
+def _judge(values: np.ndarray[Any, Any], case: Scenario, rate: float, after: float | None = None) -> Outcome:
+    margin = _margin(values, case)
+    effects = _effects(values, case, margin)
+    return Outcome(decide(effects, margin.of_share(), rate, after), effects, rate)
 
 
-def _followed(draw: Draw, floor: float, pairs: int, planned: int | None) -> Outcome:
-    values, rates, kept = draw(pairs), [], None
-    for _ in range(MAX_LOOKS):
-        rates.append(error_rate_of_next(_looked(rates), planned))
-        after = error_rate_of_next(_looked(rates), planned)
-        effects = _effects(values, floor)
-        verdicts = decide(effects, MARGIN, rates[-1], after)
-        advice = [int(match[1]) for verdict in verdicts if (match := ADVICE.search(verdict.word))]
+def _fixed(draw: Draw, case: Scenario) -> Outcome:
+    return _judge(draw(case.first), case, error_rate_of_next([], case.looks))
+
+
+def _followed(draw: Draw, case: Scenario) -> Outcome:
+    values, kept = draw(case.first), None
+    rates: list[float] = []
+    for _ in range(case.looks or MAX_LOOKS):
+        rates.append(error_rate_of_next(_looked(rates), case.looks))
+        after = error_rate_of_next(_looked(rates), case.looks)
+        outcome = _judge(values, case, rates[-1], after)
+        advice = [int(match[1]) for verdict in outcome.verdicts if (match := ADVICE.search(verdict.word))]
         if not advice or values.shape[1] >= MAX_PAIRS:
             break
         values = np.concatenate([values, draw(max(advice))], axis=1)
         if len(rates) == 1:
-            promised = decide(_effects(values, floor), MARGIN, after)
-            kept = not any(verdict.word.startswith("cannot tell") for verdict in promised)
+            promised = _judge(values, case, after).verdicts
+            kept = not any(verdict.word.startswith("inconclusive") for verdict in promised)
         values = values[:, :MAX_PAIRS]
-    return Outcome(verdicts, effects, rates[-1], kept)
+    return replace(outcome, kept=kept)
 
 
-def _auto(draw: Draw, floor: float, pairs: int, planned: int | None) -> Outcome:
-    rate = error_rate_of_next([], planned)
-    values = draw(PILOT_SEEDS)
-    pilot = _effects(values, floor)
-    needed = max(stein_pairs(effect.spread, effect.freedom, MARGIN.size, rate / len(pilot)) for effect in pilot)
-    if needed > PILOT_SEEDS:
-        values = np.concatenate([values, draw(needed - PILOT_SEEDS)], axis=1)
-    effects = _effects(values, floor, PILOT_SEEDS)
-    return Outcome(decide(effects, MARGIN, rate), effects, rate)
+def _auto(draw: Draw, case: Scenario) -> Outcome:
+    rate = error_rate_of_next([], case.looks)
+    size = len(pilot_seeds(case.arms))
+    values = draw(size)
+    margin = _margin(values, case)
+    pilot = _effects(values, case, margin)
+    needed = max(
+        stein_pairs(effect.spread, effect.freedom, margin.of_share().size, rate / len(pilot)) for effect in pilot
+    )
+    if needed > size:
+        values = np.concatenate([values, draw(needed - size)], axis=1)
+    margin = _margin(values, case)
+    effects = _effects(values, case, margin, size)
+    return Outcome(decide(effects, margin.of_share(), rate), effects, rate)
 
 
 PROCEDURES = {"fixed": _fixed, "followed": _followed, "auto": _auto}
 
 
-def _simulate(
-    procedure: str, kind: str, sd: float, arms: int, pairs: int, planned: int | None, truth: float, replicates: int
-) -> Tally:
-    generator = np.random.default_rng([round(100 * sd), arms, pairs, round(1000 * -truth), len(kind)])
-    draw = _draw(kind, sd, truth, arms, generator)
-    floor = min_resolvable_spread(IMAGES if kind == "counts" else 10**9)
+def _simulate(case: Scenario, truth: float, replicates: int) -> Tally:
+    begin = [round(100 * case.sd), case.arms, case.first, round(1e5 * -truth), len(case.noise), round(10 * case.base)]
+    draw = _draw(case, truth, np.random.default_rng(begin))
     tally = Tally()
     for _ in range(replicates):
-        outcome = PROCEDURES[procedure](draw, floor, pairs, planned)
+        outcome = PROCEDURES[case.seeds](draw, case)
         words = [verdict.word.partition(" (")[0] for verdict in outcome.verdicts]
         tally.runs += 1
         tally.wrong += any(word in (KEEPS if truth else WINNER) for word in words)
@@ -171,7 +245,7 @@ def _simulate(
         if outcome.kept is not None:
             tally.promised += 1
             tally.kept += outcome.kept
-        bounds = [interval(effect, 1 - outcome.rate / arms) for effect in outcome.effects]
+        bounds = [interval(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
         tally.covered += all(low <= truth <= high for low, high in filter(None, bounds))
         for verdict in outcome.verdicts:
             if verdict.low is not None and verdict.high is not None and verdict.confidence is not None:
@@ -184,64 +258,83 @@ def _percent(count: float, runs: float) -> str:
     return f"{100 * count / runs:.1f}" if runs else "-"
 
 
-def _row(
-    procedure: str, kind: str, sd: float, arms: int, pairs: int, planned: int | None, replicates: int
-) -> dict[str, str]:
-    equal = _simulate(procedure, kind, sd, arms, pairs, planned, 0.0, replicates)
-    worse = _simulate(procedure, kind, sd, arms, pairs, planned, -MARGIN.size, replicates)
+def _row(case: Scenario, replicates: int) -> dict[str, str]:
+    equal = _simulate(case, 0.0, replicates)
+    worse = _simulate(case, -case.true_margin / 100, replicates)
     return {
-        "seeds": procedure,
-        "looks": "one" if planned == 1 else "open",
-        "noise": kind,
-        "sd": f"{sd:g}",
-        "arms": str(arms + 1),
-        "first": str(PILOT_SEEDS if procedure == "auto" else pairs),
+        "seeds": case.seeds,
+        "looks": "open" if case.looks is None else str(case.looks),
+        "noise": case.noise,
+        "base %": f"{case.base:g}",
+        "sd": "-" if case.noise == "images" else f"{case.sd:g}",
+        "margin": case.rule if case.rule.isalpha() or not case.rule[-1].isdigit() else f"±{case.rule}",
+        "arms": str(case.arms + 1),
+        "first": str(len(pilot_seeds(case.arms)) if case.seeds == "auto" else case.first),
         "mean pairs": f"{np.mean(equal.pairs):.0f}",
         "A/A: winner or loser %": _percent(equal.wrong, equal.runs),
         "at the margin: kept %": _percent(worse.wrong, worse.runs),
         "all intervals cover %": _percent(equal.covered, equal.runs),
         "printed cover / stated %": f"{_percent(sum(equal.printed), len(equal.printed))} / "
         f"{100 * float(np.mean(equal.stated)):.1f}",
-        "A/A: shown to keep %": _percent(equal.right, equal.runs * arms),
+        "A/A: shown to keep %": _percent(equal.right, equal.runs * case.arms),
         "promise kept %": _percent(equal.kept + worse.kept, equal.promised + worse.promised),
         "replicates": f"{replicates}",
     }
 
 
-def _scenarios(part: str) -> list[tuple[str, str, float, int, int, int | None, float]]:
-    """Return procedure, noise, sd, arms, first pairs, planned looks, and the share of replicates."""
-    cases: list[tuple[str, str, float, int, int, int | None, float]] = []
+def _scenarios(part: str) -> list[Scenario]:
     if part == "fixed":
-        cases += [
-            ("fixed", "normal", sd, 1, n, looks, 1.0) for sd in (0.5, 1.5) for n in (3, 5, 10) for looks in (1, None)
+        return [
+            *(
+                Scenario("fixed", sd=sd, first=n, looks=looks)
+                for sd in (0.5, 1.5)
+                for n in (3, 5, 10)
+                for looks in (1, None)
+            ),
+            *(Scenario("fixed", kind, 1.5, first=n) for kind in ("counts", "t3") for n in (3, 5, 10)),
+            *(Scenario("fixed", "counts", 0.5, first=n) for n in (3, 5, 10)),
+            *(Scenario("fixed", "images", first=n, base=base) for base in (94.0, 99.0) for n in (3, 5, 10)),
+            *(Scenario("fixed", kind, arms=n, share=0.5) for kind in ("normal", "counts", "t3") for n in (2, 4, 8)),
         ]
-        cases += [("fixed", kind, 1.5, 1, n, None, 1.0) for kind in ("counts", "t3") for n in (3, 5, 10)]
-        cases += [("fixed", "counts", 0.5, 1, n, None, 1.0) for n in (3, 5, 10)]
-        cases += [("fixed", kind, 1.0, arms, 5, None, 0.25) for kind in ("normal", "counts") for arms in (2, 4, 8)]
-    elif part == "followed":
-        cases += [("followed", "normal", sd, 1, n, None, 0.5) for sd in (0.5, 1.0, 1.5) for n in (3, 5, 10)]
-        cases += [("followed", kind, 1.0, 1, n, None, 0.5) for kind in ("counts", "t3") for n in (3, 5)]
-        cases += [("followed", "normal", 1.0, arms, 5, None, 0.1) for arms in (2, 8)]
-    else:
-        cases += [("auto", "normal", sd, 1, 5, None, 1.0) for sd in (0.5, 0.8, 1.2, 2.0)]
-        cases += [("auto", kind, sd, 1, 5, None, 1.0) for kind in ("counts", "t3") for sd in (0.8, 1.2)]
-        cases += [("auto", "normal", 0.8, arms, 5, None, 0.25) for arms in (2, 4, 8)]
-    return cases
+    if part == "margins":
+        return [
+            *(Scenario("fixed", sd=0.5, first=n, rule=rule) for rule in ("auto", "10%", "2sd") for n in (3, 5, 10)),
+            *(
+                Scenario("fixed", sd=0.1, first=n, rule=rule, base=99.0)
+                for rule in ("auto", "10%", "2sd")
+                for n in (3, 5, 10)
+            ),
+            *(Scenario("fixed", "images", first=n, rule="10%") for n in (3, 5, 10)),
+            *(Scenario("followed", sd=0.5, first=5, rule=rule, share=0.5) for rule in ("auto", "10%", "2sd")),
+            *(Scenario("auto", sd=0.5, rule=rule) for rule in ("auto", "10%")),
+        ]
+    if part == "followed":
+        return [
+            *(Scenario("followed", sd=sd, first=n, share=0.5) for sd in (0.5, 1.0, 1.5) for n in (3, 5, 10)),
+            *(Scenario("followed", kind, first=n, share=0.5) for kind in ("counts", "t3", "images") for n in (3, 5)),
+            *(Scenario("followed", sd=0.8, first=n, looks=looks, share=0.5) for looks in (2, 3) for n in (3, 5)),
+            *(Scenario("followed", arms=arms, looks=looks, share=0.25) for arms in (2, 8) for looks in (None, 3)),
+        ]
+    return [
+        *(Scenario("auto", sd=sd) for sd in (0.5, 0.8, 1.2, 2.0)),
+        *(Scenario("auto", kind, sd) for kind in ("counts", "t3") for sd in (0.8, 1.2)),
+        *(Scenario("auto", kind, 0.8, arms=n, share=0.5) for kind in ("normal", "t3") for n in (2, 4, 8)),
+    ]
+
+
+PARTS = ("fixed", "margins", "followed", "auto")
 
 
 @click.command()
 @click.option("--replicates", default=4000, show_default=True, help="of a comparison of two arms; others have fewer")
-@click.option("--part", "parts", multiple=True, type=click.Choice(list(PROCEDURES)), help="all by default")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="all by default")
 @click.option("--out", default=None, help="write OUT.md")
 def main(replicates: int, parts: Sequence[str], out: str | None) -> None:
     """Simulate comparisons and count false words."""
     tables = []
-    for part in parts or PROCEDURES:
+    for part in parts or PARTS:
         begin = time.monotonic()
-        rows = [
-            _row(*case, max(100, round(replicates * share)))  # type: ignore[arg-type]
-            for *case, share in _scenarios(part)
-        ]
+        rows = [_row(case, max(100, round(replicates * case.share))) for case in _scenarios(part)]
         tables.append(f"## {part}\n\n{tabulate(rows, headers='keys', tablefmt='github', disable_numparse=True)}")
         click.echo(f"{tables[-1]}\n{time.monotonic() - begin:.0f} s\n")
     if out is not None:

@@ -39,26 +39,19 @@ FLOORS = {
     "environment": 0,
     "files": 1,
     "source": 2,
+    "lint": 3,
     "isolate": 0,
+    "mistakes": 0,
     "formatting": 0,
     "tensors": 0,
     "errors": 0,
     "version": 0,
 }
 TORCH_FREE = (
-    "analysis",
-    "api",
-    "backends",
-    "claims",
-    "cli",
-    "experiment",
-    "migrate",
-    "records",
-    "report",
-    "settings",
-    "source",
+    *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "migrate", "mistakes", "records"),
+    *("report", "settings", "source"),
 )
-HEAVY = {"libcst", "numpy", "pandas", "plotly", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+HEAVY = {"libcst", "numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -66,6 +66,7 @@ RUNNER = """
 import json, os, runpy, sys, traceback
 import torch
 
+torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports as much again
 for path in sys.argv[1:]:
     child = os.fork()
     if child == 0:
@@ -120,7 +121,11 @@ def run(words: list[str], folder: Path, *path: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    forked_python: Any,
+    forked_servers: None,
 ) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
     """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.
 
@@ -133,8 +138,10 @@ def command(
             launch = launcher.launch  # type: ignore[assignment]
 
         def invoke(words: list[str]) -> tuple[int, str, str]:
-            # A script under `exec` changes the process, and cells in parallel need a server each.
-            if words[0] == "exec" or "--jobs" in words:
+            if words[0] == "exec":  # which changes the process
+                done = forked_python.run(["-m", "ampcompare", *words], tmp_path, dict(os.environ))
+                return done.returncode, done.stdout, done.stderr
+            if "--jobs" in words:  # cells in parallel need a server each
                 done = run([sys.executable, "-m", "ampcompare", *words], tmp_path)
                 return done.returncode, done.stdout, done.stderr
             capfd.readouterr()
@@ -199,10 +206,10 @@ def test_commands_run(
 @pytest.mark.parametrize(
     "code", [block.text for block in blocks(README) if block.marker == "run as python"], ids=lambda code: code[:20]
 )
-def test_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
+def test_python_of_the_readme_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
     """Each Python block works as an unguarded script."""
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    done = run([sys.executable, "script.py"], tmp_path)
+    done = forked_python.run(["script.py"], tmp_path, dict(os.environ))
     assert done.returncode == 0, done.stderr
 
 

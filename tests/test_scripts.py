@@ -328,7 +328,7 @@ def test_fast_and_other_arguments(frame: Frame) -> None:
 def test_unit_is_an_option_of_pytest(frame: Frame) -> None:
     """`scripts/test unit` runs what `--unit` of `tests/conftest.py` selects; further arguments still go to pytest."""
     frame.run("scripts/test", "unit", "-k", "unit")
-    assert frame.calls()[-1] == "python -m pytest --numprocesses auto --dist loadgroup --unit -k unit threads=1"
+    assert frame.calls()[-1] == "python -m pytest --numprocesses auto --dist worksteal --unit -k unit threads=1"
 
 
 def test_demo_runs_the_comparison(frame: Frame) -> None:

@@ -7,6 +7,7 @@ refused where nobody sees it, and compared where the label of the row names it, 
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -244,8 +245,17 @@ def _confounded_hosts(pairs: Sequence[Pair]) -> str:
     return f"on host {', '.join(sorted(here))}, not {', '.join(sorted(there))}"
 
 
-def _settings_of(config: RunConfig) -> dict[str, Any]:
-    return dict(settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS))))
+def _settings_of(config: RunConfig) -> Mapping[str, Any]:
+    """Return the settings that can change a number; kept while `config` lives, as each is compared with many."""
+    key = id(config)
+    known = _known.get(key)
+    if known is None or known[0]() is not config:
+        values = dict(settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS))))
+        known = _known[key] = (weakref.ref(config, lambda _: _known.pop(key, None)), values)
+    return known[1]
+
+
+_known: dict[int, tuple[weakref.ref[RunConfig], Mapping[str, Any]]] = {}
 
 
 def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:

@@ -51,10 +51,10 @@ def twin_sentence(twin: Twin) -> str:
     """Return a verdict in words."""
     who = f"{twin.arm} ({twin.library}) against {twin.twin}, the precision that it ran in"
     if twin.pairs:
-        pairs = f"{twin.pairs} pair{'s' if twin.pairs > 1 else ''}"
+        pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
         if twin.same_bits:
             return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
-        difference = "" if twin.top1_difference is None else f", {100 * twin.top1_difference:+.2f} points"
+        difference = "" if twin.top1_difference is None else f", {100 * twin.top1_difference:+.2f} pp"
         return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
     return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
 

@@ -10,10 +10,11 @@ from importlib.resources import files
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import ResultsTable, Run, read_table
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.margins import AccuracyMargin, resolve_margin
 from ampcompare.analysis.metrics import ACCURACY, Metric
 from ampcompare.analysis.quantities import Quantity
-from ampcompare.analysis.recommendation import recommend
+from ampcompare.analysis.recommendation import not_recommended, recommended
 from ampcompare.analysis.statistics import MIN_PAIRS, Margin, Verdict, decide, wilson
 from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of
 from ampcompare.analysis.table_columns import TableOptions
@@ -33,8 +34,8 @@ from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
 __all__ = ["EXAMPLE_SD", "example_table", "judge"]
 
 EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
-NO_COUNT = "cannot tell (number of runs unknown)"
-ROUNDED = "cannot tell (the figures are rounded)"
+NO_COUNT = "inconclusive (number of runs unknown)"
+ROUNDED = "inconclusive (the figures are rounded)"
 MIN_FLOOR = 1e-12
 MAX_DECIMALS = 8
 
@@ -101,9 +102,9 @@ def judge(
     margin = _margin(terms, metric, base, sd)
     result = _compare(groups, base, metric, sd)
     rows = _rows(result, metric, terms, margin.points)
-    compared = any(not line.is_reference for line in result)
-    reading = [_recommendation(rows, result, metric, terms)] if compared else []
-    return Comparison(
+    whole = [row for row, line in zip(rows, result, strict=True) if line.family == 0]
+    reading = _why_none(whole, result, metric, terms)
+    comparison = Comparison(
         command="",
         reference=next(line.label for line in result if line.is_reference),
         seeds=sorted({int(run.seed) for run in table.runs if _is_seed(run.seed)}),
@@ -126,6 +127,7 @@ def judge(
             within=list(within),
         ),
     )
+    return comparison.model_copy(update={"headline": headline(comparison.model_copy(update={"arms": whole}))})
 
 
 def _margin(terms: Criteria, metric: Metric, reference: Group, sd: float | None) -> AccuracyMargin:
@@ -263,7 +265,7 @@ def _explained(line: _Line, closed: str, part: Difference | None, verdict: Verdi
         return Verdict(closed if part is not None or closed.startswith("diverged") else "")
     if part.effect is None:
         return Verdict(NO_COUNT)
-    if verdict is not None and part.rounded and part.effect.testable and verdict.word.startswith("cannot tell"):
+    if verdict is not None and part.rounded and part.effect.testable and verdict.word.startswith("inconclusive"):
         return replace(verdict, word=ROUNDED)
     return verdict or Verdict()
 
@@ -328,17 +330,14 @@ def _peak(line: _Line) -> int | None:
     return round(max(sizes)) if sizes else None
 
 
-def _recommendation(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric, terms: Criteria) -> str:
-    """Return the recommendation by the lines over all blocks."""
-    sign = 1 if metric.better == "higher" else -1
-    fit = [
-        row.model_copy(update={"top1_difference": row.top1_difference and sign * row.top1_difference})
-        for row, line in zip(rows, lines, strict=True)
-        if line.family == 0
-    ]
+def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric, terms: Criteria) -> list[str]:
+    """Return why no arm is recommended by the lines over all blocks; nothing where one is."""
     base = next(line.label for line in lines if line.is_reference)
+    others = [row for row in rows if row.arm != base]
+    if not others or recommended(others, terms.prefer):
+        return []
     quality = "accuracy" if metric.name == ACCURACY.name else metric.name
-    return recommend(fit, base, terms, quality, None if quality == "accuracy" else 1 / _scale(metric))
+    return [not_recommended(others, base, terms.prefer, quality)]
 
 
 def _notes(

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.accuracy import accuracy_effect
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.pairs import Pair, pairs_by_seed
 from ampcompare.analysis.pooled_effects import pool
-from ampcompare.analysis.statistics import Effect, Margin, decide, interval, min_resolvable_spread
+from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, decide, interval, min_resolvable_spread
 from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect
 
 __all__ = ["make_forest"]
+
+MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
         measured = _measured(experiments, measure)
         effects += [_effect(one, measure) for one in measured]
         pooled += _pooled(measured, measure, margin)
-    return Forest(
+    forest = Forest(
         reference=first.reference,
         margin=margins[0],
         time_margin=time_margins[0],
@@ -73,6 +76,56 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
         pooled=pooled,
         notes=notes,
     )
+    return forest.model_copy(update={"headline": _headline(forest)})
+
+
+def _headline(forest: Forest) -> list[str]:
+    """Return the answer over all experiments, and which of them are not in it."""
+    names = list(dict.fromkeys(effect.arm for effect in forest.effects))
+    pooled = {(effect.arm, effect.measure): effect for effect in forest.pooled}
+    rows = [_pooled_row(arm, pooled.get((arm, "accuracy")), pooled.get((arm, "time"))) for arm in names]
+    table = Comparison(
+        command="",
+        reference=forest.reference,
+        seeds=[],
+        margin=forest.margin,
+        time_margin=forest.time_margin,
+        arms=[_pooled_row(forest.reference, None, None).model_copy(update={"completed": 1}), *rows],
+        reading=[],
+        records=[],
+    )
+    lost = [effect for effect in forest.effects if effect.measure == "accuracy" and effect.left_out]
+    parts = [f"{effect.arm} in {effect.experiment} ({effect.left_out})" for effect in lost[:MAX_NAMED]]
+    more = f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else ""
+    left_out = [f"Not in these means: {', '.join(parts)}{more}."] if parts else []
+    return [*headline(table), *left_out]
+
+
+def _pooled_row(arm: str, accuracy: PooledEffect | None, time: PooledEffect | None) -> ArmSummary:
+    return ArmSummary(
+        arm=arm,
+        engine=None,
+        half=None,
+        lr=math.nan,
+        seeds=[],
+        completed=accuracy.experiments if accuracy else 0,
+        diverged=0,
+        failed=0,
+        pairs=accuracy.experiments if accuracy else 0,
+        top1_difference=accuracy.value if accuracy else None,
+        top1_difference_low=accuracy.low if accuracy else None,
+        top1_difference_high=accuracy.high if accuracy else None,
+        accuracy_verdict=_pooled_word(accuracy) if accuracy else "",
+        time_ratio=time.value if time else None,
+        time_ratio_low=time.low if time else None,
+        time_ratio_high=time.high if time else None,
+        time_verdict=time.verdict if time else "",
+    )
+
+
+def _pooled_word(effect: PooledEffect) -> str:
+    few = effect.verdict == "inconclusive" and effect.low is None
+    return f"inconclusive (fewer than {MIN_PAIRS} experiments)" if few else effect.verdict
 
 
 def _facts(name: str, comparison: Comparison) -> Experiment:
@@ -109,7 +162,7 @@ def _of_row(row: ArmSummary, name: str, comparison: Comparison, measure: Measure
 
 def _reason(effect: Effect | None, verdict: str) -> str:
     if effect is not None and not effect.testable:
-        return f"only {effect.pairs} pair{'s' if effect.pairs > 1 else ''}"
+        return f"only {effect.pairs} seed{'s' if effect.pairs > 1 else ''}"
     return verdict or "not measured"
 
 
@@ -174,7 +227,7 @@ def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin) -> 
                 tau=pooled.tau,
                 i_squared=pooled.i_squared,
                 # How many more of them would be needed says nothing: experiments are chosen, not drawn.
-                verdict="cannot tell" if verdict.word.startswith("cannot tell") else verdict.word,
+                verdict="inconclusive" if verdict.word.startswith("inconclusive") else verdict.word,
             )
         )
     return found

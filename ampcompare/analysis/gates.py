@@ -22,19 +22,20 @@ from ampcompare.records.run import RunRecord
 __all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
 
 GRAMMAR = re.compile(r"(accuracy|time|memory|diverged|failed)\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
-VERDICT_GRAMMAR = re.compile(r"(accuracy|time)\s*:\s*(inferior|not-inferior|equivalent|better)")
+VERDICT_GRAMMAR = re.compile(r"(accuracy|time)\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")
+OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
 EXAMPLES = (
     '"accuracy<-0.5" (points), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: '
-    '"accuracy:not-inferior", "accuracy:inferior", "time:better"'
+    '"accuracy:non-inferior", "accuracy:worse", "time:better"'
 )
 RATIOS = ("time", "memory")
 # The verdicts that show what a gate asks for, by their first words.
 SHOWN_BY = {
-    "not-inferior": ("identical", "equivalent", "not inferior", "better"),
+    "non-inferior": ("identical", "equivalent", "non-inferior", "better"),
     "equivalent": ("identical", "equivalent"),
     "better": ("better",),
 }
-REFUSED = ("inferior", "diverged", LEARNED_NOTHING)
+REFUSED = ("worse", "diverged", LEARNED_NOTHING)
 SAME_RUNS = "the baseline holds these very runs, so nothing has run since; take another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why there is none
 Runs = Sequence[RunRecord]
@@ -80,13 +81,13 @@ class Gate:
 class VerdictGate:
     """A verdict that an arm must have, or must not have.
 
-    `inferior` fails an arm that is shown to be inferior, diverged or learned nothing. Every other word fails an arm for
+    `worse` fails an arm that is shown to be worse, diverged or learned nothing. Every other word fails an arm for
     which it is not shown, so that too few seeds, an invalid time and a verdict on survivors alone fail too.
 
     Attributes:
         text: as the user wrote it.
         measure: accuracy or time.
-        word: inferior, not-inferior, equivalent or better.
+        word: worse, non-inferior, equivalent or better.
     """
 
     text: str
@@ -95,13 +96,13 @@ class VerdictGate:
 
     def fails(self, verdict: str) -> bool:
         """Return whether an arm with this verdict fails."""
-        if self.word == "inferior":
+        if self.word == "worse":
             return verdict.startswith(REFUSED)
         return not verdict.startswith(SHOWN_BY[self.word])
 
 
 def parse_gate(text: str) -> Gate | VerdictGate:
-    """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:not-inferior`.
+    """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
 
     A percentage of time or memory is one more than the ratio 1.
 
@@ -110,7 +111,8 @@ def parse_gate(text: str) -> Gate | VerdictGate:
     """
     asked = VERDICT_GRAMMAR.fullmatch(text.strip())
     if asked is not None:
-        return VerdictGate(text.strip(), *asked.groups())
+        measure, word = asked.groups()
+        return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")

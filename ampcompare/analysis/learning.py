@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from ampcompare.analysis.statistics import ERROR_RATE, Effect, min_resolvable_spread, p_values, paired
 from ampcompare.records.run import RunRecord
 
-__all__ = ["NO_VERDICT", "idle_pairs", "idle_sentences", "idle_verdict", "still_improving", "too_wide", "why_idle"]
+__all__ = [
+    "LEARNED_NOTHING",
+    "NO_VERDICT",
+    "idle_pairs",
+    "idle_some",
+    "idle_verdict",
+    "still_improving",
+    "too_wide",
+    "why_idle",
+]
 
 LEARNED_NOTHING = "learned nothing"
 NO_VERDICT = f"no verdict (the reference {LEARNED_NOTHING})"
@@ -70,28 +79,23 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     gains = [top1 - (epoch.majority_correct or 0) / epoch.samples for top1, epoch in last if top1 is not None]
     if not gains or idle_verdict(runs) or margin < statistics.fmean(gains):
         return ""
+    gain = 100 * statistics.fmean(gains)
     return (
-        f"No arm is recommended: the margin of {100 * margin:g} points is all that {reference} has over guessing "
-        f"({100 * statistics.fmean(gains):.1f} points), so that an arm that learned nothing is equivalent by it."
+        f"No verdict counts at a margin of ±{100 * margin:g} pp: {reference} is only {gain:.1f} pp better than "
+        "guessing, so an arm that learned nothing would be equivalent."
     )
 
 
-def idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterator[str]:
-    """Yield what stands above every verdict: the arms that learned nothing, in all of their runs or in some."""
-    whole = {arm: verdict for arm, records in by_arm.items() if (verdict := idle_verdict(records))}
-    if reference in whole:
-        yield f"No verdict: {reference} {whole[reference]}, so that a comparison with it means nothing."
-    others = [f"{arm} {verdict}" for arm, verdict in whole.items() if arm != reference]
-    if others:
-        yield f"No verdict on an arm that learned nothing: {'; '.join(others)}."
+def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Yield which arms learned nothing in some of their runs, though not in all."""
     some = []
     for arm, records in by_arm.items():
         completed = [record for record in records if record.status == "completed"]
         idle = sum(bool(why_idle(record)) for record in completed)
-        if idle and arm not in whole:
-            some.append(f"{arm} {idle}/{len(completed)}")
+        if 0 < idle < len(completed):
+            some.append(f"{arm} in {idle} of {len(completed)}")
     if some:
-        yield f"Learned nothing in some runs, which count in the means: {', '.join(some)}."
+        yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
 
 
 def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) -> str:
@@ -107,9 +111,9 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     gains = {arm: _late_gain(records) for arm, records in by_arm.items()}
     tested = {arm: gain for arm, gain in gains.items() if gain is not None and gain.testable}
     rising = [
-        f"{arm} {100 * gain.mean:+.2f} points"
+        f"{arm} {100 * gain.mean:+.2f} pp"
         for arm, gain in tested.items()
-        if gain.mean > margin and p_values(gain, 0.0).not_inferior < ERROR_RATE / len(tested)
+        if gain.mean > margin and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
     ]
     if not rising:
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.records.look import Look
 
-__all__ = ["Design", "changed_terms", "error_rate_of_next", "look_sentences"]
+__all__ = ["Design", "changed_terms", "changes_sentence", "error_rate_of_next", "look_sentences"]
 
 FIRST_SHARE = 0.8
 # Of several planned looks. The pairs that are added follow from the spread so far, which then shows a bit too small at
@@ -24,7 +24,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class Design:
-    """At which error rates a comparison is tested, and what its reading says about that.
+    """At which error rates a comparison is tested, and what it says about that.
 
     Attributes:
         error_rate: of each claim over all arms; 0 tests nothing.
@@ -32,8 +32,8 @@ class Design:
         pilot: seeds whose spread has set the number of seeds.
         look: its number among `looks`; None where looks are not counted.
         looks: all looks at the run directory, this one included.
-        warnings: above the recommendation.
-        notes: below it.
+        warnings: the first sentences of the headline.
+        notes: the last details.
     """
 
     error_rate: float = ERROR_RATE
@@ -91,9 +91,14 @@ def changed_terms(look: Look, others: Sequence[Look], left_out: Sequence[int] = 
     return words
 
 
+def changes_sentence(changes: Sequence[str]) -> list[str]:
+    """Return the warning that terms were changed, which stands above every claim; none without changes."""
+    return [f"Changed after runs were seen: {'; '.join(changes)}."] if changes else []
+
+
 def _terms(look: Look) -> dict[str, str]:
     return {
-        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} points",
+        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} pp",
         "time margin": f"{100 * look.time_margin:g} %",
         "reference": look.reference,
         "seeds": "auto" if look.pilot else "given",
@@ -102,7 +107,7 @@ def _terms(look: Look) -> dict[str, str]:
 
 
 def look_sentences(look: Look, looks: Sequence[Look], next_error_rate: float) -> list[str]:
-    """Return which look this is and what it may spend, for the reading."""
+    """Return which look this is and what it may spend, for the details."""
     if not look.number:
         return []
     before = [other for other in looks if other.number and other.number != look.number]

@@ -139,7 +139,7 @@ def resolve_margin(
 def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
     """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
 
-    With accuracies a and r and a share f of the errors, "not inferior" is a - r > -f (1 - r): the mean of
+    With accuracies a and r and a share f of the errors, "non-inferior" is a - r > -f (1 - r): the mean of
     a - (1 + f) r is tested, not that of a - r, and above the margin that of a - (1 - f) r. The larger of both errors is
     returned. The tests then keep their level; with the error of a - r alone they would err in up to 10 %.
 

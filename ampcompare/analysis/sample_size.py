@@ -50,7 +50,7 @@ def pairs_to_settle(
         mean: of the differences so far, `error` its standard error.
         spread: of the differences so far, with its degrees of freedom.
         alpha: of a one-sided test of one arm.
-        practical: whether a difference inside the margin is never better or inferior.
+        practical: whether a difference inside the margin is never better or worse.
     """
     from scipy.special import stdtrit
 
@@ -66,7 +66,7 @@ def pairs_to_settle(
 
 
 def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
-    """Return how many pairs show that an arm is not inferior, or that it is, wherever its mean lies.
+    """Return how many pairs show that an arm is non-inferior, or that it is, wherever its mean lies.
 
     Between the means that show the one and those that show the other is a gap, which is small enough where a mean
     misses it with a power of 80 % from its middle.

@@ -71,8 +71,8 @@ def _holds(word: str, low: float, high: float, margin: float) -> bool | None:
     claims = {
         "equivalent": -margin < low and high < margin,
         "better": low > 0,
-        "not inferior": low > -margin,
-        "inferior": high < 0,
+        "non-inferior": low > -margin,
+        "worse": high < 0,
     }
     return next((shown for claim, shown in claims.items() if word.startswith(claim)), None)
 
@@ -136,14 +136,16 @@ def image_sentences(rows: Sequence[ArmSummary], margin: Margin) -> Iterable[str]
     for row in rows:
         if row.images is not None and row.images.low is not None and row.images.high is not None:
             if row.images.holds is False:
-                bounds = f"{100 * row.images.low:+.2f} to {100 * row.images.high:+.2f} points"
+                bounds = f"{100 * row.images.low:+.2f} to {100 * row.images.high:+.2f} pp"
                 word = row.accuracy_verdict.partition(" (")[0]
-                doubtful.append(f"{row.arm} ({word} here, {bounds} there; {_settled(row.images.needed, margin)})")
+                doubtful.append(
+                    f"{row.arm} ({word} here, {bounds} for new ones; {_settled(row.images.needed, margin)})"
+                )
         elif row.images is not None and row.images.unusable:
             unusable.setdefault(row.images.unusable, []).append(row.arm)
     if doubtful:
         more = f" and {len(doubtful) - MAX_NAMED} more" if len(doubtful) > MAX_NAMED else ""
-        yield f"Shown for these validation images, open for new ones: {', '.join(doubtful[:MAX_NAMED])}{more}."
+        yield f"Shown for these validation images, not for new ones: {', '.join(doubtful[:MAX_NAMED])}{more}."
     for reason, arms in unusable.items():
         yield f"Not compared image by image: {', '.join(arms)} ({reason})."
 
@@ -151,7 +153,7 @@ def image_sentences(rows: Sequence[ArmSummary], margin: Margin) -> Iterable[str]
 def _settled(needed: int | None, margin: Margin) -> str:
     if needed is None:
         return "more seeds are needed first"
-    return f"about {two_digits(needed):,} images would settle ±{margin.shown}"
+    return f"about {two_digits(needed):,} images would settle ±{margin.shown} pp"
 
 
 def two_digits(count: int) -> int:

@@ -78,7 +78,7 @@ class Margin:
     Attributes:
         size: in the unit of the effects.
         shown: as the verdicts print it.
-        practical: whether a difference inside the margin is never called better or inferior, however sure it is.
+        practical: whether a difference inside the margin is never called better or worse, however sure it is.
     """
 
     size: float
@@ -90,14 +90,14 @@ class Margin:
 class Verdict:
     """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
 
-    `equivalent` lies inside the margin, `not inferior` above its lower end, `better` and `inferior` leave 0 out, and
-    `cannot tell` does none of these.
+    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave 0 out, and
+    `inconclusive` does none of these.
 
     Attributes:
         word: "" if there is no effect.
         low: lower bound in the unit of the effect; None where nothing was tested, as the other bound.
         confidence: of the two-sided interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of
-            equivalent and not inferior, 1 - alpha for the others.
+            equivalent and non-inferior, 1 - alpha for the others.
     """
 
     word: str = ""
@@ -111,7 +111,7 @@ class PValues:
     """The p values of one effect: of no difference, of worse than the margin, and of outside the margin."""
 
     different: float
-    not_inferior: float
+    non_inferior: float
     equivalent: float
 
 
@@ -200,9 +200,9 @@ def p_values(effect: Effect, margin: float) -> PValues:
 
     error = effect.error if effect.margin_error is None else effect.margin_error
     different = min(1.0, 2 * min(above(0, effect.error), below(0, effect.error)))
-    not_inferior = max(above(-margin, error), _few_counts(effect, margin, -effect.net_counts))
+    non_inferior = max(above(-margin, error), _few_counts(effect, margin, -effect.net_counts))
     not_superior = max(below(margin, error), _few_counts(effect, margin, effect.net_counts))
-    return PValues(different, not_inferior, max(not_inferior, not_superior))
+    return PValues(different, non_inferior, max(non_inferior, not_superior))
 
 
 def _few_counts(effect: Effect, margin: float, net: int) -> float:
@@ -253,7 +253,7 @@ def decide(
 ) -> list[Verdict]:
     """Return the verdict of each arm against one reference.
 
-    Each of the three claims (different, not inferior, equivalent) is tested for all arms at once by Holm's step-down
+    Each of the three claims (different, non-inferior, equivalent) is tested for all arms at once by Holm's step-down
     method. What is equivalent is not called better as well: a difference inside the margin is one that was said not to
     matter. Effects that are missing or not testable do not count among the tests of the others.
 
@@ -263,18 +263,18 @@ def decide(
     """
     tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
     later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
-    different, not_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
+    different, non_inferior, equivalent = (_holm(tested, claim, margin.size, alpha) for claim in CLAIMS)
     verdicts = (
-        _verdict(*each, margin, later) for each in zip(tested, different, not_inferior, equivalent, strict=True)
+        _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
     )
     return [
         Verdict()
         if effect is None
-        else Verdict(f"cannot tell (fewer than {MIN_PAIRS} pairs)")
+        else Verdict(f"inconclusive (fewer than {MIN_PAIRS} seeds)")
         if not effect.testable
         else next(verdicts)
         if alpha > 0
-        else Verdict("cannot tell (not tested)")
+        else Verdict("inconclusive (not tested)")
         for effect in effects
     ]
 
@@ -305,9 +305,9 @@ class _Step:
 
 
 DIFFERENT = _Claim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
-NOT_INFERIOR = _Claim(lambda p: p.not_inferior, 1, lambda low, high, margin: low > -margin)
+NON_INFERIOR = _Claim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
 EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
-CLAIMS = (DIFFERENT, NOT_INFERIOR, EQUIVALENT)
+CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
 def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
@@ -331,29 +331,29 @@ def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float)
 
 
 def _verdict(
-    effect: Effect, different: _Step, not_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
+    effect: Effect, different: _Step, non_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
 ) -> Verdict:
     matters = not margin.practical or abs(effect.mean) > margin.size
     if equivalent.shown:
         return _worded(f"equivalent (±{margin.shown})", equivalent)
     if different.shown and matters and effect.mean > 0:
         return _worded("better", different)
-    if not_inferior.shown:
-        return _worded(f"not inferior (margin {margin.shown})", not_inferior)
+    if non_inferior.shown:
+        return _worded(f"non-inferior (margin {margin.shown})", non_inferior)
     if different.shown and matters:
-        return _worded("inferior", different)
+        return _worded("worse", different)
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
     # one error it is the widest of them.
-    steps = (different, not_inferior, equivalent)
+    steps = (different, non_inferior, equivalent)
     low, high = min(step.low for step in steps), max(step.high for step in steps)
-    return Verdict(_cannot_tell(effect, margin, alpha), low, high, max(step.confidence for step in steps))
+    return Verdict(_inconclusive(effect, margin, alpha), low, high, max(step.confidence for step in steps))
 
 
 def _worded(word: str, step: _Step) -> Verdict:
     return Verdict(word, step.low, step.high, step.confidence)
 
 
-def _cannot_tell(effect: Effect, margin: Margin, alpha: float) -> str:
+def _inconclusive(effect: Effect, margin: Margin, alpha: float) -> str:
     """Return the word for an open result, with an upper limit of the pairs that settle it at the level of the next."""
     spread = effect.spread * max(1.0, (effect.margin_error or effect.error) / effect.error)
     needed = (
@@ -364,8 +364,8 @@ def _cannot_tell(effect: Effect, margin: Margin, alpha: float) -> str:
         else None
     )
     if needed is None:
-        return "cannot tell"
+        return "inconclusive"
     more = max(1, needed - effect.pairs)
     if more > 100:
         more = round(more, 2 - len(str(more)))  # an estimate has two digits at most
-    return f"cannot tell (at most {more} more pair{'s' if more != 1 else ''})"
+    return f"inconclusive (≤{more} more seed{'s' if more != 1 else ''})"

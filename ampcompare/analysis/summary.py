@@ -10,12 +10,14 @@ from ampcompare.analysis.circumstances import circumstances
 from ampcompare.analysis.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
-from ampcompare.analysis.recommendation import read
+from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_images, image_sentences
-from ampcompare.analysis.statistics import MIN_PAIRS, Verdict, wilson
+from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason_of_arm
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -37,7 +39,7 @@ def summarize(
     published: Published | None = None,
     excluded: Sequence[str] = (),
 ) -> Comparison:
-    """Sum up records into one row per arm and a reading.
+    """Sum up records into a headline, one row per arm, next steps and details.
 
     Args:
         records: of any subset of the cells; what is missing is missing in the rows.
@@ -62,7 +64,7 @@ def summarize(
         {arm: by_arm[arm] for arm in arms},
         lambda twin, its: rows if twin == reference else _rows(by_arm, [twin, *its], twin, terms, design),
     )
-    return Comparison(
+    comparison = Comparison(
         command=command,
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
@@ -78,20 +80,26 @@ def summarize(
         looks=list(design.looks),
         prefer=terms.prefer,
         arms=rows,
-        reading=[
-            *design.warnings,
-            *(f"Not used: {text}." for text in excluded),
-            *read(rows, records, reference, terms, margin.of_share().size),
-            *image_sentences(rows, margin.of_share()),
-            *map(twin_sentence, twins),
-            *circumstances(records, reference),
-            *filter(None, [rounds_sentence(records)]),
-            *design.notes,
-        ],
+        reading=[],
         excluded=excluded,
         twins=twins,
         records=list(records),
         published=published,
+    )
+    return comparison.model_copy(
+        update={
+            "headline": headline(comparison, design.warnings),
+            "next_steps": next_steps(comparison, design.next_error_rate),
+            "reading": [
+                *(f"Not used: {text}." for text in excluded),
+                *details(comparison),
+                *image_sentences(rows, margin.of_share()),
+                *map(twin_sentence, twins),
+                *circumstances(records, reference),
+                *filter(None, [rounds_sentence(records)]),
+                *design.notes,
+            ],
+        }
     )
 
 
@@ -106,11 +114,13 @@ def _rows(
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
     against = by_arm.get(reference, [])
+    effects = {arm: accuracy_effect(pairs[arm]) for arm in arms}
     return [
         _row(
             arm,
             by_arm[arm],
             pairs[arm],
+            effects[arm],
             times[arm].ratio,
             conditional(accuracy[arm], by_arm[arm], against)
             if arm in accuracy
@@ -119,9 +129,7 @@ def _rows(
         ).model_copy(
             update={
                 **_memory(by_arm[arm], against),
-                "images": compare_images(
-                    pairs[arm], accuracy_effect(pairs[arm]), accuracy.get(arm, Verdict()), margin.of_share()
-                ),
+                "images": compare_images(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_share()),
             }
             if arm != reference
             else {}
@@ -158,6 +166,7 @@ def _row(
     arm: str,
     records: Sequence[RunRecord],
     pairs: Sequence[Pair],
+    effect: Effect | None,
     time_ratio: float | None,
     accuracy: Verdict,
     time: Verdict,
@@ -165,7 +174,6 @@ def _row(
     done = [record for record in records if record.status == "completed"]
     ran = finished(records)
     top1 = [record.summary.top1_final for record in done]
-    effect = accuracy_effect(pairs)
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     others = [record.effective for record in ran if record.effective]
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})

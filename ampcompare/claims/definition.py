@@ -54,7 +54,7 @@ class Accuracy(_Part):
     kind: Literal["accuracy"]
     row: str
     against: str
-    verdicts: list[Literal["better", "equivalent", "not inferior", "inferior"]]
+    verdicts: list[Literal["better", "equivalent", "non-inferior", "worse"]]
 
 
 class Below(_Part):

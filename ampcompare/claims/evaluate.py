@@ -1,4 +1,4 @@
-"""What the runs of a small shape say about a claim: holds, does not hold, cannot tell, or not run."""
+"""What the runs of a small shape say about a claim: holds, does not hold, inconclusive, or not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampcompare.records.run import RunRecord
 
 __all__ = ["FAILS", "HOLDS", "NOT_RUN", "UNKNOWN", "ClaimResult", "judge_claim"]
 
-HOLDS, FAILS, UNKNOWN, NOT_RUN = "holds", "does not hold", "cannot tell", "not run"
+HOLDS, FAILS, UNKNOWN, NOT_RUN = "holds", "does not hold", "inconclusive", "not run"
 MOST = 0.5  # a rate is high or low where its 95 % interval lies on one side of this
 
 
@@ -135,9 +135,9 @@ def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: flo
         word = "equivalent"
     if word.startswith(tuple(test.verdicts)):
         return _Answer(seen, True)
-    if word.startswith(("better", "equivalent", "not inferior", "inferior")):
+    if word.startswith(("better", "equivalent", "non-inferior", "worse")):
         return _Answer(seen, False)
-    return _Answer(seen, None, word.removeprefix("cannot tell (").removesuffix(")"))
+    return _Answer(seen, None, word.removeprefix("inconclusive (").removesuffix(")"))
 
 
 def _below(test: Below, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:

@@ -16,8 +16,9 @@ from ampcompare.doctor.ask import ask
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import ConfigError, LaunchError, did_you_mean
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan, parse_seeds
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.files.write import write_atomically
 from ampcompare.isolate.start import isolated_environment, start_command

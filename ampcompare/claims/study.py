@@ -9,8 +9,8 @@ from pathlib import Path
 from ampcompare.claims.definition import load_study, study_name
 from ampcompare.claims.report import findings_data, render_markdown
 from ampcompare.claims.reproduce import Reproduction, reproduce, sees_gpu, select_claims
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.ownership import owned
-from ampcompare.experiment.run import Observer
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.dispatch import make_launcher

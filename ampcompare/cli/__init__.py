@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp, and check that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
+    "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
     "list": "List available arms, models, data, launchers, recipes and guards.",

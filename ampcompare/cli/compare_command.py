@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ampcompare.cli.comparison_output import show_checks, show_comparison, show_plan
+from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.renamed import RenamedOption
@@ -67,15 +67,16 @@ __all__ = ["command", "options_from"]
     multiple=True,
     metavar="LIMIT",
     help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
-    'verdict: "accuracy:not-inferior", "time:better"; repeat it',
+    'verdict: "accuracy:non-inferior", "time:better"; repeat it',
 )
 @click.option(
-    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: never]"
+    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: 1m without bars]"
 )
 @click.option(
     "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"
 )
 @click.option("--junit", metavar="FILE", help="write the results of arms and limits as JUnit XML")
+@details_option
 @recipe_options
 @launch_options
 @output_options
@@ -85,7 +86,7 @@ def command(**parameters: Any) -> int:
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
     where it stopped.
     """
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.compare import plan_comparison, run_comparison
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
@@ -94,10 +95,10 @@ def command(**parameters: Any) -> int:
         show_plan(plan_comparison(options), as_json=as_json)
         return 0
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
-    display = Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds)
-    outcome = run_comparison(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
+        outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
-        show_comparison(outcome, as_json=as_json, quiet=quiet)
+        show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
         outcome.write_junit()
         show_checks(outcome, quiet=quiet)
     return outcome.exit_code

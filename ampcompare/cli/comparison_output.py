@@ -1,7 +1,8 @@
-"""What `compare` prints: the plan of a dry run, the table, and the limits that were exceeded."""
+"""What `compare` prints: the plan of a dry run, the answer with its table, and the limits that were exceeded."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,25 +13,49 @@ from ampcompare.formatting import printable
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
+    from ampcompare.records.comparison import Comparison
 
-__all__ = ["show_checks", "show_comparison", "show_plan"]
+__all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
 
 
-def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool) -> None:
-    """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
-    from ampcompare.report.formats import FORMATS
+details_option = click.option(
+    "--details", is_flag=True, help="also print all measurements, verdicts on time, conclusions and the environment"
+)
+
+
+def terminal_text(comparison: Comparison, *, details: bool = False, to_file: bool = False) -> str:
+    """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
+    from ampcompare.report.color import has_color
+    from ampcompare.report.external import Judged
     from ampcompare.report.tables import room
     from ampcompare.report.terminal import Terminal
+
+    reporter = Judged if comparison.judged else Terminal
+    if to_file:
+        return reporter(details=details).render(comparison)
+    return reporter(room(), color=has_color(sys.stdout), details=details).render(comparison)
+
+
+def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:
+    """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
+    from ampcompare.report.formats import FORMATS
 
     failure = outcome.common_failure
     if as_json:
         say(FORMATS["json"].reporter().render(outcome.comparison), nl=False)
     elif failure is None:
-        say(Terminal(room()).render(outcome.comparison), nl=False)
+        say(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
         click.echo(f"ampcompare: every cell failed: {printable(failure.error or '', 2000)}", err=True)
     elif not quiet:
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            click.echo(err=True)
         click.echo(f"report: {outcome.folder / 'report.md'}", err=True)
+        page = FORMATS["html"]
+        if page.missing:
+            click.echo('no HTML page: pip install "ampcompare[html]" adds it', err=True)
+        elif page.file:
+            click.echo(f"page: {outcome.folder / page.file}", err=True)
 
 
 def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.options import margin_options, objective_option
+from ampcompare.cli.output import say
 from ampcompare.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ __all__ = ["command"]
     "--runs", type=int, metavar="N", help="runs behind each line that has a standard deviation, such as ± 0.16"
 )
 @objective_option
+@details_option
 @click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     """Compare results that were measured elsewhere.
@@ -56,9 +59,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     from ampcompare.analysis.criteria import Criteria
     from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
     from ampcompare.analysis.table_columns import TableOptions
-    from ampcompare.report.external import Judged
     from ampcompare.report.formats import FORMATS
-    from ampcompare.report.tables import room
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
     if example == (table is not None):
@@ -72,8 +73,10 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     comparison = judge(
         results, reference=parameters["reference"], sd=sd, terms=terms, within=within, runs=parameters["runs"]
     )
-    reporter = FORMATS["json"].reporter() if as_json else Judged(room())
-    click.echo(reporter.render(comparison), nl=False)
+    if as_json:
+        say(FORMATS["json"].reporter().render(comparison), nl=False)
+    else:
+        say(terminal_text(comparison, details=parameters["details"]), nl=False)
     return 0
 
 

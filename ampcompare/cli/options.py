@@ -184,7 +184,7 @@ def output_options(function: Function) -> Function:
         wait_option(),
         click.option("--dry-run", is_flag=True, help="print what would run, and exit"),
         click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table"),
-        click.option("--no-progress", is_flag=True, help="no progress bar"),
+        click.option("--no-progress", is_flag=True, help="no progress bars; a plain line each minute instead"),
         click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr"),
     ]
     return _add(options, function)

@@ -17,9 +17,9 @@ STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr",
 
 
 def say(text: str, *, nl: bool = True) -> None:
-    """Write a result to stdout; if the reader has closed it, the command continues to its exit code."""
+    """Write a result to stdout as it is, colors included; if the reader has closed it, the command continues."""
     try:
-        click.echo(text, nl=nl)
+        click.echo(text, nl=nl, color=True)
     except BrokenPipeError:
         drop_output()
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.report_output import ReportTarget, target_from, write_report
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
@@ -14,56 +16,89 @@ __all__ = ["command"]
 
 
 @click.command("report")
-@click.argument("paths", metavar="DIR|FILE...", nargs=-1, required=True)
+@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1)
 @click.option(
     "--format",
     "form",
     type=click.Choice(list(FORMATS)),
-    default="table",
-    show_default=True,
-    help="what to print",
+    help="what to write  [default: by the name of --output, else table]",
 )
-def command(paths: tuple[str, ...], form: str) -> int:
-    """Render the records of run directories again.
+@click.option("--output", "-o", metavar="FILE|DIR", help="where to write it; - is standard output  [default: -]")
+@click.option("--open", "open_page", is_flag=True, help="write the HTML page and open it in a browser")
+@click.option("--reference", metavar="ARM", help="compare with this arm; nothing runs again  [default: as it was run]")
+@details_option
+def command(
+    paths: tuple[str, ...], form: str | None, output: str | None, open_page: bool, reference: str | None, details: bool
+) -> int:
+    """Render the records of run directories again; without a name, those of the newest one in runs/.
 
-    Instead of a run directory, a single record.json or report.json can be named, or what `exec --record` wrote. Several
-    directories of equal settings are one report. Those of different settings, such as other models or data, are a
-    forest: each arm in each experiment, and its mean effect over all of them.
+    Instead of a run directory, a record.json or report.json can be named, or what `exec --record` wrote (several of
+    these stand side by side). Several run directories of equal settings are one report. Those of different settings,
+    such as other models or data, are a forest: each arm in each experiment, and its mean effect over all of them.
+
+    Another --reference is one more look at the runs, which is counted in the run directory.
 
     Records that cannot be believed (edited, copied, of another cell) are left out and named; the exit code is then 2.
-    """
-    from ampcompare.legacy.record.summary import REPORT_FORMATS, is_exec_record, read_exec_record, render
-    from ampcompare.report.tables import room
 
-    of_exec = [path for path in paths if is_exec_record(Path(path))]
-    if of_exec and len(paths) > 1:
-        raise ConfigError(f"{of_exec[0]} is a record of exec, which is reported alone")
+    \b
+    Examples:
+      ampcompare report --open
+      ampcompare report runs/first -o page.html
+      ampcompare report runs/first --reference apex:O1
+    """
+    from ampcompare.legacy.record.summary import is_exec_record
+
+    target = target_from(form, output, open_page)
+    files = [Path(path) for path in paths] or [_newest()]
+    of_exec = [path for path in files if is_exec_record(path)]
+    if of_exec and len(of_exec) < len(files):
+        raise ConfigError(f"{of_exec[0]} is a record of exec, and the others are not; report them apart")
     if of_exec:
-        if form not in REPORT_FORMATS:
-            formats = ", ".join(REPORT_FORMATS)
-            raise ConfigError(f"{of_exec[0]} is a record of exec, which has no {form} report; use --format {formats}")
-        click.echo(render(read_exec_record(Path(of_exec[0])), form, room()), nl=False)
+        if reference is not None:
+            raise ConfigError("--reference is for arms of a comparison; records of exec have none")
+        write_report(_exec_report(of_exec, target), target, beside=None)
         return 0
-    text, excluded = _report([Path(path) for path in paths], form)
-    click.echo(text, nl=False)
+    if reference is not None and len(files) > 1:
+        raise ConfigError("--reference is a look at the runs of one run directory; name a single one")
+    beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
+    target = target.resolved(beside)
+    text, excluded = _report(files, target, reference, details=details)
+    write_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
 
 
-def _report(paths: list[Path], form: str) -> tuple[str, list[str]]:
+def _newest() -> Path:
+    from ampcompare.experiment.run_list import newest_run
+
+    found = newest_run()
+    click.echo(f"the newest run directory: {printable(str(found), 300)}", err=True)
+    return found
+
+
+def _exec_report(paths: list[Path], target: ReportTarget) -> str:
+    from ampcompare.legacy.record.render import render_records
+    from ampcompare.legacy.record.summary import read_exec_record
+
+    return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
+
+
+def _report(paths: list[Path], target: ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison
     from ampcompare.experiment.load_several import reload_experiments
-    from ampcompare.report.external import Judged
+    from ampcompare.report.files import log_links
     from ampcompare.report.forest import render_forest
-    from ampcompare.report.tables import room
 
-    experiments = reload_experiments(paths) if len(paths) > 1 else [("", reload_comparison(paths[0]))]
+    several = reload_experiments(paths) if len(paths) > 1 else None
+    experiments = several or [("", reload_comparison(paths[0], reference=reference))]
     excluded = [line for _, comparison in experiments for line in comparison.excluded]
     if len(experiments) > 1:
-        return render_forest(make_forest(experiments), form, room()), excluded
+        return render_forest(make_forest(experiments), target.form, target.width), excluded
     comparison = experiments[0][1]
-    reporter = Judged(room()) if comparison.judged and form == "table" else FORMATS[form].reporter(room())
-    return reporter.render(comparison), excluded
+    if target.form == "table":
+        return terminal_text(comparison, details=details, to_file=target.file is not None), excluded
+    links = log_links(comparison, paths, target.file.parent) if target.file else {}
+    return FORMATS[target.form].reporter(target.width, links).render(comparison), excluded

@@ -31,7 +31,7 @@ __all__ = ["command"]
 @click.option("--output-dir", "-o", metavar="DIR", help="where records and reports go  [default: runs/reproduce-STUDY]")
 @wait_option()
 @click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
-@click.option("--no-progress", is_flag=True, help="no progress bar")
+@click.option("--no-progress", is_flag=True, help="no progress bars; a plain line each minute instead")
 @click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr")
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """Run small versions of published claims, each with a verdict.
@@ -44,7 +44,7 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     from ampcompare.claims.report import claim_table, findings_data, render_text
     from ampcompare.claims.reproduce import select_claims
     from ampcompare.claims.study import StudyOptions, run_study
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.records.run import dump_json
 
     claims = select_claims(load_study(study), names)
@@ -60,8 +60,8 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
         wait_seconds=wait_seconds(parameters["wait"]),
         command=typed_command(),
     )
-    display = Display(quiet=parameters["quiet"], bar=not parameters["no_progress"])
-    result = run_study(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=parameters["quiet"], bar=not parameters["no_progress"]) as display:
+        result = run_study(options, observer=display, while_running=save_at_signals)
     click.echo(
         dump_json(findings_data(result)) if parameters["as_json"] else render_text(result), nl=parameters["as_json"]
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
@@ -73,6 +74,7 @@ ARM_OPTIONS = (
     is_flag=True,
     help="train without and with a stop and a checkpoint, compare bit for bit; exit with 1 if they differ",
 )
+@details_option
 @recipe_options
 @launch_options
 @output_options
@@ -81,7 +83,7 @@ def command(**parameters: Any) -> int:
 
     Defaults to fp32 on the bundled digits. Example: ampcompare run --backend apex --opt-level O2
     """
-    from ampcompare.cli.show import Display
+    from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.single_run import check_run, run_single, verify_single
     from ampcompare.records.run import dump_json
 
@@ -99,14 +101,15 @@ def command(**parameters: Any) -> int:
         check_run(options)
         click.echo(dump_json(options.config))
         return 0
-    display = Display(quiet=quiet, bar=not parameters["no_progress"])
     if parameters["verify_resume"]:
-        verification = verify_single(options, observer=display, while_running=save_at_signals)
+        with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
+            verification = verify_single(options, observer=display, while_running=save_at_signals)
         _show_verification(verification, as_json=as_json)
         return 1 if verification.difference else 0
-    outcome = run_single(options, observer=display, while_running=save_at_signals)
+    with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
+        outcome = run_single(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
-        _show_run(outcome, sources, as_json=as_json, quiet=quiet)
+        _show_run(outcome, sources, as_json=as_json, quiet=quiet, details=parameters["details"])
     return outcome.exit_code
 
 
@@ -120,7 +123,7 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     return collect_settings(request_from({**parameters, **derived}), one_run=True)
 
 
-def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, quiet: bool) -> None:
+def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, quiet: bool, details: bool) -> None:
     """Print the row of a run or the record as JSON, and the error of one that failed.
 
     Raises:
@@ -128,8 +131,6 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     """
     from ampcompare.analysis.summary import summarize
     from ampcompare.records.run import dump_json
-    from ampcompare.report.tables import room
-    from ampcompare.report.terminal import Terminal
 
     record = outcome.record
     if as_json:
@@ -142,7 +143,7 @@ def _show_run(outcome: RunOutcome, sources: SettingsSources, *, as_json: bool, q
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         published = published_for_run(sources)
-        say(Terminal(room()).render(row.model_copy(update={"published": published})), nl=False)
+        say(terminal_text(row.model_copy(update={"published": published}), details=details), nl=False)
         if not quiet:
             click.echo(f"record: {outcome.folder / 'cells' / record.cell / 'record.json'}", err=True)
 

@@ -10,7 +10,7 @@ __all__ = ["EXTRAS", "examine_extras"]
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "html": (("jinja2", "plotly"), "report.html with figures"),
+    "html": (("jinja2",), "report.html, the report as a page"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),

@@ -18,16 +18,31 @@ from ampcompare.analysis.looks import error_rate_of_next
 from ampcompare.analysis.sample_size import stein_pairs
 from ampcompare.analysis.statistics import Effect
 from ampcompare.experiment.journal import read_looks
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look
 from ampcompare.records.run import RunRecord
 
-__all__ = ["PILOT_SEEDS", "run_auto", "seeds_needed"]
+__all__ = ["pilot_seeds", "run_auto", "seeds_needed"]
 
-PILOT_SEEDS = 5
+PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms beside the reference; of more arms it is MAX_PILOT
+MAX_PILOT = 10
+
+
+def pilot_seeds(others: int) -> range:
+    """Return the seeds of a pilot.
+
+    Each arm is tested at its share of the error rate, and at a small level few degrees of freedom cost many seeds: nine
+    arms need 158 seeds with a pilot of five and 72 with one of ten, where a difference has an sd of 0.8 points and
+    the margin is 0.5.
+
+    Args:
+        others: arms beside the reference.
+    """
+    return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
 
 
 def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
@@ -57,12 +72,12 @@ def _spread_to_margin(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _needed_at_this_look(pilot: Comparison, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
+def _needed_at_this_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
     for look in looks:
         if look.error_rate and look.margin == terms.margin:
             needed, arm = seeds_needed(pilot, look.error_rate)
-            if look.seeds == list(range(max(needed, PILOT_SEEDS))):
+            if look.seeds == list(range(max(needed, size))):
                 return needed, arm
     error_rate = error_rate_of_next(looks, terms.looks)
     return seeds_needed(pilot, error_rate) if error_rate else (0, "")
@@ -81,7 +96,7 @@ def run_auto(
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,
 ) -> Comparison:
-    """Run a pilot of five seeds, estimate how many the margin needs, and run that many within a budget.
+    """Run a pilot of some seeds, estimate how many the margin needs, and run that many within a budget.
 
     Args:
         make: the plan for some seeds.
@@ -90,20 +105,20 @@ def run_auto(
     """
     observer = observer or Observer()
     begin = time.monotonic()
-    first = range(PILOT_SEEDS)
+    first = pilot_seeds(len(make([0]).arms) - 1)
     pilot = run_plan(
         make(first), folder, launcher, command=command, terms=terms, force=force, jobs=jobs, observer=observer,
         save=save, test=False,
     )  # fmt: skip
-    needed, arm = _needed_at_this_look(pilot, read_looks(folder), terms)
-    if needed > PILOT_SEEDS:
+    needed, arm = _needed_at_this_look(pilot, len(first), read_looks(folder), terms)
+    if needed > len(first):
         observer.note(
             f"a margin of {pilot.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's "
-            f"{PILOT_SEEDS}"
+            f"{len(first)}"
         )
     else:
         if needed:
-            observer.note(f"the pilot of {PILOT_SEEDS} seeds is enough for a margin of {pilot.margin:g} points")
+            observer.note(f"the pilot of {len(first)} seeds is enough for a margin of {pilot.margin:g} points")
         else:
             observer.note(
                 f"no arm has three completed pairs with {pilot.reference}, or no look is left, so how many seeds are "

@@ -12,15 +12,16 @@ from typing import Any
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.errors import ConfigError, Ended
-from ampcompare.experiment.adaptive_seeds import PILOT_SEEDS, run_auto
+from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.matrix import Row
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.recorded_order import with_recorded_order
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
@@ -125,7 +126,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
     seeds = requested_seeds(options, sources)
-    plan = _make_plan(options, sources, rows, range(PILOT_SEEDS) if seeds == "auto" else parse_seeds(seeds))
+    first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
+    plan = _make_plan(options, sources, rows, first)
     options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
     check_cells(plan.cells)
     label = "-".join(["compare", *_folder_part(options.tag), plan.digest()])

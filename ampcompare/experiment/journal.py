@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from ampcompare.analysis.comparability import changed_settings
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.looks import Design, changed_terms, error_rate_of_next, look_sentences
+from ampcompare.analysis.looks import Design, changed_terms, changes_sentence, error_rate_of_next, look_sentences
 from ampcompare.analysis.pairs import finished, pairs_by_seed
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import RecordError
@@ -180,9 +180,10 @@ class Journal:
             look = look.model_copy(update={"number": number, "error_rate": rate, "changes": changes})
         looks = self.looks if known is not None else (*self.looks, look)
         later = error_rate_of_next(looks, self.terms.looks)
-        warnings = [f"Changed after runs were seen: {'; '.join(changes)}."] if changes else []
         notes = [SPENT] if look.number and not look.error_rate else look_sentences(look, looks, later)
-        return Design(look.error_rate, later, self.pilot, look.number, looks, tuple(warnings), tuple(notes))
+        return Design(
+            look.error_rate, later, self.pilot, look.number, looks, tuple(changes_sentence(changes)), tuple(notes)
+        )
 
     def record(self, comparison: Comparison) -> Comparison:
         """Append the last look of a comparison to the journal, with its verdicts, if the journal does not have it.

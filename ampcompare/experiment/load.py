@@ -15,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.analysis.criteria import Criteria, criteria_of
-from ampcompare.analysis.looks import Design
+from ampcompare.analysis.headline import headline
+from ampcompare.analysis.looks import Design, changes_sentence, error_rate_of_next
+from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.experiment.journal import NO_PLAN, Journal, read_looks
+from ampcompare.experiment.reference_look import NO_JOURNAL, chosen_reference, compare_against
 from ampcompare.experiment.run import labeled, load_records
 from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
@@ -65,17 +68,22 @@ def _row(label: str) -> str:
     return label.rpartition("@")[0]
 
 
-def reload_comparison(path: Path) -> Comparison:
+def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison:
     """Read a run directory, a `record.json` or a `report.json`.
 
     A run directory is summed up again from its records, in the order of its plan, where it has one. Records with a
     fault are left out, and named in `excluded`; so it is for those of a `report.json`.
 
+    Args:
+        reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
+            written into its journal; elsewhere nothing is tested.
+
     Raises:
         RecordError: there is nothing to read, or nothing that can be used.
+        ConfigError: no row has the name of the reference, or the look cannot be written since the folder is in use.
     """
     if os.path.isdir(path):
-        return _from_folder(path)
+        return _from_folder(path, reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -83,19 +91,21 @@ def reload_comparison(path: Path) -> Comparison:
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return _checked_report(path, kind, read_comparison(path))
+        return _checked_report(path, kind, read_comparison(path), reference)
     record = read_checked(path)
+    chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
-def _from_folder(folder: Path) -> Comparison:
+def _from_folder(folder: Path, reference: str | None) -> Comparison:
     records, excluded = load_records(folder)
     if not os.path.lexists(folder / "plan.json"):
         _refuse_a_mixture(folder, records)
         arms = sorted({record.arm for record in records})
         looks = tuple(read_looks(folder))
+        first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
-            records, arms=arms, reference="fp32" if "fp32" in arms else arms[0], excluded=excluded,
+            records, arms=arms, reference=chosen_reference(reference or first, arms), excluded=excluded,
             design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     plan = _read_plan(folder / "plan.json")
@@ -110,10 +120,18 @@ def _from_folder(folder: Path) -> Comparison:
             excluded.append(f"{folder / 'plan.json'}: it says that {label} is cell {cell}, which is {whose}")
             continue
         mine.append(labeled(record, _row(label)))
-    return summarize(
-        mine, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order, terms=plan.terms,
-        design=_design(folder, plan, mine), published=plan.published, excluded=excluded,
-    )  # fmt: skip
+    other = chosen_reference(reference or plan.reference, plan.arms)
+
+    def sum_up(design: Design | None) -> Comparison:
+        return summarize(
+            mine, arms=plan.arms, reference=other, command=plan.command, order=plan.order, terms=plan.terms,
+            design=design, published=plan.published, excluded=excluded,
+        )  # fmt: skip
+
+    journal = _journal(folder, plan, other)
+    if other != plan.reference:
+        return compare_against(journal, mine, sum_up, counted=plan.journal is not None)
+    return sum_up(journal.reread(mine, has_journal=plan.journal is not None))
 
 
 def _is_cell(label: str, record: RunRecord) -> bool:
@@ -139,9 +157,12 @@ def _is_value(text: str, value: object) -> bool:
     return text.lower() == str(value).lower()
 
 
-def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison) -> Comparison:
+def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, reference: str | None) -> Comparison:
     """Return a stored comparison as it is, or summed up again where records have a fault or give other verdicts."""
+    chosen = chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if not comparison.records:
+        if chosen != comparison.reference:
+            raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
         return comparison
     faults = [_fault_in_report(*pair) for pair in zip(raw["records"], comparison.records, strict=True)]
     excluded = [
@@ -154,20 +175,33 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison) 
     again = summarize(
         [record for record, fault in zip(comparison.records, faults, strict=True) if not fault],
         arms=[row.arm for row in comparison.arms],
-        reference=comparison.reference,
+        reference=chosen,
         command=comparison.command,
         order=comparison.order,
         terms=terms if look is None else replace(terms, margin=look.margin, time_margin=look.time_margin),
-        design=_design_of_report(comparison, look),
+        design=_design_of_report(comparison, look)
+        if chosen == comparison.reference
+        else Design(0, 0, notes=(NO_JOURNAL,)),
         published=comparison.published,
         excluded=excluded,
     )
+    if chosen != comparison.reference:
+        return again
     # Reports of earlier versions were written by other rules, and have no rule of the margin.
     differs = _first_difference(comparison, again) if comparison.margin_rule else ""
     if not excluded and not differs:
-        return comparison
+        return _with_headline(comparison, look)
     said = [f"{path} says {differs}; what its records give is shown."] if differs and not excluded else []
-    return again.model_copy(update={"reading": [*said, *again.reading]})
+    return again.model_copy(update={"headline": [*said, *again.headline]})
+
+
+def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
+    """Return a stored comparison with the headline that its rows give, which its file may lack."""
+    warnings = changes_sentence(look.changes) if look is not None else []
+    left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
+    return comparison.model_copy(
+        update={"headline": headline(comparison, warnings), "next_steps": next_steps(comparison, left)}
+    )
 
 
 def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
@@ -196,20 +230,18 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
         mean, own = row.top1_difference, other.top1_difference
         if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
-            return f"that {row.arm} differs by {100 * mean:+.2f} points, not {100 * own:+.2f}"
+            return f"that {row.arm} differs by {100 * mean:+.2f} pp, not {100 * own:+.2f}"
     advice, own_advice = (
-        [line for line in each.reading if line.startswith("Recommended for")] for each in (stored, again)
+        {line.partition(":")[0] for line in each.headline if line.startswith("Use ")} for each in (stored, again)
     )
-    extra = {line.partition(" (")[0] for line in advice} - {line.partition(" (")[0] for line in own_advice}
+    extra = advice - own_advice
     return f'"{min(extra)}", which does not follow' if extra else ""
 
 
-def _design(folder: Path, plan: _StoredPlan, records: Sequence[RunRecord]) -> Design | None:
-    """Return how the records were tested, if the run directory has a journal."""
+def _journal(folder: Path, plan: _StoredPlan, reference: str) -> Journal:
+    """Return the journal of a run directory, for looks against a reference."""
     looks = tuple(read_looks(folder))
-    pilot = frozenset(plan.pilot)
-    journal = Journal(folder, looks, tuple(plan.arms), plan.reference, plan.cells, plan.terms, pilot)
-    return journal.reread(records, has_journal=plan.journal is not None)
+    return Journal(folder, looks, tuple(plan.arms), reference, plan.cells, plan.terms, frozenset(plan.pilot))
 
 
 def _read_plan(path: Path) -> _StoredPlan:

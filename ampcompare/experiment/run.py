@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +14,22 @@ from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.environment.versions import fingerprint, installed_version
 from ampcompare.errors import Ended, RecordError
+from ampcompare.experiment.cell_runner import CellRunner, FinishedCell, cell_folder
 from ampcompare.experiment.journal import Journal, journal_head, read_looks
+from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.files.write import write_atomically
-from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import write_record
+from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["Observer", "Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
+__all__ = ["Reuse", "cell_folder", "labeled", "load_records", "reusable", "run_plan"]
 
-LOOK_SECONDS = 0.2
 MAX_NAMED = 3  # records in the message of an error
-
-
-class Observer:
-    """Receives progress events; the default ignores them."""
-
-    def begin(self, config: RunConfig, number: int, total: int) -> None:
-        """A cell starts."""
-
-    def progress(self, progress: Progress) -> None:
-        """The running cell has reported its progress."""
-
-    def end(self, record: RunRecord, *, reused: bool) -> None:
-        """A cell has ended, or its record was there already."""
-
-    def note(self, text: str) -> None:
-        """There is a message for the user."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +38,6 @@ class Reuse:
 
     record: RunRecord | None
     reason: str
-
-
-def cell_folder(folder: Path, config: RunConfig) -> Path:
-    """Return where a cell of a run directory lies; it is named by its digest, never by the text of its arm."""
-    return folder / "cells" / config.digest()
 
 
 def reusable(folder: Path, config: RunConfig) -> Reuse:
@@ -186,6 +161,7 @@ def run_plan(
     known = [Reuse(None, "") if force else reusable(folder, config) for config in plan.cells]
     records = [found.record for found in known]
     starts = [None if record is None else record.started or "" for record in records]
+    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
 
     def done() -> list[RunRecord]:
         return [labeled(record, label) for record, label in zip(records, plan.labels, strict=True) if record]
@@ -210,18 +186,18 @@ def run_plan(
             save(comparison, folder)
         return comparison
 
-    def run_cell(place: int, run: Callable[[], RunRecord]) -> None:
+    def begin(place: int) -> None:
         config, found = plan.cells[place], known[place]
         if found.reason:
             observer.note(f"{plan.labels[place]}, seed {config.recipe.seed}, runs again: {found.reason}")
         observer.begin(config, place + 1, len(plan.cells))
-        record = found.record
-        if record is None:
-            begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            record = records[place] = run()
-            starts[place] = record.started or begin  # it may have ended before it could write its start down
-            saved()
-        observer.end(record, reused=found.record is not None)
+
+    def keep(cell: FinishedCell) -> None:
+        place, record = cell.place, cell.record
+        records[place] = record
+        starts[place] = record.started or cell.started  # it may have ended before it could write its start down
+        saved()
+        observer.end(record, reused=False)
         if record.status == "interrupted":
             raise Ended(f"{plan.labels[place]} was {record.error}; the same command with --resume auto resumes there")
 
@@ -236,9 +212,14 @@ def run_plan(
             if missing and may_start is not None and not may_start(done()):
                 break
             expect(missing)
-            with _started(plan, missing, folder, launcher, jobs, observer) as runs:
+            runner = CellRunner(plan, folder, launcher, jobs, begin, observer.progress)
+            with runner.running(missing) as finished:
                 for place in block:
-                    run_cell(place, runs.get(place, _nothing))
+                    if (reused := known[place].record) is None:
+                        keep(next(finished))  # of several that run at once, the first to end
+                    else:
+                        begin(place)
+                        observer.end(reused, reused=True)
             folders = [cell_folder(folder, cell) for cell in plan.cells]
             timed = run_timing_rounds(plan, block, records, folders, launcher, observer.note)
             for place, record in timed.items():
@@ -254,54 +235,3 @@ def run_plan(
 def labeled(record: RunRecord, label: str) -> RunRecord:
     """Return a record under the label of its row, which names the arm and what is varied."""
     return record if record.arm == label else record.model_copy(update={"arm": label})
-
-
-def _nothing() -> RunRecord:
-    raise AssertionError("a cell with a record is not run")
-
-
-@contextlib.contextmanager
-def _started(
-    plan: Plan, places: Sequence[int], folder: Path, launcher: Launcher, jobs: int, observer: Observer
-) -> Iterator[dict[int, Callable[[], RunRecord]]]:
-    """Yield what gives the record of each cell: by running it, or by waiting for it where several run at once."""
-    if jobs == 1:
-        yield {
-            place: functools.partial(
-                launcher.launch, plan.cells[place], cell_folder(folder, plan.cells[place]), observer.progress
-            )
-            for place in places
-        }
-        return
-
-    latest: dict[int, Progress] = {}
-
-    def run(place: int) -> RunRecord:
-        config = plan.cells[place]
-        where = cell_folder(folder, config)
-        record = launcher.launch(config, where, functools.partial(latest.__setitem__, place))
-        record = record.model_copy(update={"jobs": jobs})
-        write_record(record, where)
-        return record
-
-    def followed(place: int, cell: Future[RunRecord]) -> RunRecord:
-        """Wait for a cell and report its progress; the observer gets one cell at a time, and in one thread."""
-        told = None
-        while not wait([cell], LOOK_SECONDS).done:
-            if latest.get(place) != told:
-                told = latest[place]
-                observer.progress(told)
-        return cell.result()
-
-    executor = ThreadPoolExecutor(jobs)
-    try:
-        cells = {place: executor.submit(run, place) for place in places}
-        yield {place: functools.partial(followed, place, cell) for place, cell in cells.items()}
-    except Ended:
-        executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
-        raise
-    except BaseException:
-        launcher.close()  # ends the cells that threads wait for
-        executor.shutdown(cancel_futures=True)
-        raise
-    executor.shutdown()

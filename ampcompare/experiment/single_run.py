@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, Ended
+from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.preflight import check_cells
-from ampcompare.experiment.run import Observer, cell_folder, reusable
+from ampcompare.experiment.run import cell_folder, reusable
 from ampcompare.experiment.run_folder import check_output_dir, check_output_name
 from ampcompare.experiment.verify_resume import Verification, verify_resume
 from ampcompare.launch.base import Launcher
@@ -124,8 +126,9 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     earlier = None if options.force else reusable(folder, config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
-    observer.begin(config, 1, 1)
     reused = earlier.record if earlier is not None else None
-    record = reused or launcher.launch(config, cell_folder(folder, config), observer.progress)
+    observer.plan(Outline([config], [config.arm], [reused], folder))
+    observer.begin(config, 1, 1)
+    record = reused or launcher.launch(config, cell_folder(folder, config), partial(observer.progress, 1))
     observer.end(record, reused=reused is not None)
     return record

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from ampcompare.errors import ConfigError, LaunchError
-from ampcompare.experiment.run import Observer
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.launch.base import Launcher
 from ampcompare.records.run import RunRecord, iter_steps
@@ -73,7 +74,7 @@ def _train(
     values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, **saving}
     config = validated(RunConfig, values)
     observer.begin(config, number, 3)
-    record = launcher.launch(config, folder, observer.progress)
+    record = launcher.launch(config, folder, partial(observer.progress, number))
     observer.end(record, reused=False)
     if record.status == "failed":
         raise LaunchError(f"{config.arm} failed: {record.error}")

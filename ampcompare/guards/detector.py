@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ampcompare.guards.location import Location
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import ScriptState
+from ampcompare.mistakes.catalog import BY_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["EVENTS", "Detector", "Guard"]
+__all__ = ["EVENTS", "Detector", "Guard", "guard_of"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Guard:
     mistake: str
     matters: str
     remedy: str
+
+
+def guard_of(name: str) -> Guard:
+    """Return the guard of a mistake in the catalog, which has its texts."""
+    mistake = BY_NAME[name]
+    return Guard(name, mistake.mistake, mistake.matters, mistake.remedy)
 
 
 class Detector:

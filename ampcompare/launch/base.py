@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["Launcher", "Progress", "failed_record", "interrupted_record"]
+__all__ = ["Launcher", "Phase", "Progress", "failed_record", "interrupted_record"]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a cell, in updates and epochs."""
+Phase = Literal["starting", "loading data", "training", "evaluating", "saving"]
+"""What a cell is at. It is starting until its process reports."""
+
+
+class Progress(NamedTuple):
+    """How far a cell is, as it was known when losses were last read from the device.
+
+    Attributes:
+        steps: updates made.
+        total_steps: updates of the whole run; 0 until the data are there.
+        epoch: epochs before the last update.
+        loss: of the last update; None before the first.
+        loss_scale: after the last update; None where nothing is scaled.
+        skipped: updates that were skipped for an overflow.
+        step_seconds: median time of a step, over the steps since the report before.
+    """
 
     steps: int
     total_steps: int
     epoch: int
+    phase: Phase = "training"
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
+    step_seconds: float | None = None
 
 
 class Launcher(abc.ABC):

@@ -129,25 +129,24 @@ def progress_writer(folder: Path) -> Callable[[Progress], None]:
     """Return a function that writes the progress of a cell to a file in its folder."""
 
     def write(progress: Progress) -> None:
-        values = [progress.steps, progress.total_steps, progress.epoch]
-        write_atomically(folder / PROGRESS_FILE, json.dumps(values))
+        write_atomically(folder / PROGRESS_FILE, json.dumps(progress))
 
     return write
 
 
 def progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
     """Return a function that reads the file and calls `on_progress` if the progress is new."""
-    last: list[int] = []
+    last = ""
 
     def read() -> None:
         nonlocal last
         if on_progress is None:
             return
         with contextlib.suppress(OSError, ValueError):
-            values = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
-            if values != last:
-                last = values
-                on_progress(Progress(*values))
+            text = (folder / PROGRESS_FILE).read_text(encoding="utf-8")
+            if text != last:  # compared as text: no NaN equals another
+                last = text
+                on_progress(Progress(*json.loads(text)))
 
     return read
 

@@ -95,7 +95,7 @@ class ForkedLauncher(Launcher):
         orphaned = False
         for message in server.answers(request):
             if message.get("event") == "progress" and on_progress is not None:
-                on_progress(Progress(message["steps"], message["total"], message["epoch"]))
+                on_progress(Progress(*message["values"]))
             elif message.get("event") == "exit":
                 return message["code"], message["signal"]
             if server.ended and not orphaned:

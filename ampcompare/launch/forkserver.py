@@ -62,7 +62,7 @@ def _run(request: dict[str, Any], channel: int, signals: Sequence[int]) -> NoRet
             signal.signal(number, signal.SIG_DFL)
 
         def report(progress: Progress) -> None:
-            _send(channel, event="progress", steps=progress.steps, total=progress.total_steps, epoch=progress.epoch)
+            _send(channel, event="progress", values=progress)
 
         run_cell(RunConfig.model_validate(request["config"]), folder, report)
         code = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import Precision, StepOutcome, owned_params
+from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.precision.unscale_once import UnscaleOnce
@@ -60,6 +60,11 @@ class Half(UnscaleOnce):
     ) -> AbstractContextManager[Tensor]:
         return nullcontext(loss if self.loss_scale is None else loss * self.loss_scale)
 
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        (loss if self.loss_scale is None else loss * self.loss_scale).backward()
+
     def _unscale(self, optimizer: Optimizer) -> None:
         if self.loss_scale is not None:
             for grads in by_type(param.grad for param in owned_params(optimizer) if param.grad is not None):
@@ -69,8 +74,11 @@ class Half(UnscaleOnce):
         if self.loss_scale is not None:
             for optimizer in optimizers:
                 self.unscale(optimizer)
-        self._unscaled.clear()
-        return super().step(*optimizers)
+            self._unscaled.clear()
+        for optimizer in optimizers:
+            optimizer.step()
+        self._outcome = all_applied(len(optimizers), self._scales)
+        return self._outcome
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
         return None

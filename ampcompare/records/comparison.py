@@ -14,7 +14,16 @@ from ampcompare.records.look import Look
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
 
-__all__ = ["ArmSummary", "Comparison", "ImageComparison", "JudgedTable", "ModelPair", "Twin", "read_comparison"]
+__all__ = [
+    "ArmSummary",
+    "Comparison",
+    "ImageComparison",
+    "JudgedTable",
+    "ModelPair",
+    "NextStep",
+    "Twin",
+    "read_comparison",
+]
 
 
 class ModelPair(FrozenRecord):
@@ -122,6 +131,13 @@ class JudgedTable(FrozenRecord):
     within: list[str] = Field([], description="settings of which each value is a block")
 
 
+class NextStep(FrozenRecord):
+    """What to do after a comparison, as a command to paste."""
+
+    command: str
+    why: str = Field(description="what it answers, and what it costs where that is known; one line")
+
+
 class Comparison(FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
@@ -141,7 +157,9 @@ class Comparison(FrozenRecord):
     looks: list[Look] = Field([], description="all looks at the run directory, this one included")
     prefer: str = "time"
     arms: list[ArmSummary]
-    reading: list[str]
+    headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
+    next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
+    reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
     twins: list[Twin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
@@ -149,8 +167,8 @@ class Comparison(FrozenRecord):
     judged: JudgedTable | None = Field(None, description="for a table of others: what its figures are")
 
     def __str__(self) -> str:
-        """Return a line for each arm, and the reading; `ampcompare report` has the tables."""
-        return "\n".join([*(_line(row, self.reference) for row in self.arms), *self.reading])
+        """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
+        return "\n".join([*self.headline, *(_line(row, self.reference) for row in self.arms), *self.reading])
 
     def __repr__(self) -> str:
         arms = ", ".join(row.arm for row in self.arms)

@@ -59,6 +59,7 @@ class Forest(FrozenRecord):
     reference: str
     margin: float = Field(description="points of top-1 that do not matter")
     time_margin: float = Field(description="share of the step time that does not matter")
+    headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
     experiments: list[Experiment]
     effects: list[ExperimentEffect]
     pooled: list[PooledEffect]

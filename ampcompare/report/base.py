@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 
 from ampcompare.records.comparison import Comparison
 
@@ -17,10 +18,14 @@ class Reporter(abc.ABC):
     Args:
         width: of the terminal that the text is for; None for files, in which lines may have any length. Only formats
             for terminals use it.
+
+    Attributes:
+        logs: relative address of the log of each cell, by the name of the cell, for formats with links.
     """
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
+        self.logs: Mapping[str, str] = {}
 
     @abc.abstractmethod
     def render(self, comparison: Comparison) -> str:

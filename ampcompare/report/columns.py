@@ -9,8 +9,24 @@ from dataclasses import dataclass
 from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
+from ampcompare.report.intervals import format_interval
+from ampcompare.report.verdict_words import is_emulated
 
-__all__ = ["COLUMNS", "VERDICTS", "Column", "columns", "over_runs", "table_rows", "verdict_rows"]
+__all__ = [
+    "COLUMNS",
+    "VERDICTS",
+    "Column",
+    "arm_engine",
+    "arm_name",
+    "columns",
+    "difference_interval",
+    "over_runs",
+    "ratio_interval",
+    "records_by_arm",
+    "step_milliseconds",
+    "table_rows",
+    "verdict_rows",
+]
 
 
 def _always(comparison: Comparison) -> bool:
@@ -25,33 +41,42 @@ class Column:
         text: of an arm's row and its records; "-" if there is no value.
         applies: whether a comparison has values for the column; else no table shows it.
         of_run: its value for one run, which the CSV then has too; None if there is no such value.
+        overview: whether the one table that a report begins with has it too, where it has room.
     """
 
     text: Callable[[ArmSummary, Sequence[RunRecord]], str]
     applies: Callable[[Comparison], bool] = _always
     of_run: Callable[[RunRecord], float | None] | None = None
+    overview: bool = False
 
     def __call__(self, row: ArmSummary, records: Sequence[RunRecord] = ()) -> str:
         """Return the text for an arm."""
         return self.text(row, records)
 
 
-def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> Column:
+def of_arm(
+    text: Callable[[ArmSummary], str],
+    applies: Callable[[Comparison], bool] = _always,
+    *,
+    overview: bool = False,
+) -> Column:
     """Return a column of what the summary of an arm holds."""
-    return Column(lambda row, records: text(row), applies)
+    return Column(lambda row, records: text(row), applies, overview=overview)
 
 
 def over_runs(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
     applies: Callable[[Comparison], bool] = _always,
+    *,
+    overview: bool = False,
 ) -> Column:
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run.
 
     Args:
         value: of one run; None if it has none.
         form: text of a mean, such as `"{:.2f}".format`.
-        applies: as for `Column`.
+        applies: as for `Column`, and so is `overview`.
     """
 
     def text(row: ArmSummary, records: Sequence[RunRecord]) -> str:
@@ -59,31 +84,49 @@ def over_runs(
         measured = [number for number in completed if number is not None]
         return form(statistics.fmean(measured)) if measured else "-"
 
-    return Column(text, applies, value)
+    return Column(text, applies, value, overview)
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
+def step_milliseconds(row: ArmSummary) -> str:
+    """Return the step time with two decimals below 10 ms and one above; a word where it is no result."""
+    if row.step_seconds_median is None or (row.invalid_time and not row.completed):
+        return "-"
+    if is_emulated(row):
+        return "emulated"
+    if row.invalid_time:
+        return "invalid"
+    milliseconds = 1000 * row.step_seconds_median
+    return f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}"
+
+
 def _ratio(row: ArmSummary) -> str:
     return _number(row.valid_time_ratio, ".2f")
 
 
-def _ratio_interval(row: ArmSummary) -> str:
+def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the step time over the reference's, with the interval of the deciding test; "-" where it is invalid."""
     ratio = row.valid_time_ratio
-    if ratio is None or row.time_ratio_low is None or row.time_ratio_high is None:
-        return _ratio(row)
-    return f"{ratio:.2f} ({row.time_ratio_low:.2f} to {row.time_ratio_high:.2f})"
+    if ratio is None:
+        return "-"
+    limits = (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin)
+    return format_interval(ratio, row.time_ratio_low, row.time_ratio_high, limits)
 
 
-def _difference_interval(row: ArmSummary) -> str:
+def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference to the reference with the interval of the deciding test, in pp or the judged unit."""
     if row.top1_difference is None:
         return "-"
-    shown = f"{100 * row.top1_difference:+.2f}"
-    if row.top1_difference_low is None or row.top1_difference_high is None:
-        return shown
-    return f"{shown} ({100 * row.top1_difference_low:+.2f} to {100 * row.top1_difference_high:+.2f})"
+    table = comparison.judged
+    factor, decimals = (100.0, 2) if table is None else (table.factor, table.decimals)
+    low, high = (
+        None if bound is None else factor * bound for bound in (row.top1_difference_low, row.top1_difference_high)
+    )
+    limits = (-comparison.margin, 0.0, comparison.margin)
+    return format_interval(factor * row.top1_difference, low, high, limits, decimals=decimals, sign="+")
 
 
 def _memory_difference(row: ArmSummary) -> str:
@@ -96,13 +139,20 @@ def _skipped(row: ArmSummary) -> str:
     return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
 
 
-def _arm(row: ArmSummary) -> str:
+def arm_name(row: ArmSummary) -> str:
+    """Return the name of an arm, with what another library ran in its place."""
     return printable(row.arm, 60) + (f" (ran {row.ran})" if row.ran else "")
 
 
+def arm_engine(row: ArmSummary) -> str:
+    """Return the engine or library that an arm ran on, with its version; "" for torch."""
+    return printable((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
+
+
 def _engine(row: ArmSummary) -> str:
-    engine = row.engine and row.engine.removesuffix("+compat")  # its name says so already
-    words = [word for word in (engine, row.half if row.half and row.half.endswith("emulated") else None) if word]
+    words = [
+        word for word in (arm_engine(row), row.half if row.half and row.half.endswith("emulated") else None) if word
+    ]
     return printable("; ".join(words), 60) or "torch"
 
 
@@ -117,32 +167,35 @@ def _has_ranks(comparison: Comparison) -> bool:
 
 
 COLUMNS: dict[str, Column] = {
-    "arm": of_arm(_arm),
+    "arm": of_arm(arm_name),
     "lr": of_arm(lambda row: f"{row.lr:g}"),
     "top-1 %": of_arm(lambda row: format_percent(row.top1_mean, row.top1_sd)),
-    "best %": of_arm(lambda row: format_percent(row.top1_best)),
-    "epoch s": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
-    "memory MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
-    "samples/s": of_arm(lambda row: _number(None if row.invalid_time else row.samples_per_second, ",.0f")),
-    "time / ref": of_arm(_ratio),
-    "loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
-    "skipped": of_arm(_skipped),
+    "best top-1 %": of_arm(lambda row: format_percent(row.top1_best)),
+    "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
+    "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
+    "step (ms)": of_arm(step_milliseconds),
+    "samples/s": of_arm(
+        lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+    ),
+    "rel. time": of_arm(_ratio),
+    "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
+    "skipped steps": of_arm(_skipped),
     "status": of_arm(lambda row: printable(row.status, 60)),
     "engine": of_arm(_engine),
-    "start s": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
-    "first batch s": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
+    "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
+    "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
     "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
 }
 """The table of measurements. A new line here is in every format."""
 
-VERDICTS: dict[str, Column] = {
-    "arm": of_arm(_arm),
-    "top-1 points": of_arm(_difference_interval),
-    "accuracy": of_arm(lambda row: printable(row.accuracy_verdict, 60) or "-"),
-    "step time": of_arm(_ratio_interval),
-    "time": of_arm(lambda row: printable(row.time_verdict, 60) or "-"),
-    "MiB": of_arm(_memory_difference),
-    "pairs": of_arm(lambda row: str(row.pairs)),
+VERDICTS: dict[str, Callable[[ArmSummary, Comparison], str]] = {
+    "arm": lambda row, comparison: arm_name(row),
+    "Δ top-1 (pp)": difference_interval,
+    "accuracy verdict": lambda row, comparison: printable(row.accuracy_verdict, 60) or "-",
+    "rel. time": ratio_interval,
+    "time verdict": lambda row, comparison: printable(row.time_verdict, 60) or "-",
+    "Δ peak MiB": lambda row, comparison: _memory_difference(row),
+    "paired seeds": lambda row, comparison: str(row.pairs),
 }
 """The table of verdicts."""
 
@@ -154,16 +207,20 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
     """Return the texts of the table of measurements: a row per arm, in the order of `columns`."""
-    return _rows(comparison, comparison.arms, columns(comparison))
+    records = records_by_arm(comparison)
+    shown = columns(comparison).values()
+    return [[column(row, records.get(row.arm, ())) for column in shown] for row in comparison.arms]
 
 
 def verdict_rows(comparison: Comparison) -> list[list[str]]:
     """Return the texts of the table of verdicts: a row per arm except the reference, in the order of `VERDICTS`."""
-    return _rows(comparison, [row for row in comparison.arms if row.arm != comparison.reference], VERDICTS)
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    return [[text(row, comparison) for text in VERDICTS.values()] for row in others]
 
 
-def _rows(comparison: Comparison, arms: Sequence[ArmSummary], shown: dict[str, Column]) -> list[list[str]]:
+def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:
+    """Return the records of each arm."""
     records: dict[str, list[RunRecord]] = {}
     for record in comparison.records:
         records.setdefault(record.arm, []).append(record)
-    return [[column(row, records.get(row.arm, ())) for column in shown.values()] for row in arms]
+    return records

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Callable
 
 from tabulate import tabulate
@@ -18,7 +17,7 @@ from ampcompare.report.csv import safe_text
 from ampcompare.report.forest_tables import HEADERS, TITLES, forest_legend, forest_rows
 from ampcompare.report.markdown import escaped
 from ampcompare.report.tables import grid
-from ampcompare.report.terminal import WIDTH
+from ampcompare.report.terminal import paragraph
 
 __all__ = ["render_forest"]
 
@@ -33,7 +32,7 @@ def render_forest(forest: Forest, form: str, width: int | None = None) -> str:
 
     Raises:
         ConfigError: the format has no report of several experiments.
-        BackendUnavailable: for HTML jinja2 or plotly is not installed.
+        BackendUnavailable: for HTML jinja2 is not installed.
     """
     if form == "html":
         from ampcompare.report.html.forest_page import forest_page
@@ -59,13 +58,18 @@ def _measures(forest: Forest) -> list[Measure]:
 
 def _terminal(forest: Forest, width: int | None) -> str:
     tables = [grid(forest_rows(forest, measure), HEADERS[measure], width) for measure in _measures(forest)]
-    room = min(width or WIDTH, WIDTH)
-    lines = [textwrap.fill(line, room, subsequent_indent="  ") for line in (forest_legend(forest), *forest.notes)]
-    return "\n\n".join([*tables, "\n".join(lines)]) + "\n"
+    headline, lines = (
+        "\n".join(paragraph(line, width) for line in part)
+        for part in (forest.headline, [forest_legend(forest), *forest.notes])
+    )
+    return "\n\n".join(filter(None, [headline, *tables, lines])) + "\n"
 
 
 def _markdown(forest: Forest) -> str:
-    parts = [f"# {len(forest.experiments)} experiments"]
+    parts = [
+        f"# {len(forest.experiments)} experiments",
+        *([" ".join(map(escaped, forest.headline))] if forest.headline else []),
+    ]
     for measure in _measures(forest):
         rows = [[escaped(cell) for cell in row] for row in forest_rows(forest, measure)]
         table: str = tabulate(rows, headers=HEADERS[measure], tablefmt="pipe", disable_numparse=True)

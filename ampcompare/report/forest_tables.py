@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from ampcompare.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.report.intervals import format_interval
 
 __all__ = ["HEADERS", "TITLES", "forest_legend", "forest_rows"]
 
 HEADERS: dict[Measure, list[str]] = {
-    "accuracy": ["arm", "experiment", "pairs", "top-1 points", "another", "tau", "I² %", "verdict"],
-    "time": ["arm", "experiment", "pairs", "step time", "another", "tau", "I² %", "verdict"],
+    "accuracy": ["arm", "experiment", "pairs", "Δ top-1 (pp)", "another", "tau", "I² %", "verdict"],
+    "time": ["arm", "experiment", "pairs", "rel. time", "another", "tau", "I² %", "verdict"],
 }
 TITLES: dict[Measure, str] = {"accuracy": "Accuracy", "time": "Step time"}
 
@@ -20,8 +21,10 @@ def forest_rows(forest: Forest, measure: Measure) -> list[list[str]]:
     rows = []
     for arm in arms:
         mine = [effect for effect in forest.effects if (effect.arm, effect.measure) == (arm, measure)]
-        rows += [_effect_row(effect) for effect in mine]
-        rows += [_pooled_row(pooled) for pooled in forest.pooled if (pooled.arm, pooled.measure) == (arm, measure)]
+        rows += [_effect_row(effect, forest) for effect in mine]
+        rows += [
+            _pooled_row(pooled, forest) for pooled in forest.pooled if (pooled.arm, pooled.measure) == (arm, measure)
+        ]
     return rows
 
 
@@ -32,40 +35,46 @@ def forest_legend(forest: Forest) -> str:
         "'all' is the mean over experiments of equal weight, by Student's t on their differences, with the interval of "
         "the test that decided; another: what one more such experiment would measure (95 %); tau: standard deviation "
         "between experiments; I²: its share of the variance. Margins: "
-        f"{forest.margin:g} points, {100 * forest.time_margin:g} % of step time."
+        f"±{forest.margin:g} pp of top-1, ±{100 * forest.time_margin:g} % of step time."
     )
 
 
-def _value(value: float, measure: Measure) -> str:
-    return f"{100 * value:+.2f}" if measure == "accuracy" else f"{value:.3f}"
+def _limits(measure: Measure, forest: Forest) -> tuple[float, ...]:
+    """Return what verdicts compare bounds with, in the unit of the table."""
+    if measure == "accuracy":
+        return -forest.margin, 0.0, forest.margin
+    return 1 / (1 + forest.time_margin), 1.0, 1 + forest.time_margin
 
 
-def _with_bounds(value: float | None, low: float | None, high: float | None, measure: Measure) -> str:
+def _with_bounds(value: float | None, low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
     if value is None:
         return "-"
-    shown = _value(value, measure)
-    return shown if low is None or high is None else f"{shown} ({_bounds(low, high, measure)})"
+    factor, decimals, sign = (100, 2, "+") if measure == "accuracy" else (1, 3, "")
+    low, high = (None if bound is None else factor * bound for bound in (low, high))
+    return format_interval(factor * value, low, high, _limits(measure, forest), decimals=decimals, sign=sign)
 
 
-def _bounds(low: float | None, high: float | None, measure: Measure) -> str:
-    return "-" if low is None or high is None else f"{_value(low, measure)} to {_value(high, measure)}"
+def _bounds(low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
+    if low is None or high is None:
+        return "-"
+    return _with_bounds(low, low, high, measure, forest).partition(" ")[2]
 
 
-def _effect_row(effect: ExperimentEffect) -> list[str]:
-    value = _with_bounds(effect.value, effect.low, effect.high, effect.measure)
+def _effect_row(effect: ExperimentEffect, forest: Forest) -> list[str]:
+    value = _with_bounds(effect.value, effect.low, effect.high, effect.measure, forest)
     note = f"left out: {printable(effect.left_out, 60)}" if effect.left_out else "-"
     names = [printable(effect.arm, 60), printable(effect.experiment, 60)]
     return [*names, str(effect.pairs), value, "-", "-", "-", note]
 
 
-def _pooled_row(pooled: PooledEffect) -> list[str]:
+def _pooled_row(pooled: PooledEffect, forest: Forest) -> list[str]:
     measure = pooled.measure
     return [
         printable(pooled.arm, 60),
         f"all ({pooled.experiments})",
         "-",
-        _with_bounds(pooled.value, pooled.low, pooled.high, measure),
-        _bounds(pooled.prediction_low, pooled.prediction_high, measure),
+        _with_bounds(pooled.value, pooled.low, pooled.high, measure, forest),
+        _bounds(pooled.prediction_low, pooled.prediction_high, measure, forest),
         f"{100 * pooled.tau:.2f}" if measure == "accuracy" else f"{100 * pooled.tau:.1f} %",
         f"{100 * pooled.i_squared:.0f}",
         printable(pooled.verdict, 60) or "-",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,14 +36,16 @@ class Format:
         """The packages that it needs and that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
 
-    def reporter(self, width: int | None = None) -> Reporter:
+    def reporter(self, width: int | None = None, logs: Mapping[str, str] | None = None) -> Reporter:
         """Return a new reporter.
 
         Args:
             width: as for `Reporter`.
+            logs: as for `Reporter`.
         """
         module, _, name = self.implementation.partition(":")
         reporter: Reporter = getattr(import_module(module), name)(width)
+        reporter.logs = logs or {}
         return reporter
 
 
@@ -51,7 +54,7 @@ FORMATS: dict[str, Format] = {
     "md": Format("ampcompare.report.markdown:Markdown", "report.md"),
     "csv": Format("ampcompare.report.csv:Csv", "report.csv"),
     "json": Format("ampcompare.report.json:Json", "report.json"),
-    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2", "plotly"), seconds=10.0),
+    "html": Format("ampcompare.report.html.page:Html", "report.html", packages=("jinja2",), seconds=10.0),
     "latex": Format("ampcompare.report.latex:Latex"),
 }
 """By the name that `report --format` takes. A new line here is a new format."""

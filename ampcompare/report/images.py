@@ -10,7 +10,8 @@ from ampcompare.analysis.samples import two_digits
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ImageComparison, ModelPair
-from ampcompare.report.columns import VERDICTS
+from ampcompare.report.columns import difference_interval
+from ampcompare.report.intervals import format_interval
 
 __all__ = ["ImageTable", "image_tables", "images_of_verdicts"]
 
@@ -37,14 +38,14 @@ def images_of_verdicts(comparison: Comparison) -> str:
 def image_tables(comparison: Comparison) -> Iterable[ImageTable]:
     """Yield the tables for which the comparison has per-image results."""
     compared = [(row, row.images) for row in comparison.arms if row.images is not None]
-    new = [_new_images(row, images) for row, images in compared if images.low is not None]
+    new = [_new_images(row, images, comparison) for row, images in compared if images.low is not None]
     if new:
         margin = f"{comparison.margin:g}"
         yield ImageTable(
             "These images, or new ones",
             ["arm", "on these images", "on new images", f"images for ±{margin}", "disagree"],
             new,
-            "Differences in points of top-1, at the confidence of the verdict's interval. On new images: images and "
+            "Differences in pp of top-1, at the confidence of the verdict's interval. On new images: images and "
             f"seeds as crossed random effects. Images for ±{margin}: about how many would bring that interval inside "
             "the margin with a power of 80 %, if the arms do not differ. Disagree: images on which just one model of a "
             "pair is right, on average.",
@@ -61,16 +62,17 @@ def image_tables(comparison: Comparison) -> Iterable[ImageTable]:
         )
 
 
-def _new_images(row: ArmSummary, images: ImageComparison) -> list[str]:
+def _new_images(row: ArmSummary, images: ImageComparison, comparison: Comparison) -> list[str]:
     low, high = 100 * (images.low or 0.0), 100 * (images.high or 0.0)
+    limits = (-comparison.margin, 0.0, comparison.margin)
     needed = "more seeds first"
     if images.needed is not None:
         needed = "enough" if images.needed <= images.images else f"about {two_digits(images.needed):,}"
     disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in images.models)
     return [
         printable(row.arm, 60),
-        VERDICTS["top-1 points"](row),
-        f"{100 * (row.top1_difference or 0.0):+.2f} ({low:+.2f} to {high:+.2f})",
+        difference_interval(row, comparison),
+        format_interval(100 * (row.top1_difference or 0.0), low, high, limits, sign="+"),
         needed,
         f"{disagreeing:.1f} of {images.images:,}",
     ]

@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 from ampcompare.analysis.gates import Check
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
-from ampcompare.report.base import Reporter
+from ampcompare.report.base import MAX_LINE, Reporter
 
 __all__ = ["JUnit"]
 
 
 class JUnit(Reporter):
-    """One test case per arm, which fails with its runs, and one per gate and arm."""
+    """One test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""
 
     def __init__(self, checks: Sequence[Check] = ()) -> None:
         super().__init__()
@@ -40,6 +40,9 @@ class JUnit(Reporter):
                 ElementTree.SubElement(case, "failure", message=printable(check.failure, 2000))
             if check.skipped:
                 ElementTree.SubElement(case, "skipped", message=printable(check.skipped, 2000))
+        if comparison.headline:
+            answer = "\n".join(printable(sentence, MAX_LINE) for sentence in comparison.headline)
+            ElementTree.SubElement(suite, "system-out").text = answer
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""The tables for a paper: two `tabular` environments that need the package booktabs."""
+"""The tables for a paper: `tabular` environments that need the package booktabs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
-from ampcompare.report.terminal import legend, verdict_legend
 
 __all__ = ["Latex"]
 
@@ -23,6 +24,8 @@ SPECIAL = str.maketrans(
         "|": r"\textbar{}",
         '"': r"\textquotedbl{}",
         "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "≤": r"$\leq$",
         **{char: f"\\{char}" for char in "&%$#_{}"},
     }
 )
@@ -32,14 +35,16 @@ def _escaped(text: str) -> str:
     return printable(text, MAX_LINE).translate(SPECIAL)
 
 
-def _table(rows: Sequence[Sequence[str]], headers: Iterable[str], caption: str) -> str:
+def _table(rows: Sequence[Sequence[str]], headers: Iterable[str], caption: str, numeric: Sequence[bool] = ()) -> str:
+    """Return a table environment; columns that are `numeric` are aligned right."""
     names = list(headers)
     lines = [" & ".join(map(_escaped, row)) + r" \\" for row in [names, *rows]]
+    sides = "".join("r" if right else "l" for right in numeric) or "l" * len(names)
     return "\n".join(
         [
             r"\begin{table}",
             rf"\caption{{{_escaped(caption)}}}",
-            rf"\begin{{tabular}}{{{'l' * len(names)}}}",
+            rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
             lines[0],
             r"\midrule",
@@ -52,11 +57,17 @@ def _table(rows: Sequence[Sequence[str]], headers: Iterable[str], caption: str) 
 
 
 class Latex(Reporter):
-    """Measurements and verdicts; the reading is left to the author."""
+    """The one table, then measurements and verdicts; the headline is a comment, since the text is the author's."""
 
     def render(self, comparison: Comparison) -> str:
+        overview = make_overview(comparison)
+        lines = [*overview.facts, *overview_legend(comparison, overview.columns)]
+        rows = [[cell.text for cell in row] for row in overview.rows]
+        numeric = [column.numeric for column in overview.columns.values()]
+        headline = [f"% {printable(sentence, MAX_LINE)}" for sentence in comparison.headline]
         parts = [
-            "% needs \\usepackage{booktabs}",
+            "\n".join(["% needs \\usepackage{booktabs}", *headline]),
+            _table(rows, overview.columns, " ".join(lines), numeric),
             _table(table_rows(comparison), columns(comparison), legend(comparison)),
         ]
         verdicts = verdict_rows(comparison)

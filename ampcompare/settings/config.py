@@ -236,6 +236,11 @@ class RunConfig(Frozen):
             raise ValueError(f"device {text!r} is not auto, cpu, cuda or cuda:INDEX")
         return text
 
+    @property
+    def parsed_arm(self) -> Arm:
+        """The arm as its backend and options."""
+        return Arm.parse(self.arm)
+
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
         return settings_digest(self.model_dump(mode="json"))

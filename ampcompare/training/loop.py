@@ -107,21 +107,25 @@ class Loop:
         loss_of, clip_norm, after_step = self.loss_of, self.clip_norm, self.after_step
         splits = self.accumulation > 1 or self.channels_last
         mark, now, make = self.clock.mark, time.perf_counter, self.update
+        on_host = self.clock.on_host  # a mark is then a time, which need not be asked for twice
         requested = now()
         for batch in islice(batches, steps):
-            waited = now() - requested
+            start = mark()
+            waited = (start if on_host else now()) - requested
             if self.schedule is not None:
                 self._set_lr(self.schedule(self.step + len(pending)))
-            start = mark()
             microbatches = self.microbatches(batch) if splits else (batch,)
             losses, norm, outcome = make(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
             for call in after_step:
                 call()
-            pending.append((losses, norm, outcome, start, mark(), waited))
+            end = mark()
+            pending.append((losses, norm, outcome, start, end, waited))
             if len(pending) == self.drain_every:
                 yield self._drain(pending, epoch)
                 pending = []
-            requested = now()
+                requested = now()
+            else:
+                requested = end if on_host else now()
         if pending:
             yield self._drain(pending, epoch)
 

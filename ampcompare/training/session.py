@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -32,7 +32,9 @@ from ampcompare.training.state.stateful import Stateful
 from ampcompare.training.stop_request import StopRequest
 from ampcompare.training.tta import make_views
 
-__all__ = ["Session"]
+__all__ = ["Session", "TrainingPhase"]
+
+TrainingPhase = Literal["training", "evaluating", "saving"]
 
 
 def _recorded_update(assembly: Assembly) -> StepGraph:
@@ -56,6 +58,8 @@ class Session:
         best: value and step of the best evaluation.
         resumed: checkpoints that the run resumed from.
         interrupted: whether the run was asked to stop before its end.
+        on_phase: is called with "training", "evaluating" or "saving" when that begins; never between two steps of a
+            block.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Session:
         self.best: dict[str, Any] = {"value": None, "step": None}
         self.resumed: list[Resumption] = []
         self.interrupted = False
+        self.on_phase: Callable[[TrainingPhase], None] | None = None
         self._saver = saver
         self._stop = stop
         recipe, ranks = config.recipe, assembly.ranks
@@ -129,6 +134,7 @@ class Session:
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
             if (left <= 0 and position.batch == 0) or self.ended:
                 break
+            self._enter("training")
             begin = self._now() - position.train_seconds
             batches: Iterator[tuple[torch.Tensor, ...]] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
@@ -144,6 +150,7 @@ class Session:
             trained = self._now()
             if ranks.size > 1:
                 self._require_equal_ranks(epoch)
+            self._enter("evaluating")
             result = self._evaluate(share)
             averaged = self._evaluate_average(share)
             position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
@@ -167,6 +174,7 @@ class Session:
             if self._saver is not None:
                 self._save_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
+            self._enter("saving")
             self._saver.save(position, self.state_dict, last=True)
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -239,7 +247,9 @@ class Session:
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
             position.train_seconds = self._now() - begin
+            self._enter("saving")
             self._saver.save(position, self.state_dict, last=self.interrupted)
+            self._enter("training")
         return self.interrupted
 
     def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
@@ -249,7 +259,12 @@ class Session:
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
+            self._enter("saving")
             saver.save(self.position, self.state_dict, best=improved)
+
+    def _enter(self, phase: TrainingPhase) -> None:
+        if self.on_phase is not None:
+            self.on_phase(phase)
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks

@@ -19,7 +19,7 @@ from benchmarks.gpu.report import Report, environment
 PARTS = ("smoke", "tests", "golden", "syncs", "speed", "memory", "resume", "claims", "docker")
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
-    *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "tqdm", "psutil"),
+    *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),
     *("safetensors", "xxhash", "pytest"),
 )
 

@@ -49,13 +49,13 @@ def _row(comparison: Comparison, arm: str) -> ArmSummary:
 def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeRecord) -> None:
     """An arm that is worse than the reference is identical to its twin, bit for bit, and both are said."""
     comparison = _comparison(make_record, "fp32", "native:bf16", "accelerate:bf16")
-    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "inferior"
+    assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
     assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
-        "every loss the same to the last bit, 5 pairs." in comparison.reading
+        "every loss the same to the last bit, 5 seeds." in comparison.reading
     )
 
 
@@ -64,11 +64,11 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     comparison = _comparison(make_record, "fp32", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
     assert (COLUMNS["arm"](row), COLUMNS["engine"](row)) == ("accelerate:fp16 (ran fp32)", "accelerate 1.15.0")
-    assert VERDICTS["arm"](row) == "accelerate:fp16 (ran fp32)"
+    assert VERDICTS["arm"](row, comparison) == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
     assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
-    assert "the precision that it ran in: equivalent (±0.5), +0.00 points, 5 pairs." in comparison.reading[-1]
+    assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
     assert COLUMNS["arm"](_row(comparison, "fp32")) == "fp32"
 
 

@@ -33,7 +33,7 @@ def test_eight_arms_with_equal_counts_are_equivalent() -> None:
     verdicts = decide(equal, MARGIN)
     assert {verdict.word for verdict in verdicts} == {"equivalent (±0.5)"}
     floored = [replace(effect, margin_error=None, step=None) for effect in equal]
-    assert all(verdict.word.startswith("cannot tell") for verdict in decide(floored, MARGIN))
+    assert all(verdict.word.startswith("inconclusive") for verdict in decide(floored, MARGIN))
 
 
 def test_the_interval_of_equal_counts_is_that_of_no_event() -> None:
@@ -51,7 +51,7 @@ def test_an_open_interval_suggests_no_word() -> None:
         arms, pairs = generator.integers(1, 10), generator.integers(3, 8)
         differences = np.round(generator.normal(2, 1.2, (arms, pairs)))
         for verdict in decide([_effect(row) for row in differences], margin, 0.005):
-            if verdict.word.startswith("cannot tell"):
+            if verdict.word.startswith("inconclusive"):
                 is_open += 1
                 assert verdict.low is not None
                 assert verdict.high is not None
@@ -66,7 +66,7 @@ def test_both_tests_must_agree(differences: list[int], lost: int) -> None:
     spread = np.std(differences, ddof=1)
     student = stats.ttest_1samp(differences, -LOST, alternative="greater").pvalue if spread else 0.0
     expected = max(student, stats.poisson.cdf(lost, 3 * LOST))
-    assert p_values(_effect(differences), MARGIN.size).not_inferior == pytest.approx(expected)
+    assert p_values(_effect(differences), MARGIN.size).non_inferior == pytest.approx(expected)
 
 
 MODELS: dict[str, Draw] = {
@@ -78,7 +78,7 @@ MODELS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.parametrize("arms", [1, 8])
+@pytest.mark.parametrize("arms", [1, pytest.param(8, marks=pytest.mark.integration)])
 @pytest.mark.parametrize("pairs", [3, 5])
 @pytest.mark.parametrize("model", MODELS)
 def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) -> None:
@@ -91,11 +91,14 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
         words = [
             verdict.word for verdict in decide([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
         ]
-        wrong += any(word.startswith(("equivalent", "not inferior", "better")) for word in words)
+        wrong += any(word.startswith(("equivalent", "non-inferior", "better")) for word in words)
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %
 
 
-@pytest.mark.parametrize(("arms", "pairs", "spread"), [(3, 4, 1.8), (3, 4, 1.4), (8, 5, 1.4), (1, 7, 1.0)])
+@pytest.mark.parametrize(
+    ("arms", "pairs", "spread"),
+    [(3, 4, 1.8), (3, 4, 1.4), pytest.param(8, 5, 1.4, marks=pytest.mark.integration), (1, 7, 1.0)],
+)
 def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, spread: float) -> None:
     """Rounded differences of equal arms: with the larger of spread and floor, 6 to 7 % of families had a winner."""
     generator = np.random.default_rng(0)
@@ -104,5 +107,5 @@ def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, s
         start = generator.uniform(324, 325)
         counts = np.round(start + spread / 2**0.5 * generator.standard_normal((arms + 1, pairs)))
         verdicts = decide([_effect(row - counts[0]) for row in counts[1:]], Margin(1e-6, "0"))
-        winners += any(verdict.word in ("better", "inferior") for verdict in verdicts)
+        winners += any(verdict.word in ("better", "worse") for verdict in verdicts)
     assert winners <= 0.05 * families

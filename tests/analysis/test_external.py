@@ -34,9 +34,9 @@ def test_the_published_table(sd: float | None) -> None:
     comparison = judge(example_table(), sd=sd)
     assert comparison.reference == "native:fp16"
     assert _row(comparison, "apex:O1").top1_difference == pytest.approx(-0.0013)
-    why = "fewer than 3 pairs" if sd is None else "at most "
-    assert _row(comparison, "apex:O1").accuracy_verdict.startswith(f"cannot tell ({why}")
-    assert _row(comparison, "apex:O2").accuracy_verdict.startswith(f"cannot tell ({why}")
+    why = "fewer than 3 seeds" if sd is None else "≤"
+    assert _row(comparison, "apex:O1").accuracy_verdict.startswith(f"inconclusive ({why}")
+    assert _row(comparison, "apex:O2").accuracy_verdict.startswith(f"inconclusive ({why}")
     assert _row(comparison, "apex:O3").accuracy_verdict == "diverged 1/1"
     diverged = [row.arm for row in comparison.arms if row.accuracy_verdict == "diverged 1/1"]
     assert diverged == ["apex:O3", "half:bn_fp32 batch=2048 lr=0.8", "half:bn_fp32 batch=4096 lr=1.6"]
@@ -54,7 +54,7 @@ def test_equal_seeds_are_paired() -> None:
     """Runs with seeds in common give the interval of the paired t test."""
     row = _row(judge(read_table(_table(ARM, REFERENCE), "t")), "half")
     low, high = stats.ttest_rel(ARM, REFERENCE).confidence_interval(0.95)
-    assert (row.accuracy_verdict, row.pairs) == ("inferior", 4)
+    assert (row.accuracy_verdict, row.pairs) == ("worse", 4)
     assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
 
 
@@ -77,14 +77,14 @@ def test_runs_without_seeds_are_two_samples() -> None:
     """Without seeds the interval is Welch's, for samples of any size."""
     row = _row(judge(read_table(_table(ARM[:3], REFERENCE, seeds=False), "t")), "half")
     low, high = stats.ttest_ind(ARM[:3], REFERENCE, equal_var=False).confidence_interval(0.95)
-    assert row.accuracy_verdict == "inferior"
+    assert row.accuracy_verdict == "worse"
     assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
 
 
 def test_one_run_per_arm_names_no_winner() -> None:
     """A single run each tells nothing without a spread, however far apart they are."""
     row = _row(judge(read_table("arm,accuracy,time\nfp32,75,100\nhalf,25,50\n", "t")), "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("cannot tell (fewer than 3 pairs)",) * 2
+    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2
     assert row.time_ratio == pytest.approx(0.5)
 
 
@@ -96,7 +96,7 @@ def test_times_and_memory() -> None:
     row = _row(judge(read_table("\n".join(lines), "t")), "half")
     assert (row.accuracy_verdict, row.time_verdict) == ("equivalent (±0.5)", "better")
     assert row.memory_difference == -500 * 2**20
-    assert judge(read_table("\n".join(lines), "t")).reading[0].startswith("Recommended for time: half")
+    assert judge(read_table("\n".join(lines), "t")).headline[0].startswith("Use half: ")
 
 
 def test_the_reference_can_be_chosen() -> None:
@@ -120,7 +120,7 @@ def test_the_margin_counts() -> None:
     """The same pairs are equivalent by a wide margin and unclear by a narrow one."""
     table = read_table(_table([75.1, 74.9, 75.0], [75.0, 75.0, 74.9]), "t")
     assert _row(judge(table, terms=Criteria(margin=1)), "half").accuracy_verdict == "equivalent (±1)"
-    assert _row(judge(table, terms=Criteria(margin=0.1)), "half").accuracy_verdict.startswith("cannot tell")
+    assert _row(judge(table, terms=Criteria(margin=0.1)), "half").accuracy_verdict.startswith("inconclusive")
 
 
 def _runs(arm: str, values: list[float | str]) -> str:
@@ -143,7 +143,7 @@ def test_whole_points_are_no_proof_of_equality(count: int) -> None:
     text = "arm,accuracy\n" + _runs("fp32", [76] * count) + _runs("amp", [76] * count)
     for more in ("", "other,70.1234\n"):
         row = _row(judge(read_table(text + more, "t")), "amp")
-        assert row.accuracy_verdict == "cannot tell (the figures are rounded)"
+        assert row.accuracy_verdict == "inconclusive (the figures are rounded)"
         assert (row.top1_difference_high or 0) > 0.005
 
 
@@ -155,7 +155,7 @@ def test_few_seeds_in_common_throw_no_runs_away() -> None:
     comparison = judge(read_table(text, "t"))
     low, high = stats.ttest_ind(arm, reference, equal_var=False).confidence_interval(0.95)
     row = _row(comparison, "amp")
-    assert (row.accuracy_verdict, row.pairs) == ("inferior", 10)
+    assert (row.accuracy_verdict, row.pairs) == ("worse", 10)
     assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
     assert "amp is compared by Welch's test, for only 1 seed is in common." in comparison.reading
 
@@ -174,11 +174,11 @@ def test_a_spread_that_the_runs_contradict_is_not_used() -> None:
     """Two runs each that scatter by 0.6 points are not judged by a standard deviation of 0.05, which is said."""
     table = read_table("arm,accuracy\nfp32,75.0\nfp32,75.85\namp,74.0\namp,73.15\n", "t")
     comparison = judge(table, sd=0.05)
-    assert _row(comparison, "amp").accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison, "amp").accuracy_verdict.startswith("inconclusive")
     assert "amp is not compared by --sd 0.05: its runs and those of the reference have 0.601." in comparison.reading
     assert comparison.judged is not None
     assert comparison.judged.sd is None
-    assert _row(judge(table, sd=0.6), "amp").accuracy_verdict == "inferior"
+    assert _row(judge(table, sd=0.6), "amp").accuracy_verdict == "worse"
 
 
 def test_a_spread_that_is_not_used_is_said() -> None:
@@ -207,7 +207,7 @@ def test_lower_is_better() -> None:
     assert row.top1_difference == pytest.approx(-0.002)
     assert (row.top1_difference_low or 0) < (row.top1_difference_high or 0) < 0
     upward = read_table(text, "t", TableOptions(better="higher"))
-    assert _row(judge(upward, terms=Criteria(margin=0.1)), "amp").accuracy_verdict == "inferior"
+    assert _row(judge(upward, terms=Criteria(margin=0.1)), "amp").accuracy_verdict == "worse"
 
 
 def test_a_metric_without_a_usual_margin_needs_one() -> None:
@@ -231,13 +231,13 @@ def test_lines_of_means_are_pooled() -> None:
     assert (100 * (row.top1_mean or 0), 100 * (row.top1_sd or 0)) == pytest.approx((fmean(arm), stdev(arm)))
     p = stats.ttest_ind_from_stats(fmean(arm), stdev(arm), 8, 75, 0.3, 4, equal_var=False)
     assert p.pvalue < 0.05
-    assert row.accuracy_verdict == "inferior"
+    assert row.accuracy_verdict == "worse"
 
 
 def test_settings_are_named_or_known() -> None:
     """Unknown numbers are not judged and no settings, unless the caller says so; text is a setting."""
     text = "arm,accuracy,hidden,augmentation\nfp32,75,128,mixup\namp,75,256,mixup\n"
-    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("cannot tell")
+    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("inconclusive")
     named = read_table(text, "t", TableOptions(settings=("Hidden",)))
     assert _row(judge(named), "amp").accuracy_verdict == "not comparable (hidden 256, not 128)"
     other = read_table(text.replace("256,mixup", "256,none"), "t")
@@ -249,7 +249,7 @@ def test_settings_are_named_or_known() -> None:
 def test_equal_settings_in_other_digits() -> None:
     """A learning rate of 1.0 is one of 1, and names of settings have any case."""
     text = "arm,accuracy,lr,machine\nfp32,75,1.0,DGX\namp,75,1,dgx\n"
-    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("cannot tell")
+    assert _row(judge(read_table(text, "t")), "amp").accuracy_verdict.startswith("inconclusive")
 
 
 def test_blocks_that_can_be_tested_alone() -> None:

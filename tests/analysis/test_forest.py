@@ -80,14 +80,22 @@ def test_an_experiment_that_cannot_be_tested_is_left_out(forest: Forest) -> None
     """Two pairs have no interval, so they are shown and not pooled."""
     (short,) = [effect for effect in forest.effects if (effect.experiment, effect.measure) == ("short", "accuracy")]
     assert short.value == pytest.approx(0.1)
-    assert (short.low, short.left_out) == (None, "only 2 pairs")
+    assert (short.low, short.left_out) == (None, "only 2 seeds")
+
+
+def test_the_headline_is_over_all_experiments(forest: Forest) -> None:
+    """The verdicts of the means are the answer, and what they leave out stands with them."""
+    verdict, words = forest.pooled[0].verdict, forest.headline[0]
+    assert (verdict.partition(" (")[0], words.startswith("Inconclusive for half: ")) == ("inconclusive", True)
+    assert "half takes 0.50x (0.50 to 0.51) the step time of fp32." in forest.headline
+    assert forest.headline[-1] == "Not in these means: half in short (only 2 seeds)."
 
 
 def test_two_experiments_have_no_interval(runs: Any) -> None:
     """Of two experiments there is a mean and no verdict."""
     known = [(name, _comparison(runs(name, [0.0, 0.001, 0.002]))) for name in "ab"]
     pooled = make_forest(known).pooled[0]
-    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "cannot tell")
+    assert (pooled.experiments, pooled.low, pooled.verdict) == (2, None, "inconclusive")
 
 
 def test_one_reference_for_all(runs: Any) -> None:
@@ -101,9 +109,12 @@ def test_one_reference_for_all(runs: Any) -> None:
 def test_formats(forest: Forest, form: str) -> None:
     """Every format has all experiments and the line over all of them."""
     text = render_forest(forest, form)
-    assert all(name in text for name in ("half", "short", "only 2 pairs"))
+    assert all(name in text for name in ("half", "short", "only 2 seeds"))
     assert f"{100 * forest.pooled[0].value:+.2f}" in text or form in ("csv", "json")
     assert text.endswith("\n") or form == "html"
+    if form == "table":
+        assert forest.headline
+        assert " ".join(text.split()).startswith(" ".join(forest.headline))
     if form == "json":
         assert Forest.model_validate_json(text) == forest
 
@@ -136,7 +147,7 @@ def test_directories_of_equal_settings_are_one_report(
     two = _write(tmp_path / "two", runs("a", [0.0, 0.001], first=3))
     assert main(["report", str(one), str(two)]) == 0
     text = capsys.readouterr().out
-    assert "seeds 0, 1, 2, 3, 4" in text
+    assert "seeds 0-4" in text
     assert main(["report", str(one), str(two), str(two)]) == 2
     assert "fp32 with seed 3 is in" in capsys.readouterr().err
 

@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ampcompare.analysis.gates import check_gates, parse_gate
+from ampcompare.analysis.gates import VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
+from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.junit import Check, JUnit
@@ -114,7 +115,7 @@ def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
     checks = [Check("half", "time>1x", failure="too slow \x1b"), Check("half", "memory>1x", skipped="why")]
     suite = ElementTree.fromstring(JUnit(checks).render(comparison))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
-    cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite]
+    cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite.iter("testcase")]
     assert cases == [
         ("ampcompare.fp32", "trains", []),
         ("ampcompare.half", "trains", ["failure"]),
@@ -122,34 +123,35 @@ def test_junit_has_a_case_per_arm_and_gate(make_record: MakeRecord) -> None:
         ("ampcompare.half", "memory>1x", ["skipped"]),
     ]
     assert suite[1][0].get("message") == "failed: no  <b>&"
+    assert suite.findtext("system-out") == "\n".join(map(printable, comparison.headline))
 
 
 VERDICTS = [
     # verdict, gates that it fails
     ("identical", {"better"}),
     ("equivalent (±0.5)", {"better"}),
-    ("not inferior (margin 0.5)", {"better", "equivalent"}),
+    ("non-inferior (margin 0.5)", {"better", "equivalent"}),
     ("better", {"equivalent"}),
-    ("inferior", {"better", "equivalent", "not-inferior", "inferior"}),
-    ("cannot tell (about 3 more pairs)", {"better", "equivalent", "not-inferior"}),
-    ("learned nothing (all 60 steps were skipped)", {"better", "equivalent", "not-inferior", "inferior"}),
-    ("no verdict (the reference learned nothing)", {"better", "equivalent", "not-inferior"}),
-    ("diverged 1/3", {"better", "equivalent", "not-inferior", "inferior"}),
-    ("not comparable (lr 1, not 2)", {"better", "equivalent", "not-inferior"}),
-    ("invalid measurement (5 timed steps, 30 needed)", {"better", "equivalent", "not-inferior"}),
-    ("conditional on 3 of 8 seeds (better)", {"better", "equivalent", "not-inferior"}),
-    ("", {"better", "equivalent", "not-inferior"}),
+    ("worse", {"better", "equivalent", "non-inferior", "worse"}),
+    ("inconclusive (≤3 more seeds)", {"better", "equivalent", "non-inferior"}),
+    ("learned nothing (all 60 steps were skipped)", {"better", "equivalent", "non-inferior", "worse"}),
+    ("no verdict (the reference learned nothing)", {"better", "equivalent", "non-inferior"}),
+    ("diverged 1/3", {"better", "equivalent", "non-inferior", "worse"}),
+    ("not comparable (lr 1, not 2)", {"better", "equivalent", "non-inferior"}),
+    ("invalid measurement (5 timed steps, 30 needed)", {"better", "equivalent", "non-inferior"}),
+    ("conditional on 3 of 8 seeds (better)", {"better", "equivalent", "non-inferior"}),
+    ("", {"better", "equivalent", "non-inferior"}),
 ]
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "time"])
 @pytest.mark.parametrize(("verdict", "failing"), VERDICTS)
 def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdict: str, failing: set[str]) -> None:
-    """`inferior` fails what is shown to be inferior; the other words fail what they are not shown for."""
+    """`worse` fails what is shown to be worse; the other words fail what they are not shown for."""
     comparison = _comparison(make_record, {})
     row = comparison.arms[1].model_copy(update={f"{measure}_verdict": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
-    gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "not-inferior", "inferior")]
+    gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "non-inferior", "worse")]
     checks = check_gates(gates, comparison)
     assert {check.gate.partition(":")[2] for check in checks if check.failure} == failing
     assert all(check.arm == "half" for check in checks)
@@ -158,25 +160,34 @@ def test_a_verdict_can_be_asked_for(make_record: MakeRecord, measure: str, verdi
 
 def test_a_failed_verdict_is_told(make_record: MakeRecord) -> None:
     """The message has the verdict that was reached and the gate."""
-    (check,) = check_gates([parse_gate("accuracy:not-inferior")], _comparison(make_record, {"top1": 0.4}))
-    assert check.failure == "accuracy inferior, and accuracy:not-inferior fails"
+    (check,) = check_gates([parse_gate("accuracy:non-inferior")], _comparison(make_record, {"top1": 0.4}))
+    assert check.failure == "accuracy worse, and accuracy:non-inferior fails"
 
 
-@pytest.mark.parametrize("text", ["memory:better", "accuracy:good", "accuracy:not inferior", "time:identical"])
+@pytest.mark.parametrize("text", ["memory:better", "accuracy:good", "accuracy:not-worse", "time:identical"])
 def test_unknown_verdicts_are_refused(text: str) -> None:
     """A verdict that cannot be asked for is answered with examples."""
-    with pytest.raises(ConfigError, match="accuracy:not-inferior"):
+    with pytest.raises(ConfigError, match="accuracy:non-inferior"):
         parse_gate(text)
+
+
+@pytest.mark.parametrize(("old", "new"), [("not-inferior", "non-inferior"), ("inferior", "worse")])
+def test_earlier_words_of_verdicts_are_accepted(old: str, new: str) -> None:
+    """Files of earlier versions keep working: the earlier word asks for the same verdict."""
+    given, meant = parse_gate(f"accuracy:{old}"), parse_gate(f"accuracy:{new}")
+    assert isinstance(given, VerdictGate)
+    assert isinstance(meant, VerdictGate)
+    assert given.word == meant.word == new
 
 
 def test_verdicts_against_a_baseline(make_record: MakeRecord) -> None:
     """With a baseline a verdict is reached for every arm, the reference too, against its own runs of that time."""
     old, new = _comparison(make_record, {}), _comparison(make_record, {"top1": 0.4, "seconds": 0.005})
-    gates = [parse_gate(text) for text in ("accuracy:not-inferior", "accuracy:inferior", "time:better")]
+    gates = [parse_gate(text) for text in ("accuracy:non-inferior", "accuracy:worse", "time:better")]
     checks = {(check.arm, check.gate): check.failure for check in check_gates(gates, new, old)}
-    assert checks["fp32", "accuracy:not-inferior"] == checks["fp32", "accuracy:inferior"] == ""
-    assert checks["half", "accuracy:not-inferior"].startswith("accuracy inferior")
-    assert checks["half", "accuracy:inferior"].startswith("accuracy inferior")
+    assert checks["fp32", "accuracy:non-inferior"] == checks["fp32", "accuracy:worse"] == ""
+    assert checks["half", "accuracy:non-inferior"].startswith("accuracy worse")
+    assert checks["half", "accuracy:worse"].startswith("accuracy worse")
     assert checks["half", "time:better"] == ""
     assert checks["fp32", "time:better"].startswith("time equivalent")
 
@@ -223,7 +234,7 @@ def test_a_baseline_may_be_of_another_torch(make_record: MakeRecord) -> None:
     """To see what a new version changes is what a baseline is for; inside one comparison it is not comparable."""
     old = _changed(_comparison(make_record, {}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.12"})
     new = _changed(_comparison(make_record, {"top1": 0.4}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.13"})
-    gates = [parse_gate(text) for text in ("accuracy<-0.5", "accuracy:inferior", "time>1.1x", "memory>5%")]
+    gates = [parse_gate(text) for text in ("accuracy<-0.5", "accuracy:worse", "time>1.1x", "memory>5%")]
     failed = _failed(check_gates(gates, new, old))
     assert [arm for arm, _ in failed] == ["half", "half"]
     assert failed[0][1] == "accuracy -10.00 points, and accuracy<-0.5 fails"
@@ -232,8 +243,8 @@ def test_a_baseline_may_be_of_another_torch(make_record: MakeRecord) -> None:
 def test_verdict_gates_are_junit_cases(make_record: MakeRecord) -> None:
     """A verdict that was asked for is a case per arm, failed or passed."""
     comparison = _comparison(make_record, {"top1": 0.4})
-    checks = check_gates([parse_gate("accuracy:not-inferior"), parse_gate("time:not-inferior")], comparison)
+    checks = check_gates([parse_gate("accuracy:non-inferior"), parse_gate("time:non-inferior")], comparison)
     suite = ElementTree.fromstring(JUnit(checks).render(comparison))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "0")
     (failure,) = suite.iter("failure")
-    assert failure.get("message") == "accuracy inferior, and accuracy:not-inferior fails"
+    assert failure.get("message") == "accuracy worse, and accuracy:non-inferior fails"

@@ -10,7 +10,7 @@ import pytest
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import ProcessFacts, RunRecord
-from ampcompare.report.html.page import FIXED_WORDS
+from ampcompare.report.html.assets import sense
 
 MakeRecord = Callable[..., RunRecord]
 TOP1 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -46,8 +46,7 @@ def test_nine_equal_arms_are_identical(make_record: MakeRecord) -> None:
     comparison = _compare(*(_runs(make_record, arm) for arm in ("fp32", *arms)))
     assert _words(comparison) == ["identical"] * 8
     assert {row.top1_difference_low for row in comparison.arms[1:]} == {None}
-    said = f"Identical to fp32, all final weights and every loss to the last bit: {', '.join(arms)}."
-    assert said in comparison.reading
+    assert comparison.headline[0] == "All eight arms are identical to fp32, every loss and all weights to the last bit."
 
 
 def test_identical_arms_take_no_share_of_the_error_rate(make_record: MakeRecord) -> None:
@@ -64,8 +63,8 @@ def test_identical_keeps_the_accuracy(make_record: MakeRecord) -> None:
     """A faster identical arm is recommended, and colored as good."""
     fast = _runs(make_record, "apex:O0", 5, seconds=0.005)
     comparison = _compare(_runs(make_record, "fp32", 5), fast)
-    assert comparison.reading[0] == "Recommended for time: apex:O0 (accuracy identical, 0.50x the step time)."
-    assert FIXED_WORDS["identical"] == "good"
+    assert comparison.headline[0] == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
+    assert sense("identical") == "good"
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,13 @@ def test_a_comparison_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
     assert reference.accuracy_verdict == half.accuracy_verdict == "learned nothing (top-1 5.3 %, chance 10.3 %)"
     assert other.accuracy_verdict == "no verdict (the reference learned nothing)"
     assert half.top1_difference_low is None
-    assert comparison.reading[0] == (
-        "No verdict: fp32 learned nothing (top-1 5.3 %, chance 10.3 %), so that a comparison with it means nothing."
-    )
+    assert comparison.headline[0] == "Nothing to compare: fp32 learned nothing (top-1 5.3 %, chance 10.3 %)."
+    assert comparison.headline[1].startswith("Step time relative to fp32")
     assert "recommended" not in "\n".join(comparison.reading).lower()
 
 
 def test_an_arm_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
-    """The others are judged as if it were not there; it is named first, with the reason."""
+    """The others are judged as if it were not there; it is named with the reason."""
     good = {"top1": 0.9, "majority": 103}
     comparison = _compare(make_record, {"fp32": good, "half": CHANCE, "apex:O1": {**good, "seconds": 0.005}})
     assert [row.accuracy_verdict for row in comparison.arms] == [
@@ -56,10 +55,8 @@ def test_an_arm_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
         "learned nothing (top-1 5.3 %, chance 10.3 %)",
         "equivalent (±0.5)",
     ]
-    assert comparison.reading[0] == (
-        "No verdict on an arm that learned nothing: half learned nothing (top-1 5.3 %, chance 10.3 %)."
-    )
-    assert comparison.reading[1].startswith("Recommended for time: apex:O1")
+    assert comparison.headline[0].startswith("Use apex:O1: ")
+    assert comparison.headline[1] == "half learned nothing (top-1 5.3 %, chance 10.3 %)."
 
 
 def test_some_runs_at_chance_are_counted(make_record: MakeRecord) -> None:
@@ -67,8 +64,8 @@ def test_some_runs_at_chance_are_counted(make_record: MakeRecord) -> None:
     records = [make_record("fp32", seed, top1=0.9, majority=103) for seed in range(3)]
     records += [make_record("half", seed, top1=0.9 if seed else 0.1, majority=103) for seed in range(3)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
-    assert comparison.arms[1].accuracy_verdict.startswith("cannot tell")
-    assert comparison.reading[0] == "Learned nothing in some runs, which count in the means: half 1/3."
+    assert comparison.arms[1].accuracy_verdict.startswith("inconclusive")
+    assert comparison.headline[0] == "Some runs learned nothing and count in the means: half in 1 of 3."
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,7 @@ def test_runs_that_still_improve_are_named(make_record: MakeRecord) -> None:
     """Top-1 that rises by two points from one fifth of the epochs to the next is said to rise."""
     climbing = [[0.5 + 0.02 * epoch + 0.001 * seed for epoch in range(5)] for seed in range(3)]
     assert still_improving(_training(make_record, climbing), 0.005) == (
-        "Still improving at the end, so that more epochs may change the order: fp32 +2.00 points."
+        "Still improving at the end, so that more epochs may change the order: fp32 +2.00 pp."
     )
     records = _training(make_record, climbing)["fp32"]
     comparison = summarize(records, arms=["fp32"], reference="fp32")
@@ -157,7 +154,7 @@ def test_the_correlation_over_seeds_is_said(make_record: MakeRecord) -> None:
     records = [make_record("fp32", seed, top1=share) for seed, share in enumerate([0.5, 0.52, 0.49])]
     records += [make_record("half", seed, top1=share) for seed, share in enumerate([0.5, 0.52, 0.49])]
     reading = summarize(records, arms=["fp32", "half"], reference="fp32").reading
-    assert "Correlation of top-1 with fp32 over seeds, which is what pairs gain by: half 1.00." in reading
+    assert "Correlation of top-1 with fp32 over seeds: half 1.00." in reading
 
 
 def test_a_gate_on_accuracy_fails_where_nothing_was_learned(make_record: MakeRecord) -> None:

@@ -73,7 +73,7 @@ def test_no_looks_is_refused() -> None:
     [
         ({}, []),
         ({"seeds": [0, 1, 2, 3], "arms": ["fp32", "half", "native:bf16"]}, []),
-        ({"margin": 3.0}, ["margin 3 points instead of 0.5 points"]),
+        ({"margin": 3.0}, ["margin 3 pp instead of 0.5 pp"]),
         ({"time_margin": 0.1}, ["time margin 10 % instead of 2 %"]),
         ({"reference": "half"}, ["reference half instead of fp32"]),
         ({"planned": 4}, ["planned looks 4 instead of open"]),

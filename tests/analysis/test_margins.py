@@ -78,7 +78,7 @@ def test_a_known_standard_deviation_is_taken_as_it_is() -> None:
 
 
 def _level(margin: float, errors: float, sd: float, correlation: float, count: int, rule: str = "auto") -> float:
-    """Return in how many of 2000 comparisons an arm that is worse by exactly the margin is called not inferior."""
+    """Return in how many of 2000 comparisons an arm that is worse by exactly the margin is called non-inferior."""
     chance = np.random.default_rng(count)
     common, own = chance.standard_normal((2, 2000, count))
     reference = 100 - errors + sd * common
@@ -90,10 +90,11 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
         (verdict,) = decide([effect], Margin(exact, "exact"))
-        wrong += verdict.word.startswith(("not inferior", "equivalent", "better"))
+        wrong += verdict.word.startswith(("non-inferior", "equivalent", "better"))
     return wrong / 2000
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("correlation", [0.0, 0.9, 0.99])
 @pytest.mark.parametrize(
     ("rule", "margin", "errors", "sd"),
@@ -119,10 +120,10 @@ def _compare(make_record: MakeRecord, margin: float | str) -> Comparison:
 
 
 def test_the_default_margin_follows_the_errors(make_record: MakeRecord) -> None:
-    """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and inferior by default."""
+    """At 97 %, 0.28 points are a tenth of the errors: equivalent by half a point, and worse by default."""
     wide, narrow = _compare(make_record, 0.5), _compare(make_record, "auto")
     assert wide.arms[1].accuracy_verdict == "equivalent (±0.5)"
-    assert narrow.arms[1].accuracy_verdict == "inferior"
+    assert narrow.arms[1].accuracy_verdict == "worse"
     assert (narrow.margin, narrow.margin_rule, wide.margin_rule) == (0.3, "auto", "0.5")
     assert "0.3 points of accuracy (auto: 10 % of the errors of fp32, 3.00 %)" in verdict_legend(narrow)
     assert "0.5 points of accuracy (3.2 sd of fp32 over seeds)" in verdict_legend(wide)

@@ -80,7 +80,7 @@ def test_resnet50_by_a_narrow_margin() -> None:
     row = _row(_judge("\n".join(lines), margin=0.2, runs=3), "AMP")
     expected = stats.ttest_ind_from_stats(75.81, 0.08, 3, 76.04, 0.05, 3, equal_var=False)
     assert expected.pvalue < 0.05
-    assert row.accuracy_verdict == "inferior"
+    assert row.accuracy_verdict == "worse"
     freedom = (0.08**2 / 3 + 0.05**2 / 3) ** 2 / ((0.08**2 / 3) ** 2 / 2 + (0.05**2 / 3) ** 2 / 2)
     half = stats.t.ppf(0.975, freedom) * (0.08**2 / 3 + 0.05**2 / 3) ** 0.5
     assert row.top1_difference_low == pytest.approx((-0.23 - half) / 100)
@@ -90,7 +90,7 @@ def test_resnet50_by_a_narrow_margin() -> None:
 def test_resnet50_without_a_number_of_runs() -> None:
     """A standard deviation of nobody knows how many runs gives no verdict, and the output says what is missing."""
     comparison = _judge(RESNET, ("machine", "epochs"))
-    assert _row(comparison, "AMP machine=DGX-1 epochs=90").accuracy_verdict == "cannot tell (number of runs unknown)"
+    assert _row(comparison, "AMP machine=DGX-1 epochs=90").accuracy_verdict == "inconclusive (number of runs unknown)"
     assert any("give a column n, or --runs" in line for line in comparison.reading)
 
 
@@ -102,7 +102,7 @@ def test_gnmt_inside_each_number_of_gpus() -> None:
     assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("equivalent (±0.5)", "better", 3)
     assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
     assert row.time_ratio == pytest.approx((264.4 / 824.4 * 89.5 / 230.8 * 46.2 / 116.6) ** (1 / 3))
-    assert _row(comparison, "fp16 gpus=4").accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison, "fp16 gpus=4").accuracy_verdict.startswith("inconclusive")
     assert comparison.judged is not None
     assert (comparison.judged.metric, comparison.judged.references[0]) == ("BLEU", "fp32")
 
@@ -118,7 +118,7 @@ def test_mmcls_top5_and_memory_are_no_settings() -> None:
     """Another top-5 and another memory do not make rows incomparable; sizes are in the unit of the head."""
     comparison = _judge(MMCLS)
     row = _row(comparison, "ResNet-50 (fp16)")
-    assert row.accuracy_verdict.startswith("cannot tell")
+    assert row.accuracy_verdict.startswith("inconclusive")
     assert row.memory_difference == pytest.approx(-1.6e9)
     assert any(line.startswith("Not judged: params, flops, top-5.") for line in comparison.reading)
     assert _row(_judge(MMCLS, margin=1, sd=0.18), "ResNet-50 (fp16)").accuracy_verdict == "equivalent (±1)"
@@ -133,9 +133,9 @@ def test_dlrm_auc() -> None:
     expected = stats.ttest_rel(AUC_MIXED, AUC_SINGLE).confidence_interval(0.9)
     assert row.accuracy_verdict == "equivalent (±0.001)"
     assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((expected.low, expected.high))
-    assert _row(_judge("\n".join(lines), margin=1e-5), "mixed").accuracy_verdict.startswith("cannot tell")
+    assert _row(_judge("\n".join(lines), margin=1e-5), "mixed").accuracy_verdict.startswith("inconclusive")
     single = _judge("arm,AUC\nFP32,0.8025\nmixed,0.8026\n")
-    assert _row(single, "mixed").accuracy_verdict.startswith("cannot tell")
+    assert _row(single, "mixed").accuracy_verdict.startswith("inconclusive")
 
 
 def test_resnet50_throughput() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.criteria import Criteria, Preference
-from ampcompare.analysis.recommendation import recommend
+from ampcompare.analysis.criteria import Preference
+from ampcompare.analysis.phrases import Quality
+from ampcompare.analysis.recommendation import not_recommended, recommended, use_sentence
 from ampcompare.analysis.summary import summarize
-from ampcompare.records.comparison import ArmSummary
+from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -25,51 +26,57 @@ REFERENCE = _row("fp32", peak_bytes=1000)
 EQUAL = "equivalent (±0.5)"
 
 
-def _say(*rows: ArmSummary, prefer: Preference = "time") -> str:
-    return recommend([REFERENCE, *rows], "fp32", Criteria(prefer=prefer))
+def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
+    """Return what is said of the first of the recommended arms; "" if there is none."""
+    comparison = Comparison(
+        command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
+    )
+    fit = recommended(rows, prefer)
+    return use_sentence(fit[0], comparison, Quality()) if fit else ""
 
 
 def test_the_fastest_that_keeps_the_accuracy() -> None:
-    """Of two faster arms the faster is recommended with its reason, and the other named."""
-    said = _say(_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6))
-    assert said == (
-        "Recommended for time: b (accuracy equivalent (±0.5), 0.60x the step time); "
-        "a (0.70x the step time) would do too."
-    )
+    """Of two faster arms the faster is recommended, with its reason."""
+    rows = [_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6)]
+    assert [row.arm for row in recommended(rows, "time")] == ["b", "a"]
+    assert _use(*rows) == "Use b: accuracy of fp32 kept (Δ +0.00 pp, within ±0.5), 0.60x its step time."
 
 
-@pytest.mark.parametrize(
-    "accuracy", ["inferior", "diverged 1/5", "cannot tell (about 3 more pairs)", "not comparable (x)"]
-)
+@pytest.mark.parametrize("accuracy", ["worse", "diverged 1/5", "inconclusive (≤3 more seeds)", "not comparable (x)"])
 def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
-    assert _say(_row("a", accuracy, "better", time_ratio=0.1)) == (
-        "No arm is recommended for time: none was shown to be not inferior in accuracy to fp32."
+    row = _row("a", accuracy, "better", time_ratio=0.1)
+    assert recommended([row], "time") == []
+    assert not_recommended([row], "fp32", "time") == (
+        "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
     )
 
 
-@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "inferior"])
+@pytest.mark.parametrize("time", ["equivalent (±2 %)", "invalid measurement (load 3 on 2 cores)", "worse"])
 def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
     """A low ratio that the verdict does not bear out is no reason."""
-    said = _say(_row("a", EQUAL, time, time_ratio=0.5))
-    assert (
-        said == "No arm is recommended for time: none was shown to be both not inferior in accuracy to fp32 and faster."
+    row = _row("a", EQUAL, time, time_ratio=0.5)
+    assert recommended([row], "time") == []
+    assert not_recommended([row], "fp32", "time") == (
+        "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
     )
 
 
 def test_memory_by_its_exact_difference() -> None:
     """For memory an arm must keep the accuracy and save at least a twentieth of the peak."""
     small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
-    assert _say(small, prefer="memory").startswith("Recommended for memory: a (accuracy equivalent (±0.5), 40 % less")
+    assert _use(small, prefer="memory").endswith("within ±0.5), 40 % less peak memory.")
     same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
-    assert "5 % smaller in memory" in _say(same, prefer="memory")
+    assert recommended([same], "memory") == []
+    assert "5 % smaller in memory" in not_recommended([same], "fp32", "memory")
 
 
 def test_accuracy_needs_a_better_arm() -> None:
     """For accuracy only `better` counts."""
-    better = _row("a", "better", top1_difference=0.02)
-    assert _say(better, prefer="accuracy") == "Recommended for accuracy: a (+2.00 points)."
-    assert _say(_row("a", EQUAL), prefer="accuracy") == (
+    better = _row("a", "better", top1_difference=0.02, top1_difference_low=0.01, top1_difference_high=0.03)
+    assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
+    assert recommended([_row("a", EQUAL)], "accuracy") == []
+    assert not_recommended([_row("a", EQUAL)], "fp32", "accuracy") == (
         "No arm is recommended for accuracy: no arm is better than fp32."
     )
 

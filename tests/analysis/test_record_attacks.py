@@ -151,7 +151,7 @@ def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder, record_
     assert len(comparison.excluded) == 8
     assert all("seed 0), and lies in the folder of cell" in text for text in comparison.excluded)
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
 
 
 def _digest(folder: Path, arm: str, seed: int) -> str:
@@ -194,7 +194,7 @@ def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int
     records = copies * [make_record("fp32", 0, top1=0.5), make_record("half", 0, top1=0.506)]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     assert _row(comparison).pairs == 1
-    assert _row(comparison).accuracy_verdict.startswith("cannot tell")
+    assert _row(comparison).accuracy_verdict.startswith("inconclusive")
     assert len(comparison.excluded) == 2 * (copies - 1)
     assert "half, seed 0: a second record of this cell" in comparison.excluded
 
@@ -269,18 +269,18 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_pa
     folder = run_folder()
     record_path(folder, "half", 3).unlink()
     comparison = reload_comparison(folder)
-    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "cannot tell (not tested)")
+    assert (_row(comparison).pairs, _row(comparison).accuracy_verdict) == (4, "inconclusive (not tested)")
     assert any(line.startswith("Nothing was tested: not all runs of this plan") for line in comparison.reading)
 
 
 REPORT_ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "verdict": (lambda data: data["arms"][1].update(accuracy_verdict="better"), "that half is better, not equivalent"),
-    "mean": (lambda data: data["arms"][1].update(top1_difference=0.05), "that half differs by +5.00 points, not "),
+    "mean": (lambda data: data["arms"][1].update(top1_difference=0.05), "that half differs by +5.00 pp, not "),
     "margin": (lambda data: data.update(margin=3.0), "a margin of 3, not 0.5"),
     "error rate": (lambda data: data.update(error_rate=0.5), "an error rate of 50, not 5"),
     "advice": (
-        lambda data: data["reading"].insert(0, "Recommended for time: half (accuracy better, 0.1x the step time)."),
-        '"Recommended for time: half", which does not follow',
+        lambda data: data["headline"].insert(0, "Use half: better accuracy than fp32, 0.10x its step time."),
+        '"Use half", which does not follow',
     ),
 }
 
@@ -297,9 +297,19 @@ def test_a_report_that_contradicts_its_records(run_folder: MakeFolder, tmp_path:
     change(data)
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
-    assert words in comparison.reading[0]
+    assert words in comparison.headline[0]
     assert (comparison.arms, comparison.margin, comparison.error_rate) == (honest.arms, 0.5, 0.05)
-    assert comparison.reading[1:] == honest.reading
+    assert (comparison.headline[1:], comparison.reading) == (honest.headline, honest.reading)
+
+
+def test_a_headline_is_never_read_from_a_file(run_folder: MakeFolder, tmp_path: Path) -> None:
+    """Sentences that somebody wrote into a report.json, or that an older one lacks, are those that its rows give."""
+    honest = reload_comparison(run_folder())
+    data = json.loads(dump_json(honest))
+    path = tmp_path / "report.json"
+    for other in (["half is more accurate than fp32."], []):
+        path.write_text(json.dumps({**data, "headline": other, "next_steps": []}))
+        assert reload_comparison(path) == honest
 
 
 def test_a_report_with_records_under_other_seeds(run_folder: MakeFolder, tmp_path: Path) -> None:

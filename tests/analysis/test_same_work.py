@@ -88,7 +88,7 @@ def test_the_same_work_is_compared(make_record: MakeRecord) -> None:
     comparison = _compared(make_record)
     row = _half(comparison)
     assert (row.accuracy_verdict, row.time_verdict, row.memory_difference) == ("equivalent (±0.5)", "better", -5_000)
-    assert comparison.reading[0].startswith("Recommended for time: half")
+    assert comparison.headline[0].startswith("Use half: ")
 
 
 OTHER_WORK: dict[str, tuple[Change, str]] = {

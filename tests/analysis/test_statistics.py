@@ -55,7 +55,7 @@ def test_paired_effect_is_that_of_scipy(pairs: list[tuple[float, float]], confid
     lower = stats.ttest_1samp(differences, -0.1, alternative="greater").pvalue
     upper = stats.ttest_1samp(differences, 0.1, alternative="less").pvalue
     assert p.different == pytest.approx(stats.ttest_rel(arm, reference).pvalue, abs=1e-9)
-    assert p.not_inferior == pytest.approx(lower, abs=1e-9)
+    assert p.non_inferior == pytest.approx(lower, abs=1e-9)
     assert p.equivalent == pytest.approx(max(lower, upper), abs=1e-9)
 
 
@@ -76,7 +76,7 @@ def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
     effect = paired([0.9] * pairs, [0.1] * pairs, FLOOR)
     assert interval(effect) is None
-    assert decide([effect], POINT)[0] == Verdict("cannot tell (fewer than 3 pairs)")
+    assert decide([effect], POINT)[0] == Verdict("inconclusive (fewer than 3 seeds)")
 
 
 def test_equal_counts_are_not_taken_for_certainty() -> None:
@@ -86,7 +86,7 @@ def test_equal_counts_are_not_taken_for_certainty() -> None:
     assert bounds is not None
     assert bounds[0] < 0 < bounds[1]
     assert _words([effect], Margin(0.005, "0.5")) == ["equivalent (±0.5)"]
-    assert _words([effect], Margin(0.0005, "0.05"))[0].startswith("cannot tell")
+    assert _words([effect], Margin(0.0005, "0.05"))[0].startswith("inconclusive")
 
 
 def test_one_image_in_every_seed_is_no_winner() -> None:
@@ -108,9 +108,9 @@ def test_count_floor_is_the_spread_of_rounding() -> None:
     [
         ([0.1, 0.0, -0.1, 0.05, -0.05], "equivalent (±0.5)"),
         ([2.0, 2.2, 1.9, 2.1, 2.0], "better"),
-        ([-2.0, -2.2, -1.9, -2.1, -2.0], "inferior"),
-        ([1.0, 0.2, 1.4, -0.1, 0.6], "not inferior (margin 0.5)"),
-        ([3.0, -3.0, 2.0, -2.0, 0.5], "cannot tell (at most 610 more pairs)"),
+        ([-2.0, -2.2, -1.9, -2.1, -2.0], "worse"),
+        ([1.0, 0.2, 1.4, -0.1, 0.6], "non-inferior (margin 0.5)"),
+        ([3.0, -3.0, 2.0, -2.0, 0.5], "inconclusive (≤610 more seeds)"),
     ],
 )
 def test_each_word(differences: list[float], word: str) -> None:
@@ -119,10 +119,10 @@ def test_each_word(differences: list[float], word: str) -> None:
 
 
 def test_a_practical_margin_names_no_small_winner() -> None:
-    """A difference that is sure but inside a practical margin is neither better nor inferior."""
+    """A difference that is sure but inside a practical margin is neither better nor worse."""
     effect = Effect(0.4, 0.1, 0.1, 20, 21)
     assert _words([effect], Margin(0.5, "0.5"))[0] == "better"
-    assert _words([effect], Margin(0.5, "0.5", practical=True))[0] == "not inferior (margin 0.5)"
+    assert _words([effect], Margin(0.5, "0.5", practical=True))[0] == "non-inferior (margin 0.5)"
 
 
 def test_what_is_missing_stays_empty() -> None:
@@ -143,7 +143,7 @@ def test_holm_by_hand() -> None:
     assert p[1] < 0.05 / 2
     assert p[2] < 0.05
     halted = decide([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
-    assert halted[1].word.startswith("cannot tell")
+    assert halted[1].word.startswith("inconclusive")
     assert halted[1].confidence == pytest.approx(0.975)
 
 
@@ -168,7 +168,7 @@ def test_word_and_interval_agree_in_counts(arms: int) -> None:
         for effect, verdict in zip(effects, decide(effects, Margin(0.005, "0.5")), strict=True):
             _check_agreement(effect, verdict, 0.005, practical=False)
             words.add(verdict.word.partition(" (")[0])
-    assert {"better", "inferior", "cannot tell"} <= words
+    assert {"better", "worse", "inconclusive"} <= words
 
 
 def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical: bool) -> None:
@@ -182,14 +182,14 @@ def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical:
     assert {
         "equivalent": inside,
         "better": low > 0 and matters,
-        "inferior": high < 0 and matters,
-        "not inferior": above,
-        "cannot tell": not above and not inside and not (differs and matters),
+        "worse": high < 0 and matters,
+        "non-inferior": above,
+        "inconclusive": not above and not inside and not (differs and matters),
     }[word]
 
 
 def test_the_level_of_a_one_sided_test() -> None:
-    """Equivalent and not inferior have the 90 % interval, better and inferior the 95 % one, all by scipy."""
+    """Equivalent and non-inferior have the 90 % interval, better and worse the 95 % one, all by scipy."""
     for differences, confidence in (
         ([0.1, 0.0, -0.1, 0.05, -0.05], 0.9),
         ([1.0, 0.2, 1.4, -0.1, 0.6], 0.9),
@@ -237,13 +237,13 @@ def test_pairs_needed_end_somewhere() -> None:
 
 @pytest.mark.parametrize("arms", [1, 4])
 def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
-    """Over simulated comparisons of equal arms, any arm is called better or inferior in at most 5 % of them."""
+    """Over simulated comparisons of equal arms, any arm is called better or worse in at most 5 % of them."""
     generator = np.random.default_rng(arms)
     runs, wrong = 600, 0
     for _ in range(runs):
         reference = generator.normal(size=5)
         effects = [paired(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
-        wrong += any(word in ("better", "inferior") for word in _words(effects, Margin(0.01, "0.01")))
+        wrong += any(word in ("better", "worse") for word in _words(effects, Margin(0.01, "0.01")))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
     assert wrong > 0
 

@@ -59,7 +59,7 @@ def test_rounds_are_no_seeds(make_record: MakeRecord) -> None:
         assert (times_of_arm.effect.pairs, times_of_arm.effect.freedom) == (3, 2)
         records = [arm for arm, _ in pairs]
         verdict = time_verdicts({"half": (records, times_of_arm)}, Criteria(), Design())["half"]
-        winners += verdict.word in ("better", "inferior")
+        winners += verdict.word in ("better", "worse")
     assert winners <= 10
 
 
@@ -67,7 +67,7 @@ def test_one_seed_gives_no_winner_in_time(make_record: MakeRecord) -> None:
     """However many rounds it has."""
     fp32, half = _timed(make_record(), [0.010] * 9), _timed(make_record("half"), [0.005] * 9)
     verdict = time_verdicts({"half": ([half], step_times([(half, fp32)]))}, Criteria(), Design())["half"]
-    assert verdict.word == "cannot tell (fewer than 3 pairs)"
+    assert verdict.word == "inconclusive (fewer than 3 seeds)"
 
 
 def test_rounds_are_paired_by_their_number(make_record: MakeRecord) -> None:
@@ -114,14 +114,14 @@ def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> No
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     fp32, half = comparison.arms
     assert half.time_verdict == "invalid measurement (load 9.0 on 2 cores)"
-    assert [COLUMNS[name](half) for name in ("samples/s", "time / ref")] == ["-", "-"]
-    assert [COLUMNS[name](fp32) for name in ("samples/s", "time / ref")] == ["6,400", "1.00"]
-    assert VERDICTS["step time"](half) == "-"
+    assert [COLUMNS[name](half) for name in ("samples/s", "rel. time")] == ["-", "-"]
+    assert [COLUMNS[name](fp32) for name in ("samples/s", "rel. time")] == ["6,400", "1.00"]
+    assert VERDICTS["rel. time"](half, comparison) == "-"
     assert "its step time" not in str(comparison)
     assert (half.invalid_time, half.time_ratio) == ("load 9.0 on 2 cores", pytest.approx(5))
     valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
                       arms=["fp32", "half"], reference="fp32")  # fmt: skip
-    assert COLUMNS["time / ref"](valid.arms[1]) == "5.00"
+    assert COLUMNS["rel. time"](valid.arms[1]) == "5.00"
     assert "5.00x its step time" in str(valid)
 
 

@@ -75,7 +75,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     """With five seeds an arm that is clearly less accurate and faster carries both verdicts, the reference none."""
     comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("inferior", "better", 5)
+    assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("worse", "better", 5)
     assert row.top1_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
     reference = _row(comparison, "fp32")
     assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
@@ -126,25 +126,24 @@ def test_terms_without_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
-    """One or two seeds give no verdict, whatever the figures, and the reading says why and what to do."""
+    """One or two seeds give no verdict, whatever the figures, and the headline says why."""
     comparison = summarize(_matrix(make_record, seeds), arms=["fp32", "half"], reference="fp32")
-    text = _reading(comparison)
-    assert f"{seeds} seed{'s' if seeds > 1 else ''} cannot separate arms from run-to-run noise" in text
-    assert "--seeds 0-4" in text
-    assert "Recommended" not in text
+    noun = "One seed" if seeds == 1 else "Two seeds"
+    assert comparison.headline[0] == f"{noun}: differences between arms cannot be told from run-to-run noise."
+    assert not any(line.startswith("Use") for line in comparison.headline)
     row = _row(comparison, "half")
-    assert (row.accuracy_verdict, row.time_verdict) == ("cannot tell (fewer than 3 pairs)",) * 2
+    assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2
     assert (row.top1_difference_low, row.top1_difference_high, row.time_ratio_low) == (None, None, None)
 
 
-def test_an_unclear_difference_cannot_tell(make_record: MakeRecord) -> None:
+def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
     """A difference within its own uncertainty is said to be unclear, not to be none."""
     records = [
         *(make_record("fp32", seed, top1=value) for seed, value in enumerate([0.50, 0.52, 0.49])),
         *(make_record("half", seed, top1=value) for seed, value in enumerate([0.51, 0.51, 0.50])),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert re.fullmatch(r"cannot tell \(at most \d+ more pairs\)", row.accuracy_verdict)
+    assert re.fullmatch(r"inconclusive \(≤\d+ more seeds\)", row.accuracy_verdict)
 
 
 def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
@@ -224,7 +223,8 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
     assert (row.completed, row.diverged, row.failed, row.top1_mean) == (1, 1, 0, 0.25)
     assert row.status == "ok 1/2; diverged 1/2 at step 7"
     assert row.accuracy_verdict == "diverged 1/2"
-    assert "Diverged: half 1/2 (95 % interval of the rate 9 to 91 %)." in comparison.reading
+    assert "half diverged in 1 of 2 seeds at step 7." in comparison.headline
+    assert "Rate of divergence: half 1/2 (95 % interval 9 to 91 %)." in comparison.reading
 
 
 def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
@@ -234,14 +234,15 @@ def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
     row = _row(comparison, "half")
     assert (row.completed, row.failed, row.top1_mean, row.num_steps) == (0, 1, None, None)
     assert row.status == "failed: RuntimeError: no"
-    assert any(line.startswith("Failed or interrupted: half;") for line in comparison.reading)
+    assert comparison.headline[-1] == "half failed in 1 of 1 seed: RuntimeError: no."
+    assert "The logs of runs that failed or were interrupted are in their cells' folders: half." in comparison.reading
 
 
 def test_nothing_to_compare(make_record: MakeRecord) -> None:
-    """Where no run was completed the reading says only that."""
+    """Where no run was completed the headline begins with that."""
     records = [make_record(arm, 0, status="diverged") for arm in ("fp32", "half")]
-    reading = summarize(records, arms=["fp32", "half"], reference="fp32").reading
-    assert reading[-1] == "No run was completed, so there is nothing to compare."
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
+    assert comparison.headline[0] == "Nothing to compare: no run was completed."
 
 
 def test_an_arm_that_has_not_run_yet(make_record: MakeRecord) -> None:
@@ -265,7 +266,7 @@ def test_fp16_on_a_cpu_is_remarked(make_record: MakeRecord, half: str | None, de
     """Where fp16 ran on a CPU the reading warns that its times say nothing about a GPU, and nowhere else."""
     records = [make_record("fp32", 0, device=device), make_record("half", 0, half=half, device=device)]
     text = _reading(summarize(records, arms=["fp32", "half"], reference="fp32"))
-    assert ("16-bit times here say nothing about a GPU" in text) == (said is not None)
+    assert ("16-bit step times do not" in text) == (said is not None)
     assert said is None or said in text
 
 
@@ -298,9 +299,9 @@ def _times(make_record: MakeRecord, **of_half: Any) -> ArmSummary:
 
 
 def test_a_slower_arm_is_inferior_in_time(make_record: MakeRecord) -> None:
-    """Steps that take half as long again, in every pair, are inferior, with ratio and interval."""
+    """Steps that take half as long again, in every pair, are worse, with ratio and interval."""
     row = _times(make_record)
-    assert row.time_verdict == "inferior"
+    assert row.time_verdict == "worse"
     assert row.time_ratio_low is not None
     assert 1.49 < row.time_ratio_low < 1.502 < (row.time_ratio_high or 0) < 1.52
 
@@ -333,7 +334,7 @@ def test_an_invalid_pair_is_left_out_where_enough_remain(make_record: MakeRecord
         make_record("half", 4, seconds=99.0, warmup_steps=95),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.time_verdict == "inferior"
+    assert row.time_verdict == "worse"
     assert row.time_ratio == pytest.approx(1.5, abs=0.01)
 
 

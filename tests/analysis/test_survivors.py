@@ -47,7 +47,7 @@ def test_all_survived(make_record: MakeRecord, prefer: str) -> None:
     """Without a loss there is a plain verdict and a recommendation."""
     comparison = _comparison(make_record, {}, prefer=prefer)
     assert _half(comparison).accuracy_verdict == "equivalent (±0.5)"
-    assert comparison.reading[0].startswith(f"Recommended for {prefer}: half")
+    assert comparison.headline[0].startswith("Use half: ")
 
 
 @pytest.mark.parametrize("prefer", ["accuracy", "time", "memory"])
@@ -83,7 +83,7 @@ def test_an_interruption_selects_no_seeds(make_record: MakeRecord) -> None:
     assert row.accuracy_verdict == "equivalent (±0.5)"
 
 
-@pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:not-inferior"])
+@pytest.mark.parametrize("text", ["accuracy<-5", "accuracy:non-inferior"])
 def test_a_gate_is_not_passed_by_survivors(make_record: MakeRecord, text: str) -> None:
     """A limit or verdict on accuracy fails where the arm lost runs, and passes where all were completed."""
     (check,) = check_gates([parse_gate(text)], _comparison(make_record, {"half": ("failed", 5)}))

@@ -167,6 +167,7 @@ recipe:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.parametrize("name", ["timm-apex.pth.tar", "mmengine.pth", "lightning.ckpt"])
 def test_training_goes_on_from_a_real_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

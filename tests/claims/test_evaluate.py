@@ -40,11 +40,11 @@ TRAINS = {"kind": "trains", "row": "half", "reaches": 85}
     [
         (DIVERGES, 5, 5, "holds", ""),
         (DIVERGES, 5, 0, "does not hold", ""),
-        (DIVERGES, 5, 3, "cannot tell", "95 % interval of the rate 23 to 88 %"),
-        (DIVERGES, 3, 3, "cannot tell", "95 % interval of the rate 44 to 100 %"),
+        (DIVERGES, 5, 3, "inconclusive", "95 % interval of the rate 23 to 88 %"),
+        (DIVERGES, 3, 3, "inconclusive", "95 % interval of the rate 44 to 100 %"),
         (TRAINS, 5, 0, "holds", ""),
         (TRAINS, 5, 5, "does not hold", ""),
-        (DIVERGES, 0, 0, "cannot tell", "no run ended"),
+        (DIVERGES, 0, 0, "inconclusive", "no run ended"),
     ],
 )
 def test_rates_are_judged_by_their_interval(
@@ -63,12 +63,12 @@ def test_an_accuracy_that_is_too_low_is_no_training(make_record: MakeRecord) -> 
 
 
 def test_all_tests_must_speak_for_a_claim(make_record: MakeRecord) -> None:
-    """One test against it refutes a claim, one that cannot tell leaves it open."""
+    """One test against it refutes a claim, one that inconclusive leaves it open."""
     both = claim(DIVERGES, {**TRAINS, "row": "fp32"})
     half = runs(make_record, "half", 5, diverged=5)
     assert judge_claim(both, [*half, *runs(make_record, "fp32", 5)]).word == "holds"
     assert judge_claim(both, [*half, *runs(make_record, "fp32", 5, top1=0.1)]).word == "does not hold"
-    assert judge_claim(both, half).word == "cannot tell"
+    assert judge_claim(both, half).word == "inconclusive"
 
 
 def _against(make: MakeRecord, test: dict[str, Any], **numbers: list[float]) -> ClaimResult:
@@ -87,18 +87,22 @@ def _against(make: MakeRecord, test: dict[str, Any], **numbers: list[float]) -> 
 
 
 SAME = [0.9, 0.901, 0.9, 0.901, 0.9]
-KEEPS = {"kind": "accuracy", "verdicts": ["better", "equivalent", "not inferior"]}
+KEEPS = {"kind": "accuracy", "verdicts": ["better", "equivalent", "non-inferior"]}
 
 
 @pytest.mark.parametrize(
     ("top1", "word"),
-    [(SAME, "holds"), ([0.8, 0.801, 0.8, 0.801, 0.8], "does not hold"), ([0.95, 0.85, 0.96, 0.84, 0.9], "cannot tell")],
+    [
+        (SAME, "holds"),
+        ([0.8, 0.801, 0.8, 0.801, 0.8], "does not hold"),
+        ([0.95, 0.85, 0.96, 0.84, 0.9], "inconclusive"),
+    ],
 )
 def test_accuracy_goes_by_the_verdicts(make_record: MakeRecord, top1: list[float], word: str) -> None:
-    """The fixed words of the verdicts decide, and `cannot tell` stays open with the number of pairs that lack."""
+    """The fixed words of the verdicts decide, and `inconclusive` stays open with the number of pairs that lack."""
     finding = _against(make_record, KEEPS, top1=[*SAME, *top1])
     assert finding.word == word
-    assert ("more pair" in finding.reason) == (word == "cannot tell")
+    assert ("more seed" in finding.reason) == (word == "inconclusive")
     assert "points" in finding.measured
 
 
@@ -107,7 +111,7 @@ def test_accuracy_goes_by_the_verdicts(make_record: MakeRecord, top1: list[float
     [
         ([0.89, 0.891, 0.89, 0.891, 0.891], "holds"),
         (SAME, "does not hold"),
-        ([0.91, 0.90, 0.89, 0.90, 0.89], "cannot tell"),
+        ([0.91, 0.90, 0.89, 0.90, 0.89], "inconclusive"),
     ],
 )
 def test_a_small_deficit_needs_an_interval_that_is_smaller(
@@ -128,14 +132,14 @@ def test_times_and_memory(make_record: MakeRecord) -> None:
     assert _against(make_record, memory, bytes=[*[200] * 5, *[150] * 5]).word == "does not hold"
     busy = [make_record(arm, seed, num_steps=12) for arm in ("fp32", "native:bf16") for seed in range(5)]
     open_ = judge_claim(claim({"row": "native:bf16", "against": "fp32", **faster}), busy)
-    assert (open_.word, "invalid measurement" in open_.reason) == ("cannot tell", True)
+    assert (open_.word, "invalid measurement" in open_.reason) == ("inconclusive", True)
 
 
 def test_what_was_not_run_says_so(make_record: MakeRecord) -> None:
     """A claim that needs a GPU is not run without one, and a budget that ended the runs is a reason too."""
     assert judge_claim(claim(DIVERGES), [], not_run="needs a GPU").verdict == "not run (needs a GPU)"
     few = judge_claim(claim(DIVERGES), runs(make_record, "half", 1, diverged=1), ended="the budget ended it")
-    assert few.word == "cannot tell"
+    assert few.word == "inconclusive"
     assert few.reason.endswith("; the budget ended it")
 
 

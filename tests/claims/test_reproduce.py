@@ -89,7 +89,7 @@ def test_claims_are_judged_by_the_runs_of_their_shapes(tmp_path: Path, program: 
 def test_a_budget_leaves_claims_open(tmp_path: Path, program: list[list[str]]) -> None:
     """A budget that is used up begins nothing, and each verdict says so; the next call goes on."""
     done = reproduce(STUDY, STUDY.claims, tmp_path, Pretend(), gpu=False, budget_seconds=-1)
-    assert [finding.word for finding in done.findings] == ["cannot tell", "cannot tell", "not run", "cannot tell"]
+    assert [finding.word for finding in done.findings] == ["inconclusive", "inconclusive", "not run", "inconclusive"]
     assert done.findings[0].reason == "no run ended; the budget ended it after 0 of 5 seeds"
     assert not program
     more = reproduce(STUDY, STUDY.claims[:1], tmp_path, Pretend(), gpu=False, budget_seconds=1e6)

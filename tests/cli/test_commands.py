@@ -26,12 +26,15 @@ def test_run_prints_a_row_and_leaves_a_record(call: Call, tmp_path: Path) -> Non
     """`run` prints the row of its arm on stdout, says on stderr where the record is, and ends with 0."""
     done = call("run", *MLP, "--backend", "native", "--dtype", "bf16", "-o", str(tmp_path), tiny=True)
     assert done.code == 0
-    assert done.out.splitlines()[0].split()[:2] == ["arm", "lr"]
-    assert done.out.splitlines()[2].startswith("native:bf16  0.05")
-    assert done.lines[0].startswith("[1/1] native:bf16, seed 0: top-1 ")
-    record = done.lines[1].removeprefix("record: ")
-    assert read_record(Path(record)).arm == "native:bf16"
-    assert len(done.lines) == 2
+    lines = done.out.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("arm "))
+    assert lines[head].split()[:3] == ["arm", "top-1", "%"]
+    assert lines[head + 2].startswith("native:bf16  ")
+    assert "lr 0.05" in done.out
+    announced, ended, recorded = done.lines
+    assert announced.startswith("native:bf16, seed 0; ")
+    assert ended.startswith("[1/1] native:bf16, seed 0: top-1 ")
+    assert read_record(Path(recorded.removeprefix("record: "))).arm == "native:bf16"
 
 
 def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
     words = ["run", *MLP, "-o", str(tmp_path)]
     first = call(*words, tiny=True)
     again = call(*words, tiny=True)
-    assert again.lines[0] == f"{first.lines[0]} (cached)"
+    assert again.lines[1] == f"{first.lines[1]} (cached)"
     assert again.out == first.out
     forced = call(*words, "--force", tiny=True)
     assert "(cached)" not in forced.err
@@ -71,12 +74,18 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     done = call("compare", *MLP, "--arm", "fp32", "--arm", "half", "--seeds", "0-1", "-o", out, tiny=True)
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["fp32", "half"]
+    table = done.out.split("\n\n")[1].splitlines()
+    assert [line.split()[0] for line in table[2:]] == ["fp32", "half"]
     assert "nothing was tested" in done.out
-    assert "No verdict: fp32 learned nothing" in done.out
-    assert "16-bit times here say nothing about a GPU" in done.out
-    assert [line.partition(" ")[0] for line in done.lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]", "report:"]
+    assert "fp16 is emulated on this CPU" in " ".join(done.out.split())
+    cells, (report, page) = done.lines[1:-2], done.lines[-2:]
+    assert [line.partition(" ")[0] for line in cells] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert report == f"report: {out}/report.md"
+    assert page == f"page: {out}/report.html" or "ampcompare[html]" in page
     assert call("report", out).out == done.out
+    details = call("report", out, "--details").out
+    assert details.startswith(done.out)
+    assert "final loss scale" in details.removeprefix(done.out)
     assert call("report", f"{out}/report.json").out == done.out
     assert call("report", out, "--format", "md").out == (tmp_path / "out" / "report.md").read_text()
     assert len(list(csv.reader(io.StringIO(call("report", out, "--format", "csv").out)))) == 5

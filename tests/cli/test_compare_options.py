@@ -36,7 +36,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
     failed = [line for line in done.lines if line.startswith("failed: ")]
     assert len(failed) == 1
     assert "native:bf16: accuracy" in failed[0]
-    assert "cannot tell (fewer than 3 pairs)" in done.out
+    assert "inconclusive (fewer than 3 seeds)" in done.out
     suite = ElementTree.parse(junit).getroot()
     assert suite.get("failures") == "1"
 
@@ -64,7 +64,7 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert rows["fp32 batch_size=32"]["accuracy_verdict"] == "not comparable (global batch size 32, not 16)"
     assert document["tag"] == "two <b>"
     assert main(["report", str(tmp_path / "run"), "--format", "latex"]) == 0
-    assert capfd.readouterr().out.count("\\begin{tabular}") == 2
+    assert capfd.readouterr().out.count("\\begin{tabular}") == 3
     assert "# Comparison: two \\<b\\>" in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -110,10 +110,12 @@ def test_auto_runs_its_pilot(call: Call, tmp_path: Path) -> None:
 
 
 def test_notices_are_plain_lines(call: Call, tmp_path: Path) -> None:
-    """`--progress-interval` says how far the present cell is, and nothing of the kind is said without it."""
+    """`--progress-interval` says how far the present cell is; without it a run of seconds has no such line."""
     words = [*PAIR, "--force", "--set", "drain_every=1", "-o", str(tmp_path)]
-    assert any(" of 4 steps, " in line for line in call(*words, "--progress-interval", "0.001s", tiny=True).lines)
-    assert not any(" of 4 steps, " in line for line in call(*words, tiny=True).lines)
+    assert any(
+        ": training, step 2 of 4, " in line for line in call(*words, "--progress-interval", "0.001s", tiny=True).lines
+    )
+    assert not any(" of 4, " in line for line in call(*words, tiny=True).lines)
 
 
 @pytest.mark.parametrize(

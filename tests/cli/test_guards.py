@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.cli import main
-from ampcompare.cli.show import Display
+from ampcompare.cli.progress_display import Display
 from ampcompare.guards.catalog import GUARDS
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -25,11 +25,13 @@ def end_two_cells(display: Display) -> None:
 
 def test_a_finding_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Two cells with the same mistake give one line, and --quiet gives none."""
-    end_two_cells(Display(quiet=False, bar=False))
+    with Display(quiet=False, bar=False) as display:
+        end_two_cells(display)
     captured = capsys.readouterr()
     assert captured.err.splitlines().count(f"ampcompare {FINDING}") == 1
     assert captured.out == ""
-    end_two_cells(Display(quiet=True, bar=False))
+    with Display(quiet=True, bar=False) as display:
+        end_two_cells(display)
     assert capsys.readouterr().err == ""
 
 

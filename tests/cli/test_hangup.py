@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli.launching import save_at_signals
-from ampcompare.cli.show import Display
+from ampcompare.cli.progress_display import Display
 from ampcompare.errors import Ended
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.records.run import RunRecord, iter_steps, read_record
@@ -72,13 +72,13 @@ def test_a_display_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*words: Any, **options: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("ampcompare.cli.show.click.echo", closed)
-    monkeypatch.setattr("ampcompare.cli.show.leave_closed_terminal", lambda: None)
-    display = Display(quiet=False, bar=False, notify_seconds=0.0)
-    display.begin(RunConfig(), 1, 2)
-    display.progress(Progress(1, 2, 0))
-    display.note("a note")
-    display.end(RunRecord(cell="a", arm="fp32", status="completed", config=RunConfig()), reused=False)
+    monkeypatch.setattr("ampcompare.cli.progress_display.click.echo", closed)
+    monkeypatch.setattr("ampcompare.cli.progress_display.leave_closed_terminal", lambda: None)
+    with Display(quiet=False, bar=False, notify_seconds=0.0) as display:
+        display.begin(RunConfig(), 1, 2)
+        display.progress(1, Progress(1, 2, 0))
+        display.note("a note")
+        display.end(RunRecord(cell="a", arm="fp32", status="completed", config=RunConfig()), reused=False)
 
 
 ENDLESS = [

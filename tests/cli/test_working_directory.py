@@ -12,7 +12,7 @@ from ampcompare.isolate.start import isolated_environment, start_command
 
 NAMES = (
     *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),
-    *("torch", "numpy", "torchvision", "sklearn", "click", "pydantic", "yaml", "tqdm", "psutil", "tabulate", "xxhash"),
+    *("torch", "numpy", "torchvision", "sklearn", "click", "pydantic", "yaml", "rich", "psutil", "tabulate", "xxhash"),
     *("pynvml", "apex", "amp_C", "triton", "sitecustomize", "PIL", "safetensors", "numba"),
 )
 # `python -m` itself imports these before any code of this package runs.

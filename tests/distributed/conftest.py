@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,9 +26,10 @@ class Ranks:
     a death or silence on any rank is an AssertionError that shows it; the pool is then started afresh.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: Any) -> None:
         self._folder = folder
-        self._processes: list[subprocess.Popen[str]] = []
+        self._python = python
+        self._processes: list[Any] = []
         self._jobs = 0
 
     def __call__(self, world_size: int, function: Callable[..., Any], **arguments: Any) -> list[Any]:
@@ -48,7 +47,6 @@ class Ranks:
                 "arguments": arguments,
             }
             stdin = self._processes[rank].stdin
-            assert stdin is not None
             stdin.write(json.dumps(job) + "\n")
             stdin.flush()
         try:
@@ -60,16 +58,8 @@ class Ranks:
     def _start(self, world_size: int) -> None:
         while len(self._processes) < world_size:
             with self._log(len(self._processes)).open("w") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(SCRIPT)],
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=log,
-                        text=True,
-                        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-                    )
-                )
+                environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+                self._processes.append(self._python.start([str(SCRIPT)], Path.cwd(), environment, log, log))
 
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"
@@ -108,7 +98,6 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.wait()
-            assert process.stdin is not None
             # What a killed process left unread cannot be flushed.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -116,8 +105,8 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> Iterator[Ranks]:
     """A pool of rank processes: `ranks(2, function, **arguments)` returns both ranks' values."""
-    pool = Ranks(tmp_path_factory.mktemp("ranks"))
+    pool = Ranks(tmp_path_factory.mktemp("ranks"), forked_python)
     yield pool
     pool.close()

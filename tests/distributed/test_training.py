@@ -14,6 +14,7 @@ from ampcompare.errors import RanksDiffer
 from ampcompare.experiment.plan import DEFAULT_ARMS
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
+from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import EpochResult, StepRecord
 from ampcompare.settings.config import RunConfig
@@ -46,8 +47,10 @@ def make_session(config: RunConfig, ranks: Communicator) -> Session:
 
 
 def outcome(session: Session) -> dict[str, Any]:
-    """Train to the end, and return what can be compared."""
-    events = list(session.events())
+    """Train to the end, as a cell does, and return what can be compared."""
+    _, arithmetic = cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
+    with arithmetic:
+        events = list(session.events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
     params = [param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()]
     return {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,8 +56,13 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, nvidia: Any, *argum
 
 
 @pytest.mark.slow
-def test_engine_alone(script: ModuleType) -> None:
+def test_engine_alone(script: ModuleType, forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the real Apex cannot run, the engine is held against what is known, and the output says it was alone."""
+
+    def run_forked(command: list[str], *, timeout: float, **_: Any) -> Any:
+        return forked_python.run(command[1:], Path.cwd(), dict(os.environ), timeout)
+
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(**{**vars(script.subprocess), "run": run_forked}))
     result = CliRunner().invoke(script.main, ["--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert result.output.count(" ok: compat alone, as the real Apex cannot run here") == 2

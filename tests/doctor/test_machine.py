@@ -127,7 +127,7 @@ def test_extras_are_those_of_the_package() -> None:
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """What lacks is named alone in the line to paste."""
-    monkeypatch.setattr("ampcompare.doctor.extras.installed_version", lambda name: None if name == "plotly" else "1.0")
+    monkeypatch.setattr("ampcompare.doctor.extras.installed_version", lambda name: None if name == "jinja2" else "1.0")
     found = _named(examine_extras())
-    assert found["html"].remedy == ("pip install plotly",)
+    assert found["html"].remedy == ("pip install jinja2",)
     assert found["tensorboard"].value == "tensorboard 1.0"

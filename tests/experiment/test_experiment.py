@@ -20,8 +20,9 @@ from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
 from ampcompare.experiment.estimate import estimate
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, make_plan, parse_vary
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
@@ -52,7 +53,7 @@ class Pretend(Launcher):
         if self.error is not None:
             raise self.error
         time.sleep(0.01)
-        correct = TOP1[config.arm][config.recipe.seed % 8] * 10
+        correct = TOP1[config.arm.partition(":")[0]][config.recipe.seed % 8] * 10
         epoch = EpochResult(
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
         )
@@ -184,7 +185,7 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     inner, threads = Slow(), []
 
     class Hears(Notes):
-        def progress(self, progress: Progress) -> None:
+        def progress(self, number: int, progress: Progress) -> None:
             threads.append(threading.current_thread())
             assert progress == Progress(3, 40, 0)
             inner.heard.set()
@@ -192,6 +193,33 @@ def test_several_at_once_say_how_far_the_present_one_is(tmp_path: Path) -> None:
     run_plan(_make([0]), tmp_path, LauncherPool([inner, inner]), jobs=2, observer=Hears())
     assert threads
     assert set(threads) == {threading.current_thread()}
+
+
+def test_several_at_once_begin_and_end_as_they_do(tmp_path: Path) -> None:
+    """The observer hears of each cell when it starts, and of its end before that of a longer one planned earlier."""
+    events: list[str] = []
+    released = threading.Event()
+
+    class Uneven(Pretend):
+        def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+            if config.arm == first:
+                assert released.wait(20), "the other cell did not end"
+            return super().launch(config, folder, on_progress)
+
+    class Hears(Notes):
+        def begin(self, config: RunConfig, number: int, total: int) -> None:
+            events.append(f"begin {config.arm}")
+
+        def end(self, record: RunRecord, *, reused: bool) -> None:
+            events.append(f"end {record.arm}")
+            released.set()
+
+    plan, launcher = _make([0]), Uneven()
+    first, second = plan.labels[:2]
+    run_plan(plan, tmp_path, LauncherPool([launcher, launcher]), jobs=2, observer=Hears())
+    assert set(events[:2]) == {f"begin {first}", f"begin {second}"}
+    assert events.index(f"end {second}") < events.index(f"end {first}")
+    assert sorted(events) == sorted(f"{what} {arm}" for what in ("begin", "end") for arm in plan.labels)
 
 
 def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
@@ -262,6 +290,19 @@ def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
     assert comparison.seeds == [0, 1, 2, 3, 4]
     assert comparison.look == 1
     assert notes.said == ["the pilot of 5 seeds is enough for a margin of 20 points"]
+
+
+@pytest.mark.parametrize(("arms", "size"), [(1, 5), (2, 8), (4, 10)])
+def test_a_pilot_grows_with_the_number_of_arms(tmp_path: Path, arms: int, size: int) -> None:
+    """Several arms share the error rate, and each more degree of freedom then saves many seeds."""
+    names = ["fp32", *(f"half:loss_scale={2**number}" for number in range(arms))]
+
+    def make(seeds: Sequence[int]) -> Plan:
+        return make_plan(RunConfig(), names, seeds)
+
+    launcher = Pretend()
+    comparison = run_auto(make, tmp_path, launcher, terms=Criteria(margin=20), budget_seconds=1e6)
+    assert comparison.seeds == list(range(size))
 
 
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from ampcompare.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.load_several import reload_experiments
+from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import make_plan
-from ampcompare.experiment.run import Observer, run_plan
+from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -66,7 +67,16 @@ def _compare(
 ) -> Comparison:
     terms = options.pop("terms", Criteria(margin=0.5))
     plan = make_plan(RunConfig(), arms, seeds)
-    return run_plan(plan, folder, launcher or Pretend(), terms=terms, save=write_reports, **options)
+    return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
+
+
+@pytest.fixture(scope="module")
+def looked_three_times(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose journal has three looks, for copies."""
+    folder = tmp_path_factory.mktemp("looks")
+    for seeds in (range(3), range(4), range(5)):
+        _compare(folder, seeds)
+    return folder
 
 
 def _half(comparison: Comparison) -> ArmSummary:
@@ -80,10 +90,10 @@ def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
     assert (look.number, look.error_rate, look.seeds, look.pairs) == (1, pytest.approx(0.04), [0, 1, 2], {"half": 3})
     assert (look.margin, look.time_margin, look.reference, look.arms) == (0.5, 0.02, "fp32", list(ARMS))
     assert set(look.cells) == {f"{arm}@{seed}" for arm in ARMS for seed in range(3)}
-    assert look.accuracy == {"half": "inferior"}
+    assert look.accuracy == {"half": "worse"}
     assert look.written
     assert (comparison.look, comparison.looks, comparison.error_rate) == (1, [look], look.error_rate)
-    assert _half(comparison).accuracy_verdict == "inferior"
+    assert _half(comparison).accuracy_verdict == "worse"
     assert _half(comparison).top1_difference_confidence == pytest.approx(0.96)
 
 
@@ -110,7 +120,7 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     second = _compare(tmp_path, range(6))
     assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
     assert [look.number for look in read_looks(tmp_path)] == [1, 2]
-    assert not any(line.startswith("Changed") for line in second.reading)
+    assert not any(line.startswith("Changed") for line in second.headline)
     for form in ("table", "md", "html", "json"):
         if not FORMATS[form].missing:
             assert "Look 2 at these arms, tested at an error rate of 0.5 %" in " ".join(
@@ -124,16 +134,16 @@ def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
     _compare(tmp_path, range(6))
     back = _compare(tmp_path, range(3))
     assert (back.look, back.error_rate, back.arms) == (1, first.error_rate, first.arms)
-    assert back.reading[0] == "Changed after runs were seen: left out: seeds 3, 4, 5."
+    assert back.headline[0] == "Changed after runs were seen: left out: seeds 3, 4, 5."
 
 
 def test_a_margin_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
-    """Another margin on the same runs is another look, and the first line of the reading says that it was changed."""
+    """Another margin on the same runs is another look, and the first sentence says that it was changed."""
     _compare(tmp_path, range(3), launcher=Pretend(worse=2))
     changed = _compare(tmp_path, range(3), terms=Criteria(margin=3.0))
     assert (changed.look, changed.error_rate) == (2, pytest.approx(0.005))
-    assert changed.reading[0] == "Changed after runs were seen: margin 3 points instead of 0.5 points."
-    assert read_looks(tmp_path)[1].changes == ["margin 3 points instead of 0.5 points"]
+    assert changed.headline[0] == "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
+    assert read_looks(tmp_path)[1].changes == ["margin 3 pp instead of 0.5 pp"]
 
 
 def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
@@ -142,8 +152,8 @@ def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:
     _compare(tmp_path, range(3), launcher=launcher)
     again = _compare(tmp_path, range(3), launcher=launcher, force=True)
     assert again.look == 2
-    assert again.reading[0].startswith("Changed after runs were seen: ran again: ")
-    assert "half@2" in again.reading[0] or "1 more" in again.reading[0]
+    assert again.headline[0].startswith("Changed after runs were seen: ran again: ")
+    assert "half@2" in again.headline[0] or "1 more" in again.headline[0]
 
 
 def test_a_seed_that_is_left_out_is_named(tmp_path: Path) -> None:
@@ -151,10 +161,10 @@ def test_a_seed_that_is_left_out_is_named(tmp_path: Path) -> None:
     _compare(tmp_path, [2], launcher=Pretend(worse=0), test=False)
     chosen = _compare(tmp_path, [0, 1, 3])
     assert chosen.look == 1
-    assert chosen.reading[0] == "Changed after runs were seen: left out: seed 2."
+    assert chosen.headline[0] == "Changed after runs were seen: left out: seed 2."
     other = make_plan(RunConfig(workers=2), ARMS, [7])
     run_plan(other, tmp_path, Pretend(), test=False)
-    assert _compare(tmp_path, [0, 1, 3]).reading[0] == "Changed after runs were seen: left out: seed 2."
+    assert _compare(tmp_path, [0, 1, 3]).headline[0] == "Changed after runs were seen: left out: seed 2."
 
 
 def test_terms_seen_before_a_test_count(tmp_path: Path) -> None:
@@ -164,7 +174,7 @@ def test_terms_seen_before_a_test_count(tmp_path: Path) -> None:
     assert not any(line.startswith("Look") for line in pilot.reading)
     tested = _compare(tmp_path, range(3), terms=Criteria(margin=2.0))
     assert (tested.look, tested.error_rate) == (1, pytest.approx(0.04))
-    assert tested.reading[0] == "Changed after runs were seen: margin 2 points instead of 0.5 points."
+    assert tested.headline[0] == "Changed after runs were seen: margin 2 pp instead of 0.5 pp."
 
 
 def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
@@ -176,10 +186,10 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        _compare(tmp_path, range(6), observer=Impatient())
+        _compare(tmp_path, range(6), observer=Impatient(), save=write_reports)
     for comparison in (reload_comparison(tmp_path / "report.json"),):
         assert _half(comparison).pairs == 4
-        assert _half(comparison).accuracy_verdict == "cannot tell (not tested)"
+        assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
         assert _half(comparison).top1_difference_low is None
         assert any(line.startswith("Nothing was tested: not all runs") for line in comparison.reading)
     assert read_looks(tmp_path) == []
@@ -192,7 +202,7 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     _compare(tmp_path, range(6), test=False)
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
     assert len(read_looks(tmp_path)) == 1
 
 
@@ -202,7 +212,7 @@ def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
     assert (first.error_rate, _half(first).top1_difference_confidence) == (0.05, pytest.approx(0.95))
     second = _compare(tmp_path, range(6), terms=Criteria(margin=0.5, looks=1))
     assert (second.look, second.error_rate) == (2, 0)
-    assert _half(second).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(second).accuracy_verdict == "inconclusive (not tested)"
     assert any(line.startswith("Nothing was tested: the looks before have spent") for line in second.reading)
     assert _compare(tmp_path, range(6)).error_rate == 0
 
@@ -212,7 +222,7 @@ def test_an_open_look_after_a_single_one_has_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
     second = _compare(tmp_path, range(6))
     assert second.error_rate == 0
-    assert second.reading[0] == "Changed after runs were seen: planned looks open instead of 1."
+    assert second.headline[0] == "Changed after runs were seen: planned looks open instead of 1."
 
 
 def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
@@ -221,7 +231,7 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
     assert read_looks(tmp_path)[0].seeds == [0, 1, 2]
     whole = _compare(tmp_path, range(4))
     assert whole.look == 2
-    assert not whole.reading[0].startswith("Changed")
+    assert not whole.headline[0].startswith("Changed")
 
 
 @pytest.mark.parametrize(
@@ -236,10 +246,9 @@ def test_failed_runs_are_not_seen(tmp_path: Path) -> None:
         (lambda lines: [*lines, "{}"], 4),
     ],
 )
-def test_a_damaged_journal_is_named(tmp_path: Path, damage: Any, line: int) -> None:
+def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, damage: Any, line: int) -> None:
     """A line that is cut, changed or taken out is named by both commands, and nothing runs or is overwritten."""
-    for seeds in (range(3), range(4), range(5)):
-        _compare(tmp_path, seeds)
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     path.write_text("".join(f"{text}\n" for text in damage(path.read_text().splitlines())))
     before, launcher = path.read_bytes(), Pretend()
@@ -272,7 +281,7 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     shown = reload_comparison(tmp_path)
     assert (shown.look, shown.error_rate, shown.looks) == (None, 0.05, [])
-    assert _half(shown).accuracy_verdict == "inferior"
+    assert _half(shown).accuracy_verdict == "worse"
 
 
 @pytest.mark.parametrize(
@@ -280,15 +289,14 @@ def test_folders_of_versions_without_a_journal_are_read_as_before(tmp_path: Path
     [
         lambda path, lines: path.unlink(),
         lambda path, lines: path.write_text(""),
-        lambda path, lines: path.write_text(f"{lines[0]}\n"),
-        lambda path, lines: path.write_text("\n".join([lines[0], lines[1].replace('"number": 2', '"number": 0')])),
+        lambda path, lines: path.write_text(f"{lines[0]}\n{lines[1]}\n"),
+        lambda path, lines: path.write_text("\n".join([*lines[:2], lines[2].replace('"number": 3', '"number": 0')])),
     ],
     ids=["deleted", "emptied", "last line cut", "last line edited"],
 )  # fmt: skip
-def test_the_end_of_the_journal_is_guarded_too(tmp_path: Path, attack: Any) -> None:
+def test_the_end_of_the_journal_is_guarded_too(looked_three_times: Path, tmp_path: Path, attack: Any) -> None:
     """The plan names the last look, so that taking it away gives no error rate back, to neither command."""
-    _compare(tmp_path, range(3))
-    _compare(tmp_path, range(6))
+    shutil.copytree(looked_three_times, tmp_path, dirs_exist_ok=True)
     path = tmp_path / JOURNAL
     attack(path, path.read_text().splitlines())
     launcher = Pretend()
@@ -305,7 +313,7 @@ def test_a_journal_without_its_plan_tests_nothing(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
     (tmp_path / "plan.json").unlink()
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
     assert any("no plan.json" in line for line in shown.reading)
 
 
@@ -315,7 +323,7 @@ def test_an_edited_plan_is_no_look_of_the_journal(tmp_path: Path, change: dict[s
     _compare(tmp_path, range(4))
     _edit_plan(tmp_path, **change)
     shown = reload_comparison(tmp_path)
-    assert {row.accuracy_verdict for row in shown.arms} == {"", "cannot tell (not tested)"}
+    assert {row.accuracy_verdict for row in shown.arms} == {"", "inconclusive (not tested)"}
     (line,) = [line for line in shown.reading if line.startswith("Nothing was tested")]
     assert "no look at these runs under the terms of the plan" in line
 
@@ -323,19 +331,19 @@ def test_an_edited_plan_is_no_look_of_the_journal(tmp_path: Path, change: dict[s
 def test_runs_that_were_never_tested_are_not_by_a_report(tmp_path: Path) -> None:
     """A report of a command that was stopped on its way, or before its test, is no look outside of the journal."""
     _compare(tmp_path, range(5), test=False)
-    assert _half(reload_comparison(tmp_path)).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(reload_comparison(tmp_path)).accuracy_verdict == "inconclusive (not tested)"
     next(
         path for path in tmp_path.glob("cells/*/record.json") if json.loads(path.read_text())["arm"] == "half"
     ).unlink()
     shown = reload_comparison(tmp_path)
-    assert (_half(shown).pairs, _half(shown).accuracy_verdict) == (4, "cannot tell (not tested)")
+    assert (_half(shown).pairs, _half(shown).accuracy_verdict) == (4, "inconclusive (not tested)")
 
 
 @pytest.mark.parametrize("attack", ["deleted", "interrupted"])
 def test_lost_seeds_cannot_be_taken_away(tmp_path: Path, attack: str) -> None:
     """Without the records of seeds that failed a verdict on survivors does not lose its condition."""
     honest = _compare(tmp_path, range(5), launcher=Pretend(fail=[3, 4]))
-    assert _half(honest).accuracy_verdict == "conditional on 3 of 5 seeds (inferior)"
+    assert _half(honest).accuracy_verdict == "conditional on 3 of 5 seeds (worse)"
     assert reload_comparison(tmp_path) == honest
     for path in tmp_path.glob("cells/*/record.json"):
         record = read_record(path)
@@ -344,7 +352,7 @@ def test_lost_seeds_cannot_be_taken_away(tmp_path: Path, attack: str) -> None:
         elif record.status == "failed":
             write_record(record.model_copy(update={"status": "interrupted"}), path.parent)
     shown = reload_comparison(tmp_path)
-    assert _half(shown).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(shown).accuracy_verdict == "inconclusive (not tested)"
 
 
 def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
@@ -352,7 +360,7 @@ def test_the_spread_of_a_pilot_is_another_look(tmp_path: Path) -> None:
     _compare(tmp_path, range(5))
     second = _compare(tmp_path, range(5), pilot=range(5))
     assert (second.look, second.error_rate) == (2, pytest.approx(0.005))
-    assert second.reading[0] == "Changed after runs were seen: seeds auto instead of given."
+    assert second.headline[0] == "Changed after runs were seen: seeds auto instead of given."
 
 
 def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
@@ -366,7 +374,7 @@ def test_directories_together_are_one_more_look(tmp_path: Path) -> None:
         assert any(f"tested at an error rate of {100 * rate:g} %" in line for line in both.reading)
     _compare(tmp_path / "single", range(9, 12), terms=Criteria(margin=0.5, looks=1))
     ((_, spent),) = reload_experiments([tmp_path / "one", tmp_path / "single"])
-    assert _half(spent).accuracy_verdict == "cannot tell (not tested)"
+    assert _half(spent).accuracy_verdict == "inconclusive (not tested)"
 
 
 def test_a_copied_folder_keeps_its_looks(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from ampcompare.errors import ConfigError, Ended, RecordError
 from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan
-from ampcompare.experiment.run import Observer, cell_folder, load_records, run_plan
+from ampcompare.experiment.run import cell_folder, load_records, run_plan
 from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
@@ -61,6 +62,11 @@ class Listener(Observer):
         self.began: list[str] = []
         self.ended: list[tuple[str, bool]] = []
         self.notes: list[str] = []
+        self.planned: list[Outline] = []
+
+    def plan(self, outline: Outline) -> None:
+        assert not self.began
+        self.planned.append(outline)
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         self.began.append(f"{config.arm}@{config.recipe.seed}")
@@ -173,14 +179,14 @@ def test_crashing_arms_are_rows(ran: Ran) -> None:
 
 
 def test_apex_o0_is_fp32_to_the_last_bit(ran: Ran) -> None:
-    """O0 trains in fp32, and the reading says that it is equal to the last bit; O1 is not."""
-    line = next(line for line in ran[1].reading if "to the last bit" in line)
-    assert line == "Identical to fp32, all final weights and every loss to the last bit: apex:O0,engine=compat."
+    """O0 trains in fp32, and the headline says that it is equal to the last bit; O1 is not."""
+    line = next(line for line in ran[1].headline if "to the last bit" in line)
+    assert line == "apex:O0,engine=compat is identical to fp32, every loss and all weights to the last bit."
 
 
 def test_two_seeds_name_no_winner(ran: Ran) -> None:
-    """The reading of two seeds says why it gives no verdict."""
-    assert any("2 seeds cannot separate arms from run-to-run noise" in line for line in ran[1].reading)
+    """The headline of two seeds says why there is no verdict."""
+    assert any(line.startswith("Two seeds: differences ") for line in ran[1].headline)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -314,6 +320,22 @@ def test_a_plan_runs_in_the_order_of_its_folder(launcher: ForkedLauncher, small:
     run_plan(small.in_order(recorded["order"][::-1], small.order_seed + 1), done, launcher, observer=listener)
     assert listener.began == recorded["order"]
     assert json.loads((done / "plan.json").read_text())["order_seed"] == recorded["order_seed"] == small.order_seed
+
+
+def test_what_will_run_is_announced(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+    """Before the first cell the observer gets the cells with their rows, the folder, and what is cached."""
+    _record_of(done, small, SMALL[1]).unlink()
+    listener = Listener()
+    plan = dataclasses.replace(small, timing_rounds=0)
+
+    run_plan(plan, done, launcher, observer=listener)
+
+    (outline,) = listener.planned
+    assert [f"{label}@{cell.recipe.seed}" for label, cell in zip(outline.labels, outline.cells, strict=True)] == (
+        listener.began
+    )
+    assert [record is None for record in outline.cached] == [label == SMALL[1] for label in outline.labels]
+    assert (outline.folder, outline.jobs, outline.num_cached) == (done, 1, len(small.cells) - 1)
 
 
 def test_another_torch_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:

@@ -36,7 +36,13 @@ def test_a_cell_leaves_its_files(launcher: ForkedLauncher, make_config: MakeConf
     assert read_record(tmp_path / "cell" / "record.json") == record
     assert RunConfig.model_validate(json.loads((tmp_path / "cell" / "config.json").read_text())) == config
     assert [step.step for step in iter_steps(tmp_path / "cell" / "steps.jsonl")] == [0, 1, 2, 3]
-    assert [(progress.steps, progress.total_steps, progress.epoch) for progress in told] == [(2, 4, 0), (4, 4, 0)]
+    assert [(progress.phase, *progress[:3]) for progress in told] == [
+        ("loading data", 0, 0, 0),
+        ("training", 0, 4, 0),
+        ("training", 2, 4, 0),
+        ("training", 4, 4, 0),
+        ("evaluating", 4, 4, 0),
+    ]
     assert 0 < (record.summary.start_seconds or 0) < 30  # from the fork on: torch was there already
     assert (record.summary.loader_start_seconds or 0) > 0
     assert record.environment["torch"]

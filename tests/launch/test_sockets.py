@@ -46,7 +46,7 @@ def test_a_run_listens_at_the_loopback_only(
     with MultiProcessLauncher(launcher) as started:
 
         def look(progress: Progress) -> None:
-            if not seen:
+            if progress.steps and not seen:
                 for process in set(psutil.Process().children(recursive=True)) - before:
                     rank = process.environ().get("RANK", "agent")
                     seen.setdefault(rank, []).extend(listening(process))

@@ -43,11 +43,11 @@ def test_every_spelling_gives_the_same_modules(write, legacy) -> None:
     assert done.stderr.count(named) == 1
 
 
-def test_two_lines_at_the_top(write, python) -> None:
+def test_two_lines_at_the_top(write, forked) -> None:
     """Without exec, `ampcompare.apex.install()` does the same, over another apex that was imported before."""
     write("apex/__init__.py", "amp = None")
     write("train.py", "    import apex\n    import ampcompare.apex\n    ampcompare.apex.install()\n" + IMPORTS)
-    done = python("train.py")
+    done = forked("train.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "guarded\n", "")
 
 

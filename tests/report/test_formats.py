@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from ampcompare.formatting import printable
-from ampcompare.records.comparison import ArmSummary, Comparison, read_comparison
+from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
 from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
+from ampcompare.report.base import MAX_LINE
 from ampcompare.report.columns import COLUMNS, VERDICTS, columns, table_rows
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
+from ampcompare.report.markdown import escaped
+from ampcompare.report.overview import make_overview
+from ampcompare.report.terminal import Terminal
 
 MakeComparison = Callable[..., Comparison]
 LINES = [form for form in FORMATS if form != "html"]  # the page has tests of its own
@@ -46,16 +50,17 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     shown = dict(zip(columns(comparison), table_rows(comparison)[1], strict=True))
     assert shown["arm"] == "half"
     assert shown["top-1 %"] == "51.00 ± 0.00"
-    assert shown["epoch s"] == "1.1 ± 0.1"
-    assert shown["memory MiB"] == "3.0"
-    assert shown["time / ref"] == "1.91"
-    assert shown["loss scale"] == "65536"
-    assert shown["skipped"] == "3/120"
+    assert shown["epoch (s)"] == "1.1 ± 0.1"
+    assert shown["peak MiB"] == "3.0"
+    assert shown["rel. time"] == "1.91"
+    assert shown["final loss scale"] == "65536"
+    assert shown["skipped steps"] == "3/120"
     assert shown["status"] == "ok"
     assert shown["engine"] == "compat 1.0; fp16 emulated"
-    text = FORMATS["table"].reporter().render(comparison)
+    text = Terminal(details=True).render(comparison)
     assert all(cell in text for cell in shown.values())
     assert "seeds 0, 1, 2" in text
+    assert shown["epoch (s)"] not in Terminal().render(comparison)
 
 
 @pytest.mark.parametrize("name", ["table", "md", "latex"])
@@ -75,7 +80,7 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
     comparison = make_comparison(["fp32", "half"])
-    assert set(COLUMNS) - set(columns(comparison)) == {"start s", "first batch s", "all-reduce %"}
+    assert set(COLUMNS) - set(columns(comparison)) == {"start (s)", "first batch (s)", "all-reduce %"}
     first = comparison.records[0]
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
@@ -95,11 +100,10 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})
     together = comparison.model_copy(update={"arms": [row, comparison.arms[1]]})
-    for name in LINES:
-        if name in ("table", "md", "latex"):
-            text = FORMATS[name].reporter().render(together)
-            assert "12.50" in text, name
-            assert "first batch" not in text
+    for reporter in (Terminal(details=True), FORMATS["md"].reporter(), FORMATS["latex"].reporter()):
+        text = reporter.render(together)
+        assert "12.50" in text, reporter
+        assert "first batch" not in text
 
 
 def _with(record: RunRecord, facts: ProcessFacts) -> RunRecord:
@@ -117,11 +121,16 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 
 def test_markdown_has_table_reading_and_command(make_comparison: MakeComparison) -> None:
-    """The Markdown report can stand alone: table, reading, environment, and the command that made it."""
+    """The Markdown report can stand alone: headline, tables, conclusions, environment, and the command that made it."""
     comparison = make_comparison(["fp32", "half"], command="ampcompare compare --arm fp32 --arm half")
     text = FORMATS["md"].reporter().render(comparison)
+    title, headline, *_ = text.split("\n\n")
+    assert title == "# Comparison"
+    assert headline == " ".join(map(escaped, comparison.headline))
     assert [row[0] for row in _md_table(text)][0::2] == ["arm", "fp32"]
-    assert all(len(row) == len(columns(comparison)) for row in _md_table(text))
+    assert _md_table(text)[1][1].endswith("-:")  # numbers are aligned right
+    assert [row[0] for row in _md_table(text, "Measurements")][0::2] == ["arm", "fp32"]
+    assert all(len(row) == len(columns(comparison)) for row in _md_table(text, "Measurements"))
     assert "```\nampcompare compare --arm fp32 --arm half\n```" in text
     assert "- torch: 2.4.0" in text
     assert text.count("\n- ") >= len(comparison.reading)
@@ -200,6 +209,8 @@ def hostile(make_comparison: MakeComparison, request: pytest.FixtureRequest) -> 
             "records": records,
             "reference": text,
             "reading": [*base.reading, f"Failed: {text}."],
+            "headline": [*base.headline, f"{text} diverged."],
+            "next_steps": [NextStep(command=f"ampcompare compare {text}", why=text)],
             "environment": {text: text, "path": f"/home/{text}"},
         }
     )
@@ -226,23 +237,30 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     text.encode("utf-8")
     assert text.replace("\n", "").isprintable()
     if form == "table":
-        body = text.partition("\n\n")[0].splitlines()
-        assert len(body) == 2 + len(hostile.arms)
-        assert max(map(len, body)) < 400
+        rows_of_arms = text.split("\n\n")[1].splitlines()
+        assert len(rows_of_arms) == 2 + len(hostile.arms)
+        assert max(map(len, rows_of_arms)) < 600
+        assert max(map(len, Terminal(80).render(hostile).splitlines())) <= (
+            80 if len(hostile.reference) < 80 else MAX_LINE
+        )
     elif form == "md":
+        overview = make_overview(hostile)
         table = _md_table(text)
         assert len(table) == 2 + len(hostile.arms)
-        assert all(len(row) == len(columns(hostile)) for row in table)
-        before_command = text.partition("## Reproduce")[0]
-        assert not re.search(r"(?<!\\)[<>`]|(?<!\\)\]\(", before_command)
+        assert all(len(row) == len(overview.columns) + 1 for row in table)  # with notes
+        assert all(len(row) == len(columns(hostile)) for row in _md_table(text, "Measurements"))
+        outside = re.sub(r"^```\n.*\n```$", "", text, flags=re.MULTILINE)
+        assert not re.search(r"(?<!\\)[<>`]|(?<!\\)\]\(", outside)
         assert re.findall(r"^#.*", text, re.MULTILINE) == [
-            "# Comparison", "## Verdicts", "## Conclusions", "## Environment", "## Reproduce"
+            "# Comparison", "## Measurements", "## Verdicts", "## Conclusions", "## Environment", "## Reproduce"
         ]  # fmt: skip
-        assert text.count("```") == 2
+        assert text.count("```") == 4
     elif form == "latex":
-        body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\pm\$", "", text)  # what is escaped stands for itself
-        assert not re.search(r"[%$#_~^<>|\"]", body.partition("\n")[2])
+        code = re.sub(r"^%.*", "", text, flags=re.MULTILINE)  # comments end with their lines
+        body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\(pm|Delta|leq)\$", "", code)  # what is escaped stands for itself
+        assert not re.search(r"[%$#_~^<>|\"]", body)
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
+            len(make_overview(hostile).columns) - 1,
             len(columns(hostile)) - 1,
             len(VERDICTS) - 1,
         }
@@ -281,7 +299,8 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
     elif form == "md":
         assert [row[0].replace("\\", "") for row in _md_table(text)[2:]] == arms
     else:
-        assert [line.split()[0] for line in text.splitlines()[2:102]] == arms
+        lines = text.split("\n\n")[1].splitlines()
+        assert [line.split()[0] for line in lines[2:102]] == arms
     assert all(f"{arm} " in text.replace("\\", "") for arm in arms) or form in ("csv", "json")
     assert "…" not in text
 
@@ -289,7 +308,9 @@ def test_a_thousand_records(make_comparison: MakeComparison, form: str) -> None:
 def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> None:
     """`print` of what `compare` returns says what each arm reached, and its repr is one line."""
     comparison = make_comparison(["fp32", "half"])
-    first, second, *reading = str(comparison).splitlines()
+    lines = str(comparison).splitlines()
+    assert lines[: len(comparison.headline)] == comparison.headline
+    first, second, *reading = lines[len(comparison.headline) :]
     assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].top1_mean or 0):.2f} %, the reference"
     assert second.startswith("half: ok, top-1 51.00 %, accuracy ")
     assert reading == comparison.reading

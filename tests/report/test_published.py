@@ -66,7 +66,7 @@ def test_the_legend_says_in_what_runs_depart(make_comparison: MakeComparison) ->
 def test_texts_of_a_publication_are_harmless(make_comparison: MakeComparison, form: str, text: str) -> None:
     """Whatever a user's file says stays text in every format."""
     if form == "html":
-        pytest.importorskip("plotly", reason="the page needs the extra html")
+        pytest.importorskip("jinja2", reason="the page needs the extra html")
     rows = [{"name": text, "row": "fp32", "top1": 0.5, "remark": text}]
     comparison = beside(make_comparison, rows, machine=text, differs=[text])
     said = FORMATS[form].reporter().render(comparison.model_copy(update={"records": comparison.records[:1]}))

@@ -43,11 +43,11 @@ def test_the_last_column_of_a_listing_is_wrapped() -> None:
 
 
 def test_a_comparison_fits_the_terminal(make_comparison: Callable[..., Comparison]) -> None:
-    """At 80 and 120 columns no line of tables and reading is longer; without a width the table is one."""
+    """At 80 and 120 columns no line is longer, those of the details included; without a width a table is one."""
     comparison = make_comparison(["fp32", "apex:O2", "native:bf16"])
     for width in (80, 120):
-        assert max(map(len, Terminal(width).render(comparison).splitlines())) <= width
-    assert max(map(len, Terminal().render(comparison).splitlines())) > 120
+        assert max(map(len, Terminal(width, details=True).render(comparison).splitlines())) <= width
+    assert max(map(len, Terminal(details=True).render(comparison).splitlines())) > 120
 
 
 def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:

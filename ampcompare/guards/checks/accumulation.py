@@ -18,7 +18,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, call_site, user_frames
 from ampcompare.guards.script_state import first_with_gradient, parameters_of, will_skip
 
@@ -53,14 +53,7 @@ Stack = list[tuple[CodeType, int]]
 class LossUndivided(Detector):
     """Passes from one place that add up before a step, undivided."""
 
-    guard = Guard(
-        name="loss-undivided",
-        mistake="gradients of several mean losses add up before a step, and none is divided by their number",
-        matters=(
-            "the gradients are too large by that factor: another learning rate, and clipping and overflow much sooner"
-        ),
-        remedy="divide the loss by the number of accumulated passes before `backward()`",
-    )
+    guard = guard_of("loss-undivided")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, user_location
 
 __all__ = ["AmpStateUnsaved"]
@@ -20,15 +20,7 @@ class AmpStateUnsaved(Detector):
     file of its own.
     """
 
-    guard = Guard(
-        name="amp-state-unsaved",
-        mistake="a checkpoint holds the state of an optimizer, but not that of amp or of the GradScaler",
-        matters=(
-            "the loss scale starts from its initial value after a resume: a burst of skipped steps, or "
-            "gradients that underflow"
-        ),
-        remedy="save `amp.state_dict()` or `scaler.state_dict()` too, and load it when resuming",
-    )
+    guard = guard_of("amp-state-unsaved")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.script_state import contains, first_with_gradient, parameters_of
 
 if TYPE_CHECKING:
@@ -17,12 +17,7 @@ __all__ = ["BackwardInAutocast", "ClipScaled"]
 class BackwardInAutocast(Detector):
     """A backward pass that is not part of another, with autocast on for the device of its loss."""
 
-    guard = Guard(
-        name="backward-in-autocast",
-        mistake="`backward()` inside the autocast block",
-        matters="the operations of the backward pass are cast a second time; PyTorch advises against it",
-        remedy="leave the autocast block after the loss: `backward()` uses the dtypes of the forward pass",
-    )
+    guard = guard_of("backward-in-autocast")
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         from torch import Tensor
@@ -54,18 +49,7 @@ class ClipScaled(Detector):
     these are, and if `get_scale()` was called in between: the limit may have been scaled too.
     """
 
-    guard = Guard(
-        name="clip-scaled",
-        mistake="gradients are clipped while they are scaled, or the fp16 copies of Apex's O2 are clipped",
-        matters=(
-            "the norm is too large by the factor of the loss scale, so almost nothing is left after "
-            "unscaling; under O2 the optimizer uses the fp32 gradients, which stay unclipped"
-        ),
-        remedy=(
-            "call `scaler.unscale_(optimizer)` before clipping; with Apex clip "
-            "`amp.master_params(optimizer)` after the `scale_loss` block"
-        ),
-    )
+    guard = guard_of("clip-scaled")
 
     def clip(self, parameters: Sequence[Tensor]) -> None:
         import torch

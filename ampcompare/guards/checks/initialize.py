@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, user_location
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 class InitializeAfterWrapping(Detector):
     """A wrapper in what `amp.initialize` gets, or a module that it casts and that a wrapper contains already."""
 
-    guard = Guard(
-        name="initialize-after-wrapping",
-        mistake="`amp.initialize` gets a model that DistributedDataParallel or DataParallel has wrapped",
-        matters="the wrapper has recorded the parameters and dtypes that the model had before",
-        remedy="call `amp.initialize` first, then wrap the model that it returns",
-    )
+    guard = guard_of("initialize-after-wrapping")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -49,12 +44,7 @@ class InitializeAfterWrapping(Detector):
 class InitializeBeforeCuda(Detector):
     """A module that is moved to the GPU after `amp.initialize` and was not there before."""
 
-    guard = Guard(
-        name="initialize-before-cuda",
-        mistake="a model is moved to the GPU after `amp.initialize`",
-        matters="Apex refuses such models; master weights may stay on the CPU",
-        remedy="call `.cuda()` or `.to(device)` before the optimizer is built and before `amp.initialize`",
-    )
+    guard = guard_of("initialize-before-cuda")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -78,12 +68,7 @@ class InitializeBeforeCuda(Detector):
 class InitializeTwice(Detector):
     """An optimizer of an earlier `amp.initialize` that is trained after a later one."""
 
-    guard = Guard(
-        name="initialize-twice",
-        mistake="`amp.initialize` runs again while what it prepared before is still trained",
-        matters="the second call discards the loss scales of the first, and sets one opt level for both",
-        remedy="pass all models and optimizers to one call, as lists, with `num_losses` and `loss_id`",
-    )
+    guard = guard_of("initialize-twice")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -105,12 +90,7 @@ class InitializeTwice(Detector):
 class HalfAfterInitialize(Detector):
     """A cast of initialized weights, reported when training goes on: the last act of a script may be an export."""
 
-    guard = Guard(
-        name="half-after-initialize",
-        mistake="`.half()` on a model that went through `amp.initialize`, and training continues",
-        matters="weights that the opt level keeps in fp32 are rounded, and small updates are lost from then on",
-        remedy="delete `.half()`: the opt level casts the model; to export fp16 weights, cast a copy",
-    )
+    guard = guard_of("half-after-initialize")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, Guard
+from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.location import Location, user_location
 from ampcompare.guards.script_state import parameters_of, will_skip
 
@@ -20,12 +20,7 @@ __all__ = ["GradientsKept", "SchedulerFirst", "StepTwice"]
 class StepTwice(Detector):
     """Both ways of stepping one optimizer, with no backward pass between them."""
 
-    guard = Guard(
-        name="step-twice",
-        mistake="`optimizer.step()` and `scaler.step(optimizer)` for one backward pass",
-        matters="the second step applies the gradients again, infinite ones included: the weights become NaN",
-        remedy="delete `optimizer.step()`: `scaler.step(optimizer)` calls it if the gradients are finite",
-    )
+    guard = guard_of("step-twice")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -69,12 +64,7 @@ class SchedulerFirst(Detector):
     that merely has an `optimizer` and a `step` may set it in its first `step()`, which then must come first.
     """
 
-    guard = Guard(
-        name="scheduler-first",
-        mistake="`scheduler.step()` runs before `optimizer.step()`",
-        matters="the first learning rate is never used, and every update uses that of the next one",
-        remedy="call `optimizer.step()` (or `scaler.step(optimizer)`) first, then `scheduler.step()`",
-    )
+    guard = guard_of("scheduler-first")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -121,12 +111,7 @@ class GradientsKept(Detector):
     After a skipped step, and only then, the gradients are read when the next backward passes begin.
     """
 
-    guard = Guard(
-        name="gradients-kept",
-        mistake="the gradients of a skipped step are not cleared before the next one",
-        matters="they are infinite or NaN and stay so: every later step is skipped, or applies them",
-        remedy="call `optimizer.zero_grad()` after every step, skipped or not",
-    )
+    guard = guard_of("gradients-kept")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -30,6 +30,7 @@ from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.monitor import SystemMonitor
 from ampcompare.launch.worker.process_facts import gather_process_facts
 from ampcompare.launch.worker.process_group import choose_backend, group_of_one
+from ampcompare.launch.worker.progress_reporter import ProgressReporter
 from ampcompare.launch.worker.resume import find_resume_point, prepare_files
 from ampcompare.launch.worker.step_file import StepFile
 from ampcompare.launch.worker.warmup_guards import guards_during_warmup
@@ -108,6 +109,8 @@ def train_cell(
         own_device = resolve_device(device or config.device)
         configure_process(config, own_device)
         attempt = 0 if world is None else world.attempt
+        if on_progress is not None:
+            on_progress(Progress(0, 0, 0, phase="loading data"))
         cell = build(config, folder, own_device, ranks or SingleProcess(), attempt)
         run(cell, on_progress)
         seconds = time.perf_counter() - begin
@@ -221,7 +224,12 @@ def _log(text: str) -> None:
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
     metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
-    total_steps = cell.session.assembly.total_steps
+    reporter = None
+    if on_progress is not None:
+        reporter = ProgressReporter(
+            metrics, cell.session.assembly.total_steps, cell.session.position.epoch, on_progress
+        )
+        cell.session.on_phase = reporter.enter
     with cell.compute, cell.saver, StepFile(cell.steps_path) as steps, stopped_by_signal(cell.stop):
         for event in cell.session.events():
             if isinstance(event, EpochResult):
@@ -230,8 +238,8 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
             metrics.add_steps(event)
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
             steps.write(event)
-            if on_progress is not None:
-                on_progress(Progress(metrics.num_steps, total_steps, event[-1].epoch))
+            if reporter is not None:
+                reporter.add(event)
 
 
 def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.formatting import printable
-from ampcompare.records.run import dump_json, to_float
-from ampcompare.report.tables import grid
+from ampcompare.records.run import to_float
 
 __all__ = [
     "FORMAT",
@@ -24,14 +19,16 @@ __all__ = [
     "SCHEMA",
     "ExecSummary",
     "add_row",
+    "document",
+    "ending",
     "in_words",
     "is_exec_record",
     "read_exec_record",
-    "render",
+    "tabulated",
 ]
 
 FORMAT = "ampcompare-exec"
-REPORT_FORMATS = ("table", "md", "csv", "json")
+REPORT_FORMATS = ("table", "md", "csv", "json", "html")
 SCHEMA = 1
 MAX_BYTES = 2**31
 
@@ -184,22 +181,10 @@ HEADERS = [
 ]
 
 
-def render(summary: ExecSummary, form: str, width: int | None = None) -> str:
-    """Return the summary in one of `REPORT_FORMATS`, a table folded to `width`; it ends with a newline."""
-    if form == "json":
-        return dump_json(_document(summary)) + "\n"
+def tabulated(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
+    """Return headers and one row per optimizer and loss; what does not apply is empty."""
     rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
-    rows += [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
-    if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([[name.replace(" ", "_") for name in HEADERS], *rows])
-        return text.getvalue()
-    shown = [[cell or "-" for cell in row] for row in rows]
-    if form == "table":
-        table = grid(shown, HEADERS, width)
-    else:
-        table = tabulate(shown, headers=HEADERS, tablefmt="github", disable_numparse=True)
-    return f"{table}\n\n{printable(_sentence(summary), 500)}\n"
+    return HEADERS, rows + [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
 
 
 def _optimizer_row(number: int, one: OptimizerSummary) -> list[str]:
@@ -214,7 +199,8 @@ def _loss_row(number: int, one: LossSummary) -> list[str]:
     return [f"loss {number}", str(one.backwards), "", str(one.overflows), *shown, ""]
 
 
-def _sentence(summary: ExecSummary) -> str:
+def ending(summary: ExecSummary) -> str:
+    """Return one sentence: script, engine, levels, and how it ended."""
     header, ended = summary.header, summary.ended
     if ended is None:
         end = "the record has no end: the process was killed, or is still running"
@@ -228,7 +214,8 @@ def _sentence(summary: ExecSummary) -> str:
     return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
 
 
-def _document(summary: ExecSummary) -> dict[str, Any]:
+def document(summary: ExecSummary) -> dict[str, Any]:
+    """Return the summary as plain data."""
     return {
         "header": summary.header,
         "opt_levels": summary.opt_levels,

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Band", "Curve", "make_curve", "over_seeds", "thinned"]
+__all__ = ["Band", "Curve", "differences", "make_curve", "over_seeds", "thinned"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Band:
     high: Sequence[float]
 
     @property
+    def is_constant(self) -> bool:
+        """Whether all seeds have one value, the same at each place."""
+        return not self.has_width and len(set(self.mean)) == 1
+
+    @property
     def has_width(self) -> bool:
         """Whether seeds differ anywhere."""
         return any(low < high for low, high in zip(self.low, self.high, strict=True))
@@ -49,6 +54,12 @@ def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
     """Return the points whose values are known and finite."""
     kept = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
     return Curve([x for x, _ in kept], [y for _, y in kept])
+
+
+def differences(curve: Curve, reference: Curve) -> Curve:
+    """Return a curve minus another, at its own places inside the other."""
+    pairs = ((x, y, reference.at(x, hold=False)) for x, y in zip(curve.x, curve.y, strict=True))
+    return make_curve((x, None if other is None else y - other) for x, y, other in pairs)
 
 
 def thinned(places: Sequence[float], most: int) -> list[float]:

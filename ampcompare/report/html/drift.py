@@ -9,9 +9,10 @@ from datetime import datetime, timezone
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.report.html.traces import ArmRuns, FigureTable, Plot, arm_trace, axis, not_drawn
+from ampcompare.report.html.charts import Chart, FigureTable, Series, View
+from ampcompare.report.html.runs import ArmRuns, not_drawn, rounded
 
-__all__ = ["drift_figure", "order_with_starts"]
+__all__ = ["drift_chart", "order_with_starts"]
 
 MAX_CELL = 80
 
@@ -23,31 +24,33 @@ def order_with_starts(comparison: Comparison) -> list[str]:
     return [printable(cell, MAX_CELL) + (f" ({start:%Y-%m-%d %H:%M:%S})" if start else "") for cell, start in known]
 
 
-def drift_figure(arms: Sequence[ArmRuns]) -> Plot:
+def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
     points = {arm.place: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
-    traces, rows = [], []
+    series: list[Series] = []
+    rows = []
     for arm in arms:
         timed = points[arm.place]
         if first is None or not timed:
             continue
         median = statistics.median(seconds for _, seconds in timed)
-        x = [(moment - first) / 60 for moment, _ in timed]
-        y = [100 * seconds / median for _, seconds in timed]
-        hover = "%{y:.1f} % at %{x:.3g} min"
-        traces.append(arm_trace(arm, "line", x, y, mode="lines+markers", hovertemplate=hover))
+        x = [rounded((moment - first) / 60) for moment, _ in timed]
+        y = [rounded(100 * seconds / median) for _, seconds in timed]
+        series.append({"a": arm.place, "x": x, "y": y, "dots": 1})
         rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
     since = "" if first is None else f" since {datetime.fromtimestamp(first, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    return Plot(
+    drawn = {one["a"] for one in series}
+    return Chart(
         "drift",
         "Step time over wall-clock time",
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
-        f"moves all arms together.{not_drawn(arms, traces, lambda arm: 'no start is recorded')}",
-        traces,
-        {"xaxis": axis("minutes"), "yaxis": axis("% of the arm's median")},
-        FigureTable(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if traces else None,
-        missing="No record says when its run started.",
+        f"moves all arms together.{not_drawn(arms, drawn, lambda arm: 'no start is recorded')}",
+        "minutes",
+        [View("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
+        FigureTable(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
+        sentence="" if series else "No record says when its run started.",
+        whole_x=False,
     )
 
 

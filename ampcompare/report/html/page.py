@@ -1,56 +1,40 @@
-"""The report as one HTML file that opens anywhere, offline: tables for everyone, figures where scripts may run."""
+"""The report as one HTML file that opens anywhere, offline: tables for everyone, charts where scripts may run."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import re
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from ampcompare import __version__
-from ampcompare.errors import BackendUnavailable
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
-from ampcompare.report.formats import FORMATS
-from ampcompare.report.html.drift import order_with_starts
-from ampcompare.report.html.figures import make_figures
-from ampcompare.report.html.shared_settings import arm_facts, shared_environment, shared_settings
-from ampcompare.report.html.traces import Plot
+from ampcompare.report.html.assets import check_packages, look, page_parts, template
+from ampcompare.report.html.costs import memory_plot, step_time_plot, time_charts
+from ampcompare.report.html.drift import drift_chart, order_with_starts
+from ampcompare.report.html.effects import accuracy_effects, time_effects
+from ampcompare.report.html.learning_curves import learning_charts
+from ampcompare.report.html.runs import ArmRuns, arms_with_runs, time_marks
+from ampcompare.report.html.scaling_curves import scaling_charts
+from ampcompare.report.html.shared_settings import arm_facts, chosen_settings, shared_environment, shared_settings
 from ampcompare.report.images import image_tables
+from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
-from ampcompare.report.terminal import legend, verdict_legend
 
-__all__ = ["SHOWN_AT_FIRST", "Html", "check_packages", "look", "page_parts", "template"]
+__all__ = ["Html"]
 
-SHOWN_AT_FIRST = 12
-COLORS = 9  # in report.css
-DASHES = ("solid", "dash", "dot", "dashdot")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "pentagon", "hexagon", "star")
-NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?( ± \S+)?( \(.*\))?(/\d+)?|-|nan|inf|-inf")
-FIXED_WORDS = {
-    "better": "good",
-    "ok": "good",
-    "identical": "good",
-    "equivalent": "good",
-    "not inferior": "good",
-    "inferior": "bad",
-    "failed": "bad",
-    "diverged": "bad",
-    "invalid": "unclear",
-    "learned nothing": "unclear",
-    "no verdict": "unclear",
-    "cannot tell": "unclear",
-    "not comparable": "unclear",
-    "interrupted": "unclear",
-    "not run": "unclear",
-}
+MAX_POINTS = 100
+ALL_POINTS = 1600  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
+SECTIONS = (
+    ("effects", "Differences"),
+    ("summary", "Summary"),
+    ("figures", "Curves"),
+    ("costs", "Memory and time"),
+    ("runs", "Runs"),
+    ("settings", "Settings"),
+    ("again", "Reproduce"),
+)
 
 
 class Html(Reporter):
@@ -60,131 +44,65 @@ class Html(Reporter):
         """Return the page.
 
         Raises:
-            BackendUnavailable: jinja2 or plotly is not installed.
+            BackendUnavailable: jinja2 is not installed.
         """
         check_packages()
-        figures = make_figures(comparison)
+        arms = arms_with_runs(comparison)
+        most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
+        learning = learning_charts(arms, comparison.reference, most) + scaling_charts(arms, most)
+        timing = [*time_charts(arms, comparison.reference, most), drift_chart(arms)]
+        title, *lead = [printable(line, MAX_LINE) for line in comparison.headline] or [_title(comparison)]
+        links = [self.logs.get(record.cell, "") for record in comparison.records]
+        settings = shared_settings(comparison)
         page: str = template("report.html.j2").render(
-            title=_title(comparison),
-            comparison=comparison,
+            title=title,
+            lead=lead,
+            next_steps=[
+                (printable(step.why, MAX_LINE), printable(step.command, MAX_LINE)) for step in comparison.next_steps
+            ],
             subtitle=_subtitle(comparison),
+            sections=[one for one in SECTIONS if one[0] != "effects" or len(arms) > 1],
             reading=[printable(line, MAX_LINE) for line in comparison.reading],
-            legend=legend(comparison),
+            **_overview(comparison),
+            details=_details(comparison),
+            has_effects=len(arms) > 1,
+            accuracy_plot=accuracy_effects(comparison, arms),
+            ratio_plot=time_effects(comparison, arms),
             verdict_headers=list(VERDICTS),
             verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
             verdict_legend=verdict_legend(comparison),
             image_tables=list(image_tables(comparison)),
             published=published_table(comparison),
             published_legend=published_legend(comparison),
-            summary=_summary(comparison),
+            learning=learning,
+            memory=memory_plot(arms),
+            step_times=step_time_plot(arms),
+            timing=timing,
+            times_fault=_no_valid_time(arms),
             run_headers=RUN_HEADERS,
             runs=[_run(record) for record in comparison.records],
-            settings=shared_settings(comparison),
+            logs=links if any(links) else None,
+            settings=settings,
+            chosen=chosen_settings(settings),
             environment=shared_environment(comparison),
             arm_facts=arm_facts(comparison),
             command=printable(comparison.command, MAX_LINE),
             order=order_with_starts(comparison),
-            **page_parts([look(place, row.arm) for place, row in enumerate(comparison.arms)], figures),
+            **page_parts(
+                [
+                    {**look(place, row.arm), "is_reference": row.arm == comparison.reference}
+                    for place, row in enumerate(comparison.arms)
+                ],
+                [*learning, *timing],
+            ),
         )
         return page
 
 
-def check_packages() -> None:
-    """Check that what a page is made with is installed.
-
-    Raises:
-        BackendUnavailable: jinja2 or plotly is not.
-    """
-    form = FORMATS["html"]
-    if form.missing:
-        raise BackendUnavailable(
-            f"the HTML report needs {' and '.join(form.missing)}, which this environment does not have; "
-            f"pip install {' '.join(form.packages)}"
-        )
-
-
-def page_parts(arms: Sequence[dict[str, Any]], figures: Sequence[Plot]) -> dict[str, Any]:
-    """Return what every page is given: its arms and figures, style, scripts and their policy."""
-    drawn = [
-        {"key": figure.key, "traces": figure.traces, "layout": figure.layout, "byArm": figure.by_arm}
-        for figure in figures
-        if figure.traces
-    ]
-    return {
-        "version": __version__,
-        "arms": arms,
-        "figures": figures,
-        "shown_at_first": SHOWN_AT_FIRST,
-        "css": _text("report.css"),
-        "scripts": [_plotly(), _text("report.js")],
-        "policy": _policy(_plotly(), _text("report.js")),
-        "data": _embedded({"arms": arms, "figures": drawn}),
-    }
-
-
-@cache
-def template(name: str) -> Any:
-    """Return a template by its file name."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    loader = FunctionLoader(_text)
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["numeric"] = _numeric
-    environment.filters["sense"] = _sense
-    return environment.get_template(name)
-
-
-def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
-    """Return for each of `count` columns whether it holds numbers and is aligned right."""
-    columns = [[row[place] for row in rows] for place in range(count)]
-    return [
-        all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
-        for column in columns
-    ]
-
-
-@cache
-def _text(name: str) -> str:
-    return (files("ampcompare.report.html") / "templates" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return script
-
-
-@cache
-def _policy(*scripts: str) -> str:
-    """Return a policy under which these scripts run, by their digests, and nothing is loaded from anywhere."""
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _embedded(data: Any) -> str:
-    """Return JSON that can stand inside a script element: no text in it can close the element or open another."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def look(place: int, arm: str) -> dict[str, Any]:
-    """Return how an arm looks everywhere on the page: color, symbol, and dashes if colors repeat."""
-    again = place // COLORS
-    return {
-        "name": printable(arm, 60) or "(no name)",
-        "color": place % COLORS,
-        "dash": DASHES[again % len(DASHES)],
-        "symbol": SYMBOLS[place % COLORS] + ("-open" if again % 2 else ""),
-        "on": place < SHOWN_AT_FIRST,
-    }
+def _no_valid_time(arms: list[ArmRuns]) -> str:
+    """Return why no time on the page is a result, where that is so for every arm that ran; else ""."""
+    ran = [arm for arm in arms if arm.ran]
+    return time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
 
 
 def _title(comparison: Comparison) -> str:
@@ -212,27 +130,25 @@ def _subtitle(comparison: Comparison) -> list[str]:
     return words
 
 
-def _sense(text: str) -> str:
-    """Return how a verdict or status is colored, by the fixed word that it begins with."""
-    return next((sense for word, sense in FIXED_WORDS.items() if text.lower().startswith(word)), "")
+def _overview(comparison: Comparison) -> dict[str, Any]:
+    """Return the one table, with the notes of rows as its last column, and the lines below it."""
+    overview = make_overview(comparison)
+    rows = [[cell.text or "-" for cell in row] for row in overview.rows]
+    headers = list(overview.columns)
+    if any(overview.notes):
+        rows = [[*row, "; ".join(notes) or "-"] for row, notes in zip(rows, overview.notes, strict=True)]
+        headers.append("notes")
+    return {
+        "summary": {"headers": headers, "rows": [[arm or "(no name)", *cells] for arm, *cells in rows]},
+        "legends": [*overview.facts, *overview_legend(comparison, overview.columns)],
+    }
 
 
-def _summary(comparison: Comparison) -> dict[str, Any]:
-    """Return the wide table: the arm with its engine, and the columns of every other format."""
+def _details(comparison: Comparison) -> dict[str, Any]:
+    """Return the wide table of all that was measured."""
     names = list(columns(comparison))
-    shown = ["status", *(name for name in names if name not in ("arm", "engine", "status"))]
-    rows = []
-    for summary, row in zip(comparison.arms, table_rows(comparison), strict=True):
-        cells = dict(zip(names, row, strict=True))
-        rows.append(
-            {
-                "arm": cells["arm"] or "(no name)",
-                "engine": cells["engine"],
-                "is_reference": summary.arm == comparison.reference,
-                "cells": [cells[name] for name in shown],
-            }
-        )
-    return {"headers": shown, "rows": rows}
+    rows = [[arm or "(no name)", *cells] for arm, *cells in table_rows(comparison)]
+    return {"headers": names, "rows": rows, "legend": legend(comparison)}
 
 
 RUN_HEADERS = (

@@ -11,9 +11,10 @@ from ampcompare.errors import ConfigError
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 from ampcompare.settings.paths import flatten
 
-__all__ = ["Shared", "arm_facts", "listed", "shared_environment", "shared_settings"]
+__all__ = ["Shared", "arm_facts", "chosen_settings", "listed", "shared_environment", "shared_settings"]
 
 VARIED = ("arm", "recipe.seed")  # by the matrix itself
 OF_A_FAILURE = ("exit_code",)
@@ -43,6 +44,16 @@ def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
     facts = [dict(flatten(record.config.model_dump(exclude={"arm"}))) for record in comparison.records]
     return _shared(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
+
+
+def chosen_settings(shared: Shared) -> list[list[str]]:
+    """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
+    defaults = {name: _shown(value) for name, value in flatten(RunConfig().model_dump(exclude={"arm"}))}
+    return [
+        [name.removeprefix("recipe."), value, defaults.get(name, "not set")]
+        for name, value in shared.equal
+        if value != defaults.get(name, "not set")
+    ]
 
 
 def shared_environment(comparison: Comparison) -> Shared:

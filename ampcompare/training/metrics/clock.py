@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -16,7 +16,13 @@ __all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "mak
 
 
 class Clock(abc.ABC):
-    """Marks on the timeline of a device. A mark does not wait; the time between two marks is read at a drain."""
+    """Marks on the timeline of a device. A mark does not wait; the time between two marks is read at a drain.
+
+    Attributes:
+        on_host: whether a mark is a value of `time.perf_counter`.
+    """
+
+    on_host: ClassVar[bool] = False
 
     @abc.abstractmethod
     def mark(self) -> Any:
@@ -40,6 +46,7 @@ class Clock(abc.ABC):
 class HostClock(Clock):
     """Wall time of the host, for devices that compute while the host waits."""
 
+    on_host = True
     mark = staticmethod(time.perf_counter)
 
     def seconds(self, start: float, end: float) -> float:

@@ -290,6 +290,7 @@ def test_the_class_of_the_real_apex_is_known(tmp_path: Path, monkeypatch: pytest
     }
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_training_goes_on_from_both_files(
     trained: tuple[Script, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -130,7 +130,14 @@ def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cel
     run(cell, received.append)
 
     assert [json.loads(line)["step"] for line in cell.steps_path.read_text().splitlines()] == [0, 1, 2, 3]
-    assert received == [Progress(step, 4, 0) for step in (1, 2, 3, 4)]
+    assert [(progress.phase, progress.steps, progress.total_steps) for progress in received] == [
+        *(("training", step, 4) for step in range(5)),
+        ("evaluating", 4, 4),
+    ]
+    assert received[0][4:] == (None, None, 0, None)
+    losses = [json.loads(line)["loss"] for line in cell.steps_path.read_text().splitlines()]
+    assert [progress.loss for progress in received[1:5]] == losses
+    assert all((progress.step_seconds or 0) > 0 for progress in received[1:])
     assert cell.metrics.num_steps == 4
     assert len(cell.metrics.epochs) == 1
 

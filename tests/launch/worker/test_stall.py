@@ -104,7 +104,8 @@ def test_the_first_rank_is_stopped(make_config: MakeConfig, tmp_path: Path) -> N
 
     def stop() -> None:
         deadline = time.monotonic() + 100
-        while not (tmp_path / "progress.json").exists() and time.monotonic() < deadline:
+        path = tmp_path / "progress.json"
+        while not (path.exists() and json.loads(path.read_text())[0]) and time.monotonic() < deadline:
             time.sleep(0.1)
         for process in psutil.Process(os.getpid()).children(recursive=True):
             if process.environ().get("RANK") == "0" and str(tmp_path) in " ".join(process.cmdline()):

@@ -256,7 +256,7 @@ def test_without_the_option_nothing_is_mapped(write, legacy) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run")
-def test_the_cause_of_an_error_has_no_frames_of_ours(write, python) -> None:
+def test_the_cause_of_an_error_has_no_frames_of_ours(write, python, forked) -> None:
     """Tracebacks of chained errors are those of plain Python, guards or not."""
     source = """
         import torch
@@ -267,7 +267,7 @@ def test_the_cause_of_an_error_has_no_frames_of_ours(write, python) -> None:
             raise ValueError("no device") from error
     """
     write("train.py", source)
-    plain, ours = python("train.py"), python("-m", "ampcompare", "exec", "train.py")
+    plain, ours = python("train.py"), forked("-m", "ampcompare", "exec", "train.py")
     assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
 
 
@@ -323,7 +323,7 @@ def test_processes_of_the_script(write, legacy, python, tmp_path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
 @pytest.mark.parametrize("end", ["torch.distributed.destroy_process_group()", "pass"])
-def test_no_thread_of_a_group_outlives_the_script(write, python, end) -> None:
+def test_no_thread_of_a_group_outlives_the_script(write, forked, end) -> None:
     """The threads of gloo end with the group, at the script's end at the latest: one that lived on could abort it."""
     write(
         "train.py",
@@ -343,14 +343,14 @@ def test_no_thread_of_a_group_outlives_the_script(write, python, end) -> None:
         {end}
         """,
     )
-    done = python("train.py")
+    done = forked("train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("python")
     assert "gloo" not in done.stdout
 
 
 @pytest.mark.slow
-def test_torchrun_in_front(write, python, tmp_path) -> None:
+def test_torchrun_in_front(write, forked, tmp_path) -> None:
     """Under torchrun every rank runs the script, on gloo in place of nccl, and leaves a record of its own."""
     write(
         "train.py",
@@ -371,7 +371,7 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
     )
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ours = ["-m", "ampcompare", "exec", "--device", "cpu", "--compat-torch", "--record", "steps.jsonl"]
-    done = python(*launch, *ours, "train.py")
+    done = forked(*launch, *ours, "train.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "rank 0 total 3.0", "rank 1 total 3.0"]
     assert "ampcompare: the script gets --local_rank from LOCAL_RANK" in done.stderr
@@ -380,7 +380,7 @@ def test_torchrun_in_front(write, python, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_the_older_launcher_in_front(write, python) -> None:
+def test_the_older_launcher_in_front(write, forked) -> None:
     """`torch.distributed.launch` puts `--local-rank` before our command, and the script gets it as it would alone."""
     write(
         "train.py",
@@ -401,7 +401,7 @@ def test_the_older_launcher_in_front(write, python) -> None:
     )
     launch = ["-W", "ignore::FutureWarning", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
     ours = ["-m", "ampcompare", "exec", "--compat-torch", "train.py", "--lr", "0.5"]
-    done = python(*launch, "--master-port", str(_free_port()), *ours)
+    done = forked(*launch, "--master-port", str(_free_port()), *ours)
     assert done.returncode == 0, done.stderr
     lines = [f"rank {rank} total 2.0 ['--local-rank={rank}', '--lr', '0.5']" for rank in range(2)]
     assert sorted(line for line in done.stdout.splitlines() if line) == lines

@@ -137,10 +137,10 @@ def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     assert (tmp_path / "last.pt").exists()
 
 
-def test_the_warning_points_at_the_script(write, python) -> None:
+def test_the_warning_points_at_the_script(write, forked) -> None:
     """With a level of ours too, the line of the deprecation is that of the script's `amp.initialize`."""
     write("train.py", ACCUMULATE)
-    done = python("-m", "ampcompare", "exec", "--opt-level", "O1", "train.py")
+    done = forked("-m", "ampcompare", "exec", "--opt-level", "O1", "train.py")
     (line,) = (line for line in done.stderr.splitlines() if "DeprecatedFeatureWarning" in line)
     assert "train.py:" in line
     assert "ampcompare/" not in line.partition(": ")[0]
@@ -166,6 +166,7 @@ def test_killed_script_leaves_its_rows(write, legacy, python, tmp_path: Path) ->
     begun = []
     def maybe_die(step):
         begun.append(time.monotonic())
+        time.sleep(0.01)
         if begun[-1] - begun[0] > 3:
             print(step, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

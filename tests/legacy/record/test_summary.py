@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ampcompare.errors import RecordError
-from ampcompare.legacy.record.summary import is_exec_record, read_exec_record, render
+from ampcompare.legacy.record.render import render_records
+from ampcompare.legacy.record.summary import is_exec_record, read_exec_record
 
 HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
 ROWS = [
@@ -48,12 +49,12 @@ def test_sums(record: Path) -> None:
 def test_formats(record: Path) -> None:
     """Every format shows the same figures; JSON is strict."""
     summary = read_exec_record(record)
-    table = render(summary, "table")
+    table = render_records([record], [summary], "table")
     assert "optimizer 0 (SGD)  3        1" in table
     assert "gan.py on engine compat 25.05, amp O2; it ended with exit code 3." in table
-    assert "| loss 0" in render(summary, "md")
-    assert render(summary, "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
-    document = json.loads(render(summary, "json"), parse_constant=pytest.fail)
+    assert "| loss 0" in render_records([record], [summary], "md")
+    assert render_records([record], [summary], "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
+    document = json.loads(render_records([record], [summary], "json"), parse_constant=pytest.fail)
     assert document["losses"][0]["loss_last"] == "nan"
 
 
@@ -62,7 +63,7 @@ def test_cut_off_record(record: Path) -> None:
     record.write_text("".join(record.read_text().splitlines(keepends=True)[:-1]) + '{"kind": "st')
     summary = read_exec_record(record)
     assert summary.optimizers[0].steps == 3
-    assert "the record has no end" in render(summary, "table")
+    assert "the record has no end" in render_records([record], [summary], "table")
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"kind": "magic"}', '{"kind": "step"}', "7"])

@@ -236,7 +236,7 @@ class Chromium:
 
     def press(self, key: str, code: str, text: str = "") -> None:
         """Press a key where the focus is."""
-        number = {"Tab": 9, "Space": 32}[code]
+        number = {"Tab": 9, "Space": 32, "Escape": 27, "ArrowRight": 39}[code]
         facts = {"key": key, "code": code, "windowsVirtualKeyCode": number}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **facts)
         self.call("Input.dispatchKeyEvent", type="keyUp", **facts)

@@ -9,9 +9,8 @@ import pytest
 
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
-from ampcompare.report.html.drift import drift_figure, order_with_starts
-from ampcompare.report.html.figures import make_figures
-from ampcompare.report.html.traces import ArmRuns
+from ampcompare.report.html.drift import drift_chart, order_with_starts
+from ampcompare.report.html.runs import ArmRuns, arms_with_runs
 
 MakeRich = Callable[..., Comparison]
 
@@ -35,16 +34,16 @@ def drifting(make_rich: MakeRich) -> Comparison:
 
 def _drawn(comparison: Comparison, records: list[RunRecord]) -> list[dict[str, Any]]:
     rows = {row.arm: row for row in comparison.arms}
-    return drift_figure([ArmRuns(0, rows[records[0].arm], records)]).traces
+    return drift_chart([ArmRuns(0, rows[records[0].arm], records)]).views[0].series
 
 
 def test_each_run_is_a_point_at_its_time(drifting: Comparison) -> None:
     """Points lie at the middle of a run, in minutes since the first, and in percent of the median of the arm."""
-    figure = next(plot for plot in make_figures(drifting) if plot.key == "drift")
+    figure = drift_chart(arms_with_runs(drifting))
     assert "since 2026-03-01 12:00:0" in figure.caption
-    assert [len(trace["x"]) for trace in figure.traces] == [2, 2]
-    slower = [trace["y"][1] / trace["y"][0] for trace in figure.traces]
-    minutes = [trace["x"][1] - trace["x"][0] for trace in figure.traces]
+    assert [len(trace["x"]) for trace in figure.views[0].series] == [2, 2]
+    slower = [trace["y"][1] / trace["y"][0] for trace in figure.views[0].series]
+    minutes = [trace["x"][1] - trace["x"][0] for trace in figure.views[0].series]
     assert slower == pytest.approx([1.1**step for step in minutes], rel=1e-3)
     assert figure.table is not None
     assert [row[0] for row in figure.table.rows] == ["fp32", "half"]
@@ -66,8 +65,8 @@ def test_without_a_start_there_is_no_point(drifting: Comparison, text: str | Non
     record = drifting.records[0].model_copy(update={"started": text})
     assert _drawn(drifting, [record]) == []
     empty = drifting.model_copy(update={"records": [record]})
-    figure = next(plot for plot in make_figures(empty) if plot.key == "drift")
-    assert (figure.traces, figure.missing) == ([], "No record says when its run started.")
+    figure = drift_chart(arms_with_runs(empty))
+    assert (figure.is_drawn, figure.sentence) == (False, "No record says when its run started.")
 
 
 def test_a_moment_without_a_zone_is_utc(drifting: Comparison) -> None:

@@ -1,0 +1,79 @@
+"""Names of arms, differences and shares as sentences have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcompare.records.comparison import ArmSummary, Comparison
+
+__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_of", "with_verb"]
+
+MAX_NAMED = 4
+MAX_LEFT = 2
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How differences of what is compared are written.
+
+    Attributes:
+        name: of the measure, such as accuracy or BLEU.
+        factor: of a stored difference to the one that is shown.
+        unit: after a number, with its space; "" if there is none.
+        decimals: of a difference.
+    """
+
+    name: str = "accuracy"
+    factor: float = 100.0
+    unit: str = " pp"
+    decimals: int = 2
+
+    def signed(self, difference: float) -> str:
+        """Return a difference without its unit, such as +0.09."""
+        return f"{self.factor * difference:+.{self.decimals}f}"
+
+
+def quality_of(comparison: Comparison) -> Quality:
+    """Return how a comparison of runs, or of a table of others, writes its differences."""
+    judged = comparison.judged
+    if judged is None:
+        return Quality()
+    name = judged.metric.removesuffix(" %")
+    unit = " pp" if judged.unit == "points" else f" {judged.unit}" if judged.unit else ""
+    return Quality("accuracy" if name == "top-1" else name, judged.factor, unit, judged.decimals)
+
+
+def names_of(arms: Sequence[str], everyone: Sequence[str] = ()) -> str:
+    """Return arms as the subject of a sentence: `a`, `a and b`, `a, b, c and 4 more`, `all five arms`, `all but a`.
+
+    Args:
+        everyone: the arms that there are besides the reference; with none, all are named up to the limit.
+    """
+    if len(arms) > 2 and set(arms) == set(everyone):
+        return f"all {count_of(len(arms))} arms"
+    left = [arm for arm in everyone if arm not in arms]
+    if len(arms) > MAX_NAMED and 0 < len(left) <= MAX_LEFT:
+        return f"all but {names_of(left)}"
+    if len(arms) > MAX_NAMED:
+        arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
+    *first, last = arms
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def with_verb(arms: Sequence[str], everyone: Sequence[str], one: str, several: str) -> str:
+    """Return arms with a verb in the right number, as the beginning of a sentence."""
+    subject = names_of(arms, everyone)
+    subject = f"All{subject.removeprefix('all')}" if subject.startswith("all ") else subject
+    return f"{subject} {one if len(arms) == 1 else several}"
+
+
+def count_of(number: int) -> str:
+    """Return a small number as a word."""
+    return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)
+
+
+def label_of(row: ArmSummary) -> str:
+    """Return the name of an arm, and what ran where another library decided otherwise."""
+    return row.arm if row.ran is None else f"{row.arm} (which ran as {row.ran})"

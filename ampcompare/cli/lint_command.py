@@ -1,0 +1,95 @@
+"""`ampcompare lint`: mistakes in the use of Apex and `torch.amp`, in source files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+__all__ = ["command"]
+
+MANY_FILES = 200
+
+
+@click.command(
+    "lint",
+    epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a path that does not exist. "
+    "`# noqa: AMP201` on a line silences a code there.",
+)
+@click.option("--fix", is_flag=True, help="correct in the files what surely can be; the rest is reported")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "github", "sarif"]),
+    default="text",
+    show_default=True,
+    help="of the report on stdout",
+)
+@click.option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
+@click.option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeat it")
+@click.option("--no-progress", is_flag=True, help="no progress bar")
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True)
+def command(
+    fix: bool,
+    form: str,
+    select: str | None,
+    ignore: str | None,
+    exclude: tuple[str, ...],
+    no_progress: bool,
+    paths: tuple[str, ...],
+) -> int:
+    """Report mistakes in the use of Apex and torch.amp in Python files and notebooks.
+
+    Nothing is run or imported. Settings come from [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
+    """
+    from dataclasses import replace
+
+    from ampcompare.errors import ConfigError
+    from ampcompare.lint.report import FORMATS
+    from ampcompare.lint.run import lint_files
+    from ampcompare.lint.selection import read_selection
+    from ampcompare.source.find import find_sources
+
+    roots = [Path(path) for path in paths]
+    for root in roots:
+        if not root.exists() and not root.is_symlink():
+            raise ConfigError(f"{root}: no such file or folder")
+    selection = read_selection(roots)
+    if select is not None:
+        selection = replace(selection, select=_codes(select))
+    if ignore is not None:
+        selection = replace(selection, ignore=_codes(ignore))
+    selection = replace(selection, exclude=(*selection.exclude, *exclude))
+
+    unreadable: list[str] = []
+    found = find_sources(
+        roots, exclude=selection.exclude, unreadable=lambda path, why: unreadable.append(f"{path}: {why}")
+    )
+    report = lint_files(_shown(list(found), no_progress), selection, fix=fix)
+    for line in FORMATS[form](report):
+        click.echo(line)
+    for note in (*unreadable, *map(str, report.unread)):
+        click.echo(f"note: not read: {note}", err=True)
+    if form == "text":
+        click.echo(report.summary(), err=True)
+    return 1 if report.findings else 0
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    return tuple(code.strip().upper() for code in text.split(",") if code.strip())
+
+
+def _shown(files: list[Path], no_progress: bool) -> Iterable[Path]:
+    """Return files, with a progress bar on a terminal where they are many."""
+    if no_progress or len(files) <= MANY_FILES or not sys.stderr.isatty():
+        return files
+    return _with_bar(files)
+
+
+def _with_bar(files: list[Path]) -> Iterator[Path]:
+    from tqdm import tqdm
+
+    yield from tqdm(files, desc="lint", unit=" files", leave=False, file=sys.stderr)

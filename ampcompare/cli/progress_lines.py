@@ -1,0 +1,284 @@
+"""The lines that a display of progress shows, as text with styles, for any width: no clock and no terminal here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcompare.experiment.observer import Outline
+from ampcompare.formatting import printable
+from ampcompare.launch.base import Phase, Progress
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["CellView", "MatrixView", "Segment", "Symbols", "bar_lines", "describe_outline", "notice", "span"]
+
+Segment = tuple[str, str]
+"""A piece of a line and its style, in the words of rich."""
+Line = list[Segment]
+
+NARROW = 60
+MAX_BAR = 40
+MAX_NAME = 40
+MIN_BAR = 6
+MAX_NAMED = 3  # arms in the first line
+PHASE_WIDTH = len("loading data")
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Characters that the terminal can show."""
+
+    done: str
+    open: str
+    between: str
+
+    @classmethod
+    def of(cls, encoding: str) -> Symbols:
+        """Return those of an encoding: lines and dots, or ASCII."""
+        return cls("━", "─", " · ") if encoding.lower().startswith("utf") else cls("#", "-", ", ")
+
+
+@dataclass(frozen=True)
+class CellView:
+    """A running cell as it is shown.
+
+    Attributes:
+        progress: the latest report; None while the process starts.
+        seconds: since the cell began.
+        left: seconds that it will still take; None while that is unknown.
+        epochs: of the whole run.
+    """
+
+    name: str
+    number: int
+    progress: Progress | None
+    seconds: float
+    left: float | None
+    epochs: int
+
+    @property
+    def phase(self) -> Phase:
+        """What the cell is at."""
+        return "starting" if self.progress is None else self.progress.phase
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """All cells as they are shown.
+
+    Attributes:
+        done: cells that ended, or were there already.
+        share: of the work that is done, by cells, 0 to 1.
+        seconds: since the start.
+        left: seconds that all cells will still take; None while that is unknown.
+    """
+
+    done: int
+    total: int
+    share: float
+    seconds: float
+    left: float | None
+
+
+def span(seconds: float) -> str:
+    """Return a time as `41s`, `3m20s` or `6h41m`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def describe_outline(outline: Outline, device: str) -> str:
+    """Return the first line: what will run, where and into which folder, and how much of it is there already.
+
+    Args:
+        device: that `auto` stands for.
+    """
+    arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
+    named = f" ({printable(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
+    if count == 1:
+        what = f"{printable(arms[0])}, seed {seeds[0]}"
+    else:
+        what = f"{_counted(count, 'cell')}: {_counted(len(arms), 'arm')}{named} x {_counted(len(seeds), 'seed')}"
+        what += f" ({_ranges(seeds)})"
+    if count == outline.num_cached:
+        what += ", cached" if count == 1 else ", all cached"
+    elif outline.num_cached:
+        what += f", {outline.num_cached} cached"
+    if outline.jobs > 1:
+        what += f", {outline.jobs} at a time"
+    return f"{what}; {_place(outline.cells, device)}; into {printable(str(outline.folder), 300)}"
+
+
+def _place(cells: Sequence[RunConfig], device: str) -> str:
+    """Return where cells run: devices, threads and processes, each as often as it differs."""
+    devices = sorted({device if cell.device == "auto" else cell.device for cell in cells})
+    threads = sorted({cell.threads for cell in cells})
+    processes = sorted({cell.processes for cell in cells})
+    parts = ["on Slurm"] if any(cell.launcher == "slurm" for cell in cells) else [f"on {' and '.join(devices)}"]
+    parts.append("1 thread" if threads == [1] else f"{' or '.join(map(str, threads))} threads")
+    if processes != [1]:
+        parts.append(f"{' or '.join(map(str, processes))} processes a cell")
+    return ", ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as `0-4, 7`."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and number == groups[-1][1] + 1:
+            groups[-1][1] = number
+        else:
+            groups.append([number, number])
+    return printable(", ".join(str(low) if low == high else f"{low}-{high}" for low, high in groups), 60)
+
+
+def bar_lines(
+    cells: Sequence[CellView], matrix: MatrixView, size: tuple[int, int], symbols: Symbols, *, idle: str = ""
+) -> list[Line]:
+    """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several.
+
+    Args:
+        size: columns and rows of the terminal; no line is as wide, and there are fewer lines.
+        idle: what is said while no cell runs.
+    """
+    width, rows = max(10, size[0] - 1), max(2, size[1] - 2)
+    last = [_matrix_line(matrix, width, symbols)] if matrix.total > 1 else []
+    longest = max((len(_short_name(cell, width)) for cell in cells), default=0)
+    whole = [_cell_lines(cell, width, symbols, longest) for cell in cells]
+    if sum(map(len, whole)) + len(last) > rows:
+        whole = [lines[:1] for lines in whole]
+    lines = [line for lines in whole for line in lines]
+    room = rows - len(last)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], [(f"and {len(lines) - room + 1} more", "dim")]]
+    if not cells and idle:
+        lines.append([(idle, "")])
+    return [_cut(line, width) for line in [*lines, *last]]
+
+
+def _short_name(cell: CellView, width: int) -> str:
+    return printable(cell.name, min(MAX_NAME, width), keep_end=8)
+
+
+def _cell_lines(cell: CellView, width: int, symbols: Symbols, name_width: int) -> list[Line]:
+    """Return the lines of a cell; in a wide terminal its name is as wide as those of the others, for equal bars."""
+    name: Segment = (_short_name(cell, width), "bold")
+    progress = cell.progress
+    right = f"  {span(int(cell.seconds))}"
+    share = 0.0
+    if progress is not None and progress.total_steps:
+        total = str(progress.total_steps)
+        right = f" {progress.steps:>{len(total)}}/{total}{right}"
+        share = progress.steps / progress.total_steps
+    if width < NARROW:
+        bar = _bar(share, width - len(right), symbols)
+        return [[name, ("  ", ""), (cell.phase, "cyan")], [*bar, (right, "")], *_figures(cell, width, symbols, 2)]
+    left: Line = [
+        name,
+        (" " * (name_width - len(name[0]) + 2), ""),
+        (f"{cell.phase:<{PHASE_WIDTH}}", "cyan"),
+        (" ", ""),
+    ]
+    room = width - sum(len(text) for text, _ in left) - len(right)
+    return [[*left, *_bar(share, room, symbols), (right, "")], *_figures(cell, width, symbols, 1)]
+
+
+def _figures(cell: CellView, width: int, symbols: Symbols, most: int) -> list[Line]:
+    """Return the figures of a cell in at most some lines, and in one at least; what has no room is left out."""
+    parts = _cell_parts(cell, " left")
+    while parts:
+        lines = _wrapped(parts, width - 2, symbols.between)
+        if len(lines) <= most:
+            return [[("  " + line, "dim")] for line in lines]
+        parts.pop()
+    return [[("", "")]]  # so that what stands below keeps its place
+
+
+def _cell_parts(cell: CellView, left: str) -> list[str]:
+    """Return the figures of a cell, the most important first."""
+    parts = []
+    progress = cell.progress
+    if progress is not None and progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+        if progress.loss_scale is not None:
+            parts.append(f"loss scale {_number(progress.loss_scale)}")
+        if progress.step_seconds is not None:
+            parts.append(_step_time(progress.step_seconds))
+        if progress.skipped or progress.loss_scale is not None:
+            parts.append(f"{progress.skipped} skipped")
+    if cell.left is not None:
+        parts.append(f"about {span(cell.left)}{left}")
+    if progress is not None and progress.total_steps and cell.epochs > 1:
+        parts.append(f"epoch {progress.epoch + 1}/{cell.epochs}")
+    return parts
+
+
+def _wrapped(parts: Sequence[str], width: int, between: str) -> list[str]:
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}{between if lines[-1] else ''}{part}"
+        if len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return lines
+
+
+def _matrix_line(matrix: MatrixView, width: int, symbols: Symbols) -> Line:
+    count = f"{matrix.done} of {matrix.total} cells"
+    right = f" {span(int(matrix.seconds))}"
+    if matrix.left is not None:
+        right += f"{symbols.between}about {span(matrix.left)} left"
+    if len(count) + len(right) + 1 + MIN_BAR > width:
+        count = f"{matrix.done}/{matrix.total}"
+    if len(count) + len(right) + 1 + MIN_BAR > width:
+        right = right.replace("about ", "")
+    return [(count, "bold"), (" ", ""), *_bar(matrix.share, width - len(count) - len(right) - 1, symbols), (right, "")]
+
+
+def _bar(share: float, width: int, symbols: Symbols) -> Line:
+    """Return a bar that fills a width up to a limit; nothing where there is no room for one."""
+    width = min(MAX_BAR, width)
+    if width < MIN_BAR:
+        return []
+    done = min(width, math.floor(width * share))
+    return [(symbols.done * done, "green"), (symbols.open * (width - done), "dim")]
+
+
+def _cut(line: Line, width: int) -> Line:
+    """Return a line that is no wider than the terminal: a longer one would wrap, and could not be drawn over."""
+    short: Line = []
+    for text, style in line:
+        text = text[:width]
+        width -= len(text)
+        short.append((text, style))
+    return short
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if math.isfinite(value) and value == int(value) and abs(value) < 1e10 else f"{value:g}"
+
+
+def _step_time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step"
+
+
+def notice(cell: CellView | None, matrix: MatrixView, *, idle: str = "") -> str:
+    """Return a plain line on a running cell and the matrix; without a cell, on the matrix alone."""
+    if cell is None:
+        parts = [f"{matrix.done} of {matrix.total} cells{': ' if idle else ''}{idle}"]
+    else:
+        parts = [f"[{cell.number}/{matrix.total}] {cell.name}: {cell.phase}"]
+        if cell.progress is not None and cell.progress.total_steps:
+            parts.append(f"step {cell.progress.steps} of {cell.progress.total_steps}")
+        alone = matrix.total == 1
+        parts += _cell_parts(cell, " left" if alone else " for this cell")
+    line = f"{', '.join(parts)}; {span(int(matrix.seconds))} since the start"
+    return line + (f", about {span(matrix.left)} left" if matrix.left is not None and matrix.total > 1 else "")

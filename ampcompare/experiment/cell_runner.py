@@ -1,0 +1,109 @@
+"""Run the cells of one seed, one after the other or several in parallel, and report on all of them in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ampcompare.errors import Ended
+from ampcompare.experiment.plan import Plan
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.cell_files import write_record
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["CellRunner", "FinishedCell", "cell_folder"]
+
+LOOK_SECONDS = 0.2  # a wait without end could not be interrupted on every system
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A cell that has run: its place in the plan, its record, and when it started (ISO 8601, UTC)."""
+
+    place: int
+    record: RunRecord
+    started: str
+
+
+def cell_folder(folder: Path, config: RunConfig) -> Path:
+    """Return where a cell of a run directory lies; it is named by its digest, never by the text of its arm."""
+    return folder / "cells" / config.digest()
+
+
+@dataclass(frozen=True)
+class CellRunner:
+    """Runs cells of a plan.
+
+    Attributes:
+        folder: the run directory.
+        jobs: cells that run at the same time; `launcher` must be able to.
+        begin: is called with the place of a cell when it starts.
+        progress: is called with its number, from 1, and each progress.
+    """
+
+    plan: Plan
+    folder: Path
+    launcher: Launcher
+    jobs: int
+    begin: Callable[[int], None]
+    progress: Callable[[int, Progress], None]
+
+    @contextlib.contextmanager
+    def running(self, places: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+        """Yield the cells at some places as they end; `begin` and `progress` are called while the next is awaited."""
+        if self.jobs == 1:
+            yield self._one_by_one(places)
+            return
+        executor = ThreadPoolExecutor(self.jobs)
+        try:
+            yield self._in_parallel(places, executor)
+        except Ended:
+            executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
+            raise
+        except BaseException:
+            self.launcher.close()  # ends the cells that threads wait for
+            executor.shutdown(cancel_futures=True)
+            raise
+        executor.shutdown()
+
+    def _one_by_one(self, places: Sequence[int]) -> Iterator[FinishedCell]:
+        for place in places:
+            self.begin(place)
+            yield self._run(place, functools.partial(self.progress, place + 1))
+
+    def _in_parallel(self, places: Sequence[int], executor: ThreadPoolExecutor) -> Iterator[FinishedCell]:
+        # Threads put here what is to be called in this one, and each cell that has ended.
+        news: queue.SimpleQueue[Callable[[], None] | Future[FinishedCell]] = queue.SimpleQueue()
+
+        def run(place: int) -> FinishedCell:
+            news.put(functools.partial(self.begin, place))
+            report = functools.partial(self.progress, place + 1)
+            cell = self._run(place, lambda progress: news.put(functools.partial(report, progress)))
+            record = cell.record.model_copy(update={"jobs": self.jobs})
+            write_record(record, cell_folder(self.folder, self.plan.cells[place]))
+            return FinishedCell(place, record, cell.started)
+
+        for place in places:
+            executor.submit(run, place).add_done_callback(news.put)
+        left = len(places)
+        while left:
+            with contextlib.suppress(queue.Empty):
+                item = news.get(timeout=LOOK_SECONDS)
+                if isinstance(item, Future):
+                    left -= 1
+                    yield item.result()
+                else:
+                    item()
+
+    def _run(self, place: int, on_progress: Callable[[Progress], None]) -> FinishedCell:
+        config = self.plan.cells[place]
+        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        record = self.launcher.launch(config, cell_folder(self.folder, config), on_progress)
+        return FinishedCell(place, record, started)

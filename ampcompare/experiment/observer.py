@@ -1,0 +1,71 @@
+"""What a run tells while it goes on: the cells that are planned, and the progress of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.launch.base import Progress
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["Observer", "Outline"]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is about to run.
+
+    Attributes:
+        cells: in the order in which they run, in blocks of one seed.
+        labels: the row of each cell: its arm, and what is varied.
+        cached: the record of each cell that has one and will not run; None for the others.
+        folder: the run directory.
+        jobs: cells that run in parallel.
+        timing_rounds: times that every arm of a seed is timed again after its runs.
+    """
+
+    cells: Sequence[RunConfig]
+    labels: Sequence[str]
+    cached: Sequence[RunRecord | None]
+    folder: Path
+    jobs: int = 1
+    timing_rounds: int = 0
+
+    @property
+    def arms(self) -> list[str]:
+        """The rows, in the order in which they first run."""
+        return list(dict.fromkeys(self.labels))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, sorted."""
+        return sorted({cell.recipe.seed for cell in self.cells})
+
+    @property
+    def num_cached(self) -> int:
+        """Cells that will not run."""
+        return sum(record is not None for record in self.cached)
+
+
+class Observer:
+    """Receives progress events, all in the thread that called; the default ignores them.
+
+    The number of a cell is its place in the matrix, from 1. With several cells in parallel their events alternate.
+    """
+
+    def plan(self, outline: Outline) -> None:
+        """The cells are known, and none has started; a search for the number of seeds may plan more later."""
+
+    def begin(self, config: RunConfig, number: int, total: int) -> None:
+        """A cell starts."""
+
+    def progress(self, number: int, progress: Progress) -> None:
+        """A running cell has reported its progress."""
+
+    def end(self, record: RunRecord, *, reused: bool) -> None:
+        """A cell has ended, or its record was there already."""
+
+    def note(self, text: str) -> None:
+        """There is a message for the user."""

@@ -1,0 +1,147 @@
+"""The run directories below a folder: which is the newest, and what each of them holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ampcompare.errors import RecordError
+from ampcompare.files.read import FileFault, read_json
+from ampcompare.formatting import printable
+
+__all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run"]
+
+DEFAULT_FOLDER = Path("runs")
+CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
+MAX_SHOWN = 4  # arms
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run directory says about itself.
+
+    Attributes:
+        changed: when a cell or a report was last written.
+        cells: that are done, and that were planned; the latter None without a plan.
+        headline: of its last report; "" where it has none.
+        fault: why its files cannot be read; "" if they can.
+    """
+
+    path: Path
+    changed: datetime
+    tag: str = ""
+    arms: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    cells: tuple[int, int | None] = (0, None)
+    headline: str = ""
+    fault: str = ""
+
+    def row(self) -> list[str]:
+        """Return folder, date, tag, arms, seeds, cells and headline as text."""
+        done, planned = self.cells
+        more = f" and {len(self.arms) - MAX_SHOWN} more" if len(self.arms) > MAX_SHOWN else ""
+        return [
+            printable(str(self.path), 80),
+            f"{self.changed:%Y-%m-%d %H:%M}",
+            printable(self.tag, 30) or "-",
+            printable(", ".join(self.arms[:MAX_SHOWN]) + more, 100) or "-",
+            _ranges(self.seeds) or "-",
+            f"{done}" if planned is None else f"{done}/{planned}",
+            printable(self.fault or self.headline, 300) or "-",
+        ]
+
+
+def find_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
+    """Return the run directories in a folder and in its folders, the one that changed last first.
+
+    Raises:
+        RecordError: the folder cannot be read.
+    """
+    if not folder.is_dir():
+        raise RecordError(
+            f"there is no folder {folder}; name a run directory, or the folder that holds run directories"
+        )
+    try:
+        found = {path.parent for pattern in ("*/cells", "*/*/cells") for path in folder.glob(pattern) if path.is_dir()}
+    except OSError as error:
+        raise RecordError(f"cannot read the folder {folder}: {error.strerror or error}") from None
+    return sorted(found, key=lambda path: (-_changed(path), str(path)))
+
+
+def newest_run(folder: Path = DEFAULT_FOLDER) -> Path:
+    """Return the run directory that changed last.
+
+    Raises:
+        RecordError: there is none.
+    """
+    found = find_runs(folder) if folder.is_dir() else []
+    if not found:
+        raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")
+    return found[0]
+
+
+def describe_run(path: Path) -> RunFolder:
+    """Return what a run directory holds; one with damaged files has a fault in place of facts."""
+    changed = datetime.fromtimestamp(_changed(path)).astimezone()
+    try:
+        plan = _document(path / "plan.json")
+        report = _document(path / "report.json")
+        if plan:
+            return _planned(path, changed, plan, report)
+        records = [_document(record) for record in sorted(path.glob("cells/*/record.json"))]
+        arms = tuple(dict.fromkeys(str(record.get("arm")) for record in records))
+        seeds = {record["config"]["recipe"]["seed"] for record in records}
+        return RunFolder(path, changed, "", arms, tuple(sorted(map(int, seeds))), (len(records), None))
+    except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = str(error) if isinstance(error, FileFault) else "a file does not hold what it should"
+        return RunFolder(path, changed, fault=f"cannot be read: {why}")
+
+
+def _planned(path: Path, changed: datetime, plan: Mapping[str, Any], report: Mapping[str, Any]) -> RunFolder:
+    cells = {str(label): str(cell) for label, cell in plan["cells"].items()}
+    done = sum((path / "cells" / cell / "record.json").is_file() for cell in cells.values())
+    headline = report.get("headline")
+    return RunFolder(
+        path,
+        changed,
+        str((plan.get("terms") or {}).get("tag") or ""),
+        tuple(map(str, plan["arms"])),
+        tuple(sorted({int(label.rpartition("@")[2]) for label in cells})),
+        (done, len(cells)),
+        str(headline[0]) if isinstance(headline, list) and headline else "",
+    )
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    """Return a JSON object; empty where there is no such file."""
+    if not os.path.lexists(path):
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise FileFault(f"{path.name} is no JSON object")
+    return found
+
+
+def _changed(path: Path) -> float:
+    times = [0.0]
+    for name in CHANGED:
+        try:
+            times.append((path / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _ranges(seeds: tuple[int, ...]) -> str:
+    """Return seeds as they are written, such as `0-2,7`."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], seed]
+        else:
+            parts.append([seed])
+    return ",".join("-".join(map(str, part)) for part in parts)

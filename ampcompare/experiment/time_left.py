@@ -1,0 +1,197 @@
+"""How long the rest of a matrix will take: every arm has a cost of its own.
+
+An arm costs the mean of its cells that ran in this call; else of its records that were there before; else what its
+running cell is heading for; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of a
+process counts apart from the work, since the first one loads the libraries for all others. The last
+report is taken to need what was needed after the last cell.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.timing_rounds import TIMED_STEPS
+from ampcompare.launch.base import Progress
+
+__all__ = ["TimeLeft"]
+
+FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about the whole
+
+
+@dataclass
+class _Running:
+    """A cell on its way; times are those of the caller's clock."""
+
+    began: float
+    reported: float | None = None
+    trained: float | None = None
+    latest: float = 0.0
+    first_share: float = 0.0
+    share: float = 0.0
+
+    def add(self, progress: Progress, now: float) -> None:
+        if self.reported is None:
+            self.reported = now
+        self.latest = now
+        if progress.total_steps:
+            self.share = min(1.0, progress.steps / progress.total_steps)
+            if self.trained is None:
+                self.trained, self.first_share = now, self.share  # above 0 in a resumed cell
+
+    @property
+    def made(self) -> float:
+        """The share of the steps of this call that are made, 0 to 1; a resumed cell has others before them."""
+        return (self.share - self.first_share) / (1 - self.first_share) if self.first_share < 1 else 1.0
+
+    @property
+    def setup(self) -> float:
+        """Seconds from the first report to the first step."""
+        return 0.0 if self.reported is None or self.trained is None else self.trained - self.reported
+
+    def projected(self) -> float | None:
+        """Return the seconds of work in this call that the cell is heading for; None while that is unknown."""
+        if self.trained is None or self.made < FIRST_SHARE:
+            return None
+        return self.setup + (self.latest - self.trained) / self.made
+
+
+class TimeLeft:
+    """Follows the cells of an outline. All times come from the caller, in seconds of one clock."""
+
+    def __init__(self, outline: Outline) -> None:
+        self.outline = outline
+        size = max(1, len(outline.arms))
+        count = len(outline.cells)
+        self._blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        self._waiting = {place for place, record in enumerate(outline.cached) if record is None}
+        self._running: dict[int, _Running] = {}
+        self._work: dict[str, list[float]] = {}
+        self._starts: list[float] = []
+        self._report_seconds = 0.0  # from the last sign of the latest cell until its report was written
+        self._all_ended: float | None = None
+        self._steps: dict[str, float] = {}
+        self._setups: dict[str, float] = {}
+        self._earlier: dict[str, list[float]] = {}
+        for label, record in zip(outline.labels, outline.cached, strict=True):
+            if record is not None and record.jobs == outline.jobs and record.summary.wall_seconds:
+                self._earlier.setdefault(label, []).append(record.summary.wall_seconds)
+        self._gaps: list[float] = []  # from the end of a block to the next: timing rounds
+        self._block_ended: float | None = None
+        self._rounds_left = [outline.timing_rounds > 0 and any(p in self._waiting for p in b) for b in self._blocks]
+
+    def begin(self, place: int, now: float) -> None:
+        """A cell starts, at its place from 0."""
+        if self._block_ended is not None:
+            self._gaps.append(now - self._block_ended)
+            self._block_ended = None
+            for number in range(self._block_of(place)):
+                self._rounds_left[number] = False
+        self._waiting.discard(place)
+        self._running[place] = _Running(now)
+
+    def report(self, place: int, progress: Progress, now: float) -> None:
+        """A running cell has reported its progress."""
+        cell = self._running.get(place)
+        if cell is None:
+            return
+        cell.add(progress, now)
+        label = self.outline.labels[place]
+        if cell.trained is not None:
+            self._setups[label] = cell.setup
+        if progress.step_seconds is not None:
+            self._steps[label] = progress.step_seconds
+
+    def end(self, place: int, now: float, *, reused: bool = False) -> None:
+        """A cell has ended, with its reports written."""
+        cell = self._running.pop(place, None)
+        if cell is not None and not reused:
+            start = cell.began if cell.reported is None else cell.reported
+            whole = (now - start) / max(FIRST_SHARE, 1 - cell.first_share)
+            self._work.setdefault(self.outline.labels[place], []).append(whole)
+            if cell.reported is not None:
+                self._report_seconds = now - cell.latest
+            self._starts.append(start - cell.began)
+        block = self._blocks[self._block_of(place)]
+        if not any(other in self._running or other in self._waiting for other in block):
+            self._block_ended = now
+        if not self._running and not self._waiting:
+            self._all_ended = now
+
+    def share(self, place: int) -> float:
+        """Return the share of its steps that a running cell has made, 0 to 1."""
+        return self._running[place].share if place in self._running else 0.0
+
+    def of_cell(self, place: int, now: float) -> float | None:
+        """Return how long a running cell will still take; None while that is unknown."""
+        cell = self._running.get(place)
+        if cell is None:
+            return None
+        projected, known = cell.projected(), self._known_costs().get(self.outline.labels[place])
+        if known is None:
+            return None
+        whole = known * (1 - cell.first_share)
+        if projected is not None:  # what is seen of this cell counts more the farther it is
+            whole = cell.made * projected + (1 - cell.made) * whole
+        if cell.made == 0:
+            worked = 0.0 if cell.reported is None else now - cell.reported
+            return max(0.0, whole - worked)
+        return max(0.0, whole - cell.setup) * (1 - cell.made)
+
+    def seconds(self, now: float) -> float | None:
+        """Return how long all cells will still take; None while nothing is known of any."""
+        costs = self._known_costs()
+        if not costs:
+            return None
+        typical = statistics.fmean(costs.values())
+        start = statistics.median(self._starts[1:]) if len(self._starts) > 1 else 0.0
+        total = 0.0
+        for number, block in enumerate(self._blocks):
+            running = []
+            for place in block:
+                if place in self._running:
+                    left = self.of_cell(place, now)
+                    worked = now - (self._running[place].reported or now)
+                    running.append(max(0.0, typical - worked) if left is None else left)
+            waiting = [
+                costs.get(self.outline.labels[place], typical) + start for place in block if place in self._waiting
+            ]
+            total += _makespan(running, waiting, self.outline.jobs)
+            if self._rounds_left[number]:
+                total += self._rounds(now, is_running=not running and not waiting)
+        return total + max(0.0, self._report_seconds - (0.0 if self._all_ended is None else now - self._all_ended))
+
+    def _rounds(self, now: float, *, is_running: bool) -> float:
+        """Return how long the timing rounds of a block will take, or still take if they run."""
+        if self._gaps:
+            whole = statistics.fmean(self._gaps)
+        else:
+            steps = TIMED_STEPS + self.outline.cells[0].warmup_steps
+            turns = [self._setups[arm] + steps * seconds for arm, seconds in self._steps.items() if arm in self._setups]
+            whole = self.outline.timing_rounds * len(self.outline.arms) * statistics.fmean(turns) if turns else 0.0
+        return max(0.0, whole - (now - self._block_ended)) if is_running and self._block_ended is not None else whole
+
+    def _known_costs(self) -> dict[str, float]:
+        """Return the seconds of work of a cell of each arm of which something is known."""
+        costs = {}
+        for place, cell in self._running.items():
+            if (projected := cell.projected()) is not None and cell.first_share < 1:
+                costs[self.outline.labels[place]] = projected / (1 - cell.first_share)
+        costs |= {label: statistics.fmean(seconds) for label, seconds in self._earlier.items()}
+        costs |= {label: statistics.fmean(seconds) for label, seconds in self._work.items()}
+        return costs
+
+    def _block_of(self, place: int) -> int:
+        return next(number for number, block in enumerate(self._blocks) if place in block)
+
+
+def _makespan(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
+    """Return when the last of some cells ends, if each takes the first free of `jobs` places, in order."""
+    ends = [*running, *[0.0] * max(0, jobs - len(running))]
+    heapq.heapify(ends)
+    for seconds in waiting:
+        heapq.heappush(ends, heapq.heappop(ends) + seconds)
+    return max(ends, default=0.0)

@@ -1,0 +1,91 @@
+"""What an object of a training script is, by what is assigned to it, or else by its name."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from ampcompare.lint.names import ModuleNames, Scope, dotted
+
+__all__ = ["AUTOCASTS", "CLIPS", "WRAPPERS", "Roles"]
+
+AUTOCASTS = frozenset(
+    {
+        "torch.autocast",
+        "torch.amp.autocast",
+        "torch.cuda.amp.autocast",
+        "torch.cpu.amp.autocast",
+        "torch.xpu.amp.autocast",
+        "torch.npu.amp.autocast",
+    }
+)
+CLIPS = frozenset(
+    {
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.utils.clip_grad_norm",
+        "torch.nn.utils.clip_grad_value_",
+    }
+)
+WRAPPERS = frozenset(
+    {
+        "torch.nn.DataParallel",
+        "torch.nn.parallel.DataParallel",
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+        "apex.parallel.DistributedDataParallel",
+    }
+)
+OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
+SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
+OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "jittor", "sklearn")
+
+
+class Roles:
+    """Roles of the objects of one module."""
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._known: dict[tuple[str, Scope], str] = {}
+
+    def of(self, node: ast.expr, scope: Scope) -> str:
+        """Return `scaler`, `optimizer`, `scheduler`, or an empty text."""
+        base = node.value if isinstance(node, ast.Subscript) else node
+        text = dotted(base)
+        if text is None:
+            return ""
+        key = (text, scope)
+        if key not in self._known:
+            self._known[key] = self._decide(text, scope)
+        return self._known[key]
+
+    def is_new_scaler(self, node: ast.expr, scope: Scope) -> bool:
+        """Return whether an expression builds a GradScaler."""
+        return isinstance(node, ast.Call) and self._made(node, scope) == "scaler"
+
+    def _decide(self, text: str, scope: Scope) -> str:
+        last = text.rpartition(".")[2].lstrip("_").lower()
+        values = self._names.values_of(text, scope) or []
+        values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
+        made = {self._made(value, scope) for value in values if isinstance(value, ast.Call)}
+        for role in ("scaler", "scheduler", "optimizer"):
+            if role in made:
+                return role
+        if SCHEDULER.search(last):
+            return "scheduler"
+        if "scaler" in last:
+            # A scaler of another kind, such as StandardScaler or timm's NativeScaler, works otherwise.
+            return "" if made else "scaler"
+        return "optimizer" if OPTIMIZER.search(last) else ""
+
+    def _made(self, call: ast.Call, scope: Scope) -> str:
+        name = self._names.resolve(call.func, scope) or dotted(call.func) or ""
+        if name.startswith(OTHER_FRAMEWORKS):
+            return "other"
+        last = name.rpartition(".")[2]
+        if last.endswith("GradScaler") or last in ("get_grad_scaler", "grad_scaler"):
+            return "scaler"
+        if "lr_scheduler" in name or SCHEDULER.search(last.lower()) or last.endswith("LR"):
+            return "scheduler"
+        if name.startswith(("torch.optim.", "apex.optimizers.")):
+            return "optimizer"
+        return "unknown"

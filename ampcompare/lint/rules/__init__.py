@@ -1,0 +1,1 @@
+"""The rules, by subject: each file is imported, and each function with `@rule` in it is one."""

@@ -1,0 +1,190 @@
+"""Rules about `amp.initialize` and what must come before or after it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.lint.event import Event, Kind
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, Trace, events_between, keyword, literal, name_of, rule
+
+__all__: list[str] = []
+
+GPU_WORDS = ("cuda", "device", "gpu", "rank")
+TYPOS = {f"{wrong}{level}": f"O{level}" for wrong in ("0", "o") for level in range(4)}
+TORCH_DDP_ARGUMENTS = frozenset(
+    {
+        "device_ids",
+        "output_device",
+        "dim",
+        "broadcast_buffers",
+        "find_unused_parameters",
+        "bucket_cap_mb",
+        "process_group",
+        "gradient_as_bucket_view",
+        "static_graph",
+    }
+)
+
+
+def _models(event: Event) -> set[str]:
+    """Return the names of the models of an `amp.initialize`."""
+    first = keyword(event.call, "models", 0)
+    if isinstance(first, (ast.List, ast.Tuple)):
+        return {name_of(element) for element in first.elts} - {""}
+    return {event.subject} - {""}
+
+
+def _initialized(trace: Trace) -> Iterator[tuple[int, Event]]:
+    for index, event in enumerate(trace):
+        if event.kind is Kind.INITIALIZE:
+            yield index, event
+
+
+def _is_statement(event: Event) -> bool:
+    """Return whether a call changes an object in place: it stands alone, or is bound to the object again."""
+    if isinstance(event.statement, ast.Expr):
+        return event.statement.value is event.call
+    if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
+        assert isinstance(event.call.func, ast.Attribute)
+        return [name_of(target) for target in event.statement.targets] == [name_of(event.call.func.value)]
+    return False
+
+
+@rule("AMP101", "AMP102", "AMP111", "AMP112", "AMP113", "AMP114", "AMP407")
+def order_around_initialize(module: LintModule) -> Iterator[Finding]:
+    """What comes before `amp.initialize` and should come after it, or the reverse."""
+    for trace in module.traces:
+        for index, event in _initialized(trace):
+            models = _models(event)
+            before = [other for other in trace[:index] if other.may_follow(event)]
+            after = [other for other in trace[index + 1 :] if other.may_follow(event)]
+            for other in before:
+                if other.kind is Kind.WRAP and other.target and other.target in models:
+                    yield module.finding(
+                        "AMP101",
+                        event.call,
+                        f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
+                    )
+                elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+                    yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
+                elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
+                    yield module.finding(
+                        "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
+                    )
+            yield from _after(module, trace, event, after, models)
+
+
+def _receiver(event: Event) -> ast.expr:
+    assert isinstance(event.call.func, ast.Attribute)
+    return event.call.func.value
+
+
+def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:
+    for other in after:
+        if other.kind is Kind.INITIALIZE and other.call is not event.call and other.scope is event.scope:
+            # A training after another one, such as that of the next fold, is right.
+            if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
+                yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
+        elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+            trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
+            if any(last.may_follow(other) for last in trains):
+                yield module.finding("AMP111", other.call, f"`{other.shown}` is cast after `amp.initialize`")
+        elif other.kind is Kind.CUDA and other.subject in models and _is_statement(other) and _to_gpu(other):
+            moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
+            trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
+            if not trained and not any(one.subject == other.subject for one in moved):
+                yield module.finding("AMP113", other.call, f"`{other.shown}` is moved after `amp.initialize`")
+        elif other.kind is Kind.SYNC_BATCH_NORM and other.subject in models:
+            yield module.finding("AMP114", other.call, f"`{other.shown}` went through `amp.initialize` before")
+
+
+def _to_gpu(event: Event) -> bool:
+    assert isinstance(event.call.func, ast.Attribute)
+    if event.call.func.attr == "cuda":
+        return True
+    return bool(event.call.args) and any(word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS)
+
+
+@rule("AMP108")
+def opt_level_typo(module: LintModule) -> Iterator[Finding]:
+    """Opt levels written with a zero, as an argument, a default, or the default of an option."""
+    if not module.mentions(r"\bapex\b|\bamp\b"):
+        return
+    for call in module.names.calls:
+        values = [one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")]
+        flags = " ".join(filter(None, map(literal, call.args)))
+        if name_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
+            values += [one.value for one in call.keywords if one.arg == "default"]
+        for value in values:
+            yield from _typo(module, value)
+    for scope in module.names.scopes:
+        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = scope.node.args
+            named = [*arguments.posonlyargs, *arguments.args]
+            pairs = list(zip(reversed(named), reversed(arguments.defaults), strict=False))
+            pairs += [
+                (one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value
+            ]
+            for argument, value in pairs:
+                if argument.arg.endswith("opt_level"):
+                    yield from _typo(module, value)
+
+
+def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
+    right = TYPOS.get(literal(value) or "")
+    if right is not None:
+        source = module.text.source(value)
+        edits = module.text.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
+        yield module.finding("AMP108", value, f"{source} is no opt level; Apex knows {right!r}", edits)
+
+
+@rule("AMP109", "AMP402", "AMP406")
+def result_of_initialize(module: LintModule) -> Iterator[Finding]:
+    """What the result of `amp.initialize` is bound to."""
+    for call in module.calls_of("apex.amp.initialize"):
+        model, optimizer = keyword(call, "models", 0), keyword(call, "optimizers", 1)
+        statement = module.names.parents[call]
+        if any(isinstance(argument, ast.Starred) for argument in call.args) or model is None:
+            continue
+        if isinstance(optimizer, (ast.List, ast.Tuple)) and len(optimizer.elts) > 1 and not keyword(call, "num_losses"):
+            yield module.finding("AMP406", call, f"{len(optimizer.elts)} optimizers share one loss scaler")
+        named = [name_of(one) for one in (model, optimizer) if one is not None]
+        right = ", ".join(named) if all(named) else ""
+        if isinstance(statement, ast.Expr):
+            start = module.text.start(statement)
+            edits: tuple[Edit, ...] = (Edit(start, start, f"{right} = "),) if right else ()
+            yield module.finding("AMP402", call, "the result of `amp.initialize` is discarded", edits)
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and optimizer is not None:
+            target = statement.targets[0]
+            bound = [name_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            if not right or bound == named:
+                continue
+            if bound == named[:1] or bound == named[::-1]:
+                shown = ", ".join(bound)
+                edits = module.text.replace(target, right)
+                yield module.finding("AMP109", call, f"`{right}` come back, and are bound to `{shown}`", edits)
+
+
+@rule("AMP115")
+def result_of_conversion(module: LintModule) -> Iterator[Finding]:
+    """What the result of Apex's `convert_syncbn_model` is bound to."""
+    for call in module.calls_of("apex.parallel.convert_syncbn_model"):
+        statement, model = module.names.parents[call], name_of(keyword(call, "module", 0) or call.func)
+        if isinstance(statement, ast.Expr):
+            start = module.text.start(statement)
+            edits = (Edit(start, start, f"{model} = "),) if call.args and model else ()
+            yield module.finding("AMP115", call, "the converted model is discarded", edits)
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+            count = len(statement.targets[0].elts)
+            yield module.finding("AMP115", call, f"one model comes back, and is unpacked into {count} names")
+
+
+@rule("AMP116")
+def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
+    """Arguments of torch's DistributedDataParallel for Apex's."""
+    for call in module.calls_of("apex.parallel.DistributedDataParallel"):
+        wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
+        if wrong and not module.names.has_alternatives(call.func):
+            yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")

@@ -1,0 +1,193 @@
+"""Rules about `amp.scale_loss`, and what happens to gradients in and after its block."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, Trace, keyword, name_of, rule
+
+__all__: list[str] = []
+
+
+def _backward_before(trace: Trace, event: Event) -> bool:
+    """Return whether a backward pass ran before in the same `scale_loss` block."""
+    block = event.apex_block()
+    return any(
+        other.kind is Kind.BACKWARD and other.apex_block() is block and other.may_follow(event)
+        for other in trace[: trace.index(event)]
+    )
+
+
+@rule("AMP103", "AMP105", "AMP106")
+def inside_the_block(module: LintModule) -> Iterator[Finding]:
+    """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.apex_block()
+            if block is None or block.call is None:
+                continue
+            if event.kind is Kind.CLIP and _backward_before(trace, event):
+                yield module.finding("AMP103", event.call, "the gradients are still scaled inside this block")
+            elif event.kind is Kind.STEP and _backward_before(trace, event):
+                yield module.finding(
+                    "AMP105", event.call, f"`{event.shown}` steps with gradients that are still scaled"
+                )
+            elif event.kind is Kind.BACKWARD and isinstance(event.call.func, ast.Attribute):
+                loss = keyword(block.call, "loss", 0)
+                receiver = event.call.func.value
+                if loss is None or block.name == event.subject or event.scope is not module.names.scope_of[block.call]:
+                    continue
+                if name_of(receiver) and name_of(receiver) == name_of(loss):
+                    item = next(item for item in block.node.items if item.context_expr is block.call)
+                    bound = item.optional_vars
+                    edits = () if bound is None else module.text.replace(receiver, name_of(bound))
+                    yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
+
+
+@rule("AMP104", "AMP117")
+def copies_of_o2(module: LintModule) -> Iterator[Finding]:
+    """Gradients of the fp16 copies that are clipped or changed under O2."""
+    if module.opt_levels != {"O2"}:
+        return
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
+                continue
+            scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
+            if scaled and event.apex_block() is None:
+                source = scaled[-1].call
+                optimizer = keyword(source, "optimizers", 1)
+                local = source in module.names.scope_of and module.names.scope_of[source] is event.scope
+                edits: tuple[Edit, ...] = ()
+                if local and optimizer is not None and isinstance(source.func, ast.Attribute) and name_of(optimizer):
+                    amp = module.text.source(source.func.value)
+                    edits = module.text.replace(event.call.args[0], f"{amp}.master_params({name_of(optimizer)})")
+                message = f"`{event.shown}` are the fp16 copies under O2"
+                yield module.finding("AMP104", event.call, message, edits)
+    yield from _edited_gradients(module)
+
+
+def _edited_gradients(module: LintModule) -> Iterator[Finding]:
+    blocks = list(module.calls_of("apex.amp.scale_loss"))
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.For) or not isinstance(node.iter, ast.Call):
+            continue
+        function = node.iter.func
+        if not isinstance(function, ast.Attribute) or function.attr not in ("parameters", "named_parameters"):
+            continue
+        here = module.function_of(node)
+        before = [call for call in blocks if module.function_of(call) is here and call.lineno < node.lineno]
+        steps = [
+            call
+            for call in module.names.calls
+            if call.lineno > (node.end_lineno or 0)
+            and name_of(call.func).endswith(".step")
+            and module.function_of(call) is here
+        ]
+        if before and steps:
+            for part in ast.walk(node):
+                if isinstance(part, ast.stmt) and _edits_gradient(part):
+                    yield module.finding("AMP117", part, "this changes the gradient of an fp16 copy under O2")
+
+
+def _edits_gradient(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.AugAssign):
+        return _is_gradient(statement.target)
+    if isinstance(statement, ast.Assign):
+        empties = isinstance(statement.value, ast.Constant) and statement.value.value is None
+        return not empties and any(_is_gradient(target) for target in statement.targets)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        function = statement.value.func
+        in_place = isinstance(function, ast.Attribute) and function.attr.endswith("_") and function.attr != "zero_"
+        return in_place and isinstance(function, ast.Attribute) and _is_gradient(function.value)
+    return False
+
+
+def _is_gradient(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_gradient(node.value)
+    return name_of(node).removesuffix(".data").endswith(".grad")
+
+
+@rule("AMP107")
+def without_with(module: LintModule) -> Iterator[Finding]:
+    """`scale_loss` whose result is used as if it were the loss."""
+    for call in module.calls_of("apex.amp.scale_loss"):
+        parent = module.names.parents[call]
+        used = isinstance(parent, (ast.Attribute, ast.Expr))
+        if isinstance(parent, ast.Assign) and parent.value is call:
+            name = name_of(parent.targets[0])
+            uses = [name_of(other.func) for other in module.names.calls]
+            used = bool(name) and f"{name}.backward" in uses
+            entered = any(
+                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
+            )
+            used = used and not entered
+        if used:
+            yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
+
+
+@rule("AMP110")
+def never_unscaled(module: LintModule) -> Iterator[Finding]:
+    """Optimizers of which every `scale_loss` delays unscaling."""
+    for trace in module.traces:
+        blocks = [event for event in trace if event.kind is Kind.SCALE_LOSS]
+        for event in blocks:
+            of_same = [other for other in blocks if other.target == event.target]
+            if not all(_delays(other.call) for other in of_same) or event is not of_same[-1]:
+                continue
+            rest = trace[trace.index(event) :]
+            if any(
+                other.kind is Kind.STEP and other.subject == event.target and other.may_follow(event) for other in rest
+            ):
+                yield module.finding(
+                    "AMP110", event.call, f"the gradients of `{plain(event.target)}` are never unscaled"
+                )
+
+
+def _delays(call: ast.Call) -> bool:
+    value = keyword(call, "delay_unscale", 4)
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+@rule("AMP118", "AMP228")
+def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
+    """Numbers that are read from a scaled loss."""
+    for call in module.names.calls:
+        node: ast.expr | None = None
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
+            node = call.func.value
+        elif name_of(call.func) == "float" and len(call.args) == 1:
+            node = call.args[0]
+        parent = module.names.parents[call]
+        if not isinstance(node, ast.Name) or (isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div)):
+            continue
+        for value in module.names.scope_of[call].values.get(node.id, ()):
+            inner = value.value if isinstance(value, ast.Starred) else value
+            if not isinstance(inner, ast.Call) or len(module.names.scope_of[call].values[node.id]) > 1:
+                continue
+            if module.names.resolve_here(inner.func) == "apex.amp.scale_loss":
+                loss = keyword(inner, "loss", 0)
+                edits = () if loss is None or not name_of(loss) else module.text.replace(node, name_of(loss))
+                yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale", edits)
+            elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
+                if module.roles.of(inner.func.value, module.names.scope_of[call]) == "scaler":
+                    yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
+
+
+@rule("AMP405")
+def accumulation_unscales(module: LintModule) -> Iterator[Finding]:
+    """Accumulation in which each micro-batch is unscaled."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALE_LOSS or keyword(event.call, "delay_unscale", 4) is not None:
+                continue
+            rest = [other for other in trace[trace.index(event) :] if other.kind is Kind.STEP]
+            if any(
+                other.subject == event.target and any("%" in key and key not in event.facts for key in other.facts)
+                for other in rest
+            ):
+                yield module.finding("AMP405", event.call, "each micro-batch is unscaled and checked")

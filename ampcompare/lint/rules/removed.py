@@ -1,0 +1,270 @@
+"""Rules about names that were removed, are deprecated, or never were."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, name_of, rule
+
+__all__: list[str] = []
+
+REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
+OF_APEX = frozenset(
+    {
+        "init",
+        "initialize",
+        "scale_loss",
+        "master_params",
+        "state_dict",
+        "load_state_dict",
+        "disable_casts",
+        "half_function",
+        "float_function",
+        "promote_function",
+        "register_half_function",
+        "register_float_function",
+        "register_promote_function",
+    }
+)
+PACKAGES = {"torch.cuda.amp": "cuda", "torch.cpu.amp": "cpu"}
+CALLED = ("autocast", "GradScaler")
+DECORATORS = ("custom_fwd", "custom_bwd")
+OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
+QUERIES = {
+    "torch.get_autocast_gpu_dtype": 'get_autocast_dtype("cuda"',
+    "torch.get_autocast_cpu_dtype": 'get_autocast_dtype("cpu"',
+    "torch.set_autocast_gpu_dtype": 'set_autocast_dtype("cuda"',
+    "torch.set_autocast_cpu_dtype": 'set_autocast_dtype("cpu"',
+    "torch.is_autocast_cpu_enabled": 'is_autocast_enabled("cpu"',
+    "torch.set_autocast_cpu_enabled": 'set_autocast_enabled("cpu"',
+}
+
+
+def _imports(module: LintModule) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in module.names.parents:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the full names that an import statement names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def _is_guarded(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a statement stands in a `try` with handlers or under a condition."""
+    while node in module.names.parents:
+        parent = module.names.parents[node]
+        if isinstance(parent, ast.If) or (
+            isinstance(parent, ast.Try) and parent.handlers and node not in parent.orelse
+        ):
+            return True
+        node = parent
+    return False
+
+
+@rule("AMP301", "AMP304", "AMP308", "AMP404")
+def imports(module: LintModule) -> Iterator[Finding]:
+    """Imports of what was removed or moved."""
+    for node in _imports(module):
+        for name in _imported(node):
+            package, _, last = name.rpartition(".")
+            parts = name.split(".")
+            if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
+                yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
+                break
+            if name == "apex.optimizers.FP16_Optimizer":
+                yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
+            elif package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX:
+                yield module.finding("AMP304", node, f"`{package}` has no `{last}`")
+        if isinstance(node, ast.ImportFrom) and node.module == "apex.fp16_utils" and node.names[0].name == "*":
+            yield module.finding("AMP404", node, "the names that are used from `apex.fp16_utils` are not seen")
+
+
+@rule("AMP120")
+def bare_except(module: LintModule) -> Iterator[Finding]:
+    """A bare `except:` around an import of Apex."""
+    for node in module.names.parents:
+        if isinstance(node, ast.Try) and any(_of_amp(module, statement) for statement in node.body):
+            for handler in node.handlers:
+                if handler.type is None and not _reports(handler):
+                    start = module.text.offset(handler.lineno, handler.col_offset)
+                    written = module.text.text[start : start + len("except:")] == "except:"
+                    edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
+                    yield module.finding("AMP120", handler, "any fault of the import of Apex is swallowed", edits)
+
+
+def _of_amp(module: LintModule, node: ast.stmt) -> bool:
+    """Return whether a statement imports the part of Apex that mixed precision needs."""
+    if not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return False
+    names = [name.split(".") for name in _imported(node)]
+    if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
+        return True
+    return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
+
+
+def _reports(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler raises again, or says something."""
+    words = ("print", "warn", "log", "exit", "info", "error")
+    return any(
+        isinstance(node, ast.Raise)
+        or (isinstance(node, ast.Call) and any(word in name_of(node.func).lower() for word in words))
+        for node in ast.walk(handler)
+    )
+
+
+@rule("AMP302", "AMP303")
+def device_amp(module: LintModule) -> Iterator[Finding]:
+    """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
+    groups = {name: edits for node in _imports(module) for name, edits in _renamed_import(module, node).items()}
+    for node in module.names.parents:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        if (node.id if isinstance(node, ast.Name) else node.attr) not in (*CALLED, *DECORATORS) and not isinstance(
+            node, ast.Name
+        ):
+            continue
+        full = module.names.resolve_here(node) or ""
+        package, _, last = full.rpartition(".")
+        if package not in PACKAGES or module.names.has_alternatives(node) or _is_fallback(module, node):
+            continue
+        edits = groups.get(node.id, ()) if isinstance(node, ast.Name) else _renamed(module, node, full)
+        if last in CALLED and isinstance(module.names.parents[node], ast.Call):
+            call = module.names.parents[node]
+            if isinstance(call, ast.Call) and call.func is node:
+                yield module.finding("AMP302", call, f"`{package}.{last}` is deprecated", edits)
+        elif last in DECORATORS:
+            yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
+
+
+def _is_fallback(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a name is used only where something newer is missing."""
+    while node in module.names.parents:
+        parent = module.names.parents[node]
+        if isinstance(parent, ast.ExceptHandler):
+            return True
+        if isinstance(parent, (ast.If, ast.IfExp)) and parent.test is not node:
+            if OF_VERSIONS.search(ast.unparse(parent.test)):
+                return True
+        node = parent
+    return False
+
+
+def _renamed(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
+    """Return the edits of `torch.cuda.amp.NAME`, written out."""
+    package, _, last = full.rpartition(".")
+    text = name_of(node)
+    if not text.endswith(f".{full.removeprefix('torch.')}"):
+        return ()
+    head = text.removesuffix(f".{full.removeprefix('torch.')}")
+    changed = _changed_use(module, node, last, PACKAGES[package])
+    return () if changed is None else (*module.text.replace(node, f"{head}.amp.{last}"), *changed)
+
+
+def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
+    """Return the edits that name the device where a name is used; None where it is not clear how."""
+    parent = module.names.parents[node]
+    call = parent if isinstance(parent, ast.Call) and parent.func is node else None
+    end = module.text.end(node)
+    if name in DECORATORS:
+        if call is None:
+            return (Edit(end, end, f'(device_type="{device}")'),)
+        if any(one.arg is None for one in call.keywords) or call.args:
+            return None
+        return (
+            Edit(
+                _opening(module, call),
+                _opening(module, call),
+                f'device_type="{device}"' + (", " if call.keywords else ""),
+            ),
+        )
+    if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
+        return None
+    if name == "autocast":
+        if len(call.args) > 1:
+            return None
+        if call.args:
+            start = module.text.start(call.args[0])
+            return (Edit(start, start, f'"{device}", enabled='),)
+    opening = _opening(module, call)
+    return (Edit(opening, opening, f'"{device}"' + (", " if call.args or call.keywords else "")),)
+
+
+def _opening(module: LintModule, call: ast.Call) -> int:
+    """Return the place behind the opening parenthesis of a call."""
+    return module.text.text.index("(", module.text.end(call.func)) + 1
+
+
+def _renamed_import(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
+    """Return, for the names of `from torch.cuda.amp import ...`, the edits of the import and of every use of them."""
+    if not isinstance(node, ast.ImportFrom) or node.module not in PACKAGES or _is_guarded(module, node):
+        return {}
+    names = [alias.name for alias in node.names]
+    if any(alias.asname for alias in node.names) or not set(names) <= {*CALLED, *DECORATORS}:
+        return {}
+    statement = module.text.source(node)
+    edits = list(module.text.replace(node, statement.replace(node.module, "torch.amp", 1)))
+    for use in module.names.parents:
+        if isinstance(use, ast.Name) and use.id in names:
+            if module.names.resolve_here(use) != f"{node.module}.{use.id}":
+                return {}
+            changed = _changed_use(module, use, use.id, PACKAGES[node.module])
+            if changed is None or not isinstance(use.ctx, ast.Load):
+                return {}
+            edits += changed
+    return dict.fromkeys(names, tuple(edits))
+
+
+@rule("AMP304", "AMP306", "AMP307", "AMP309")
+def calls(module: LintModule) -> Iterator[Finding]:
+    """Calls of what was renamed, removed, or is no part of the package."""
+    for call, full in module.resolved:
+        package, _, last = full.rpartition(".")
+        if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
+            yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
+        elif full == "torch.nn.utils.clip_grad_norm":
+            end = module.text.end(call.func)
+            written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
+            edits = (Edit(end, end, "_"),) if written else ()
+            yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
+        elif full == "apex.amp.init":
+            yield module.finding("AMP307", call, "`amp.init` was removed")
+        elif full in QUERIES and not _is_fallback(module, call):
+            source = module.text.source(call.func)
+            edits = ()
+            if isinstance(call.func, ast.Attribute) and not call.keywords:
+                opening = _opening(module, call)
+                new = f"{module.text.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
+                edits = (Edit(module.text.start(call), opening, new),)
+            yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
+
+
+@rule("AMP305")
+def not_imported(module: LintModule) -> Iterator[Finding]:
+    """Calls of `amp`, where nothing binds that name."""
+    if module.names.stars or module.mentions(r"globals\(\)|setattr\(|exec\("):
+        return
+    bound = {
+        name
+        for scope in module.names.scopes
+        for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
+    }
+    if "amp" in bound:
+        return
+    for call in module.names.calls:
+        if name_of(call.func) in ("amp.initialize", "amp.scale_loss") and not _in_try(module, call):
+            yield module.finding("AMP305", call, "nothing in this module binds `amp`")
+
+
+def _in_try(module: LintModule, node: ast.AST) -> bool:
+    while node in module.names.parents:
+        node = module.names.parents[node]
+        if isinstance(node, ast.Try):
+            return True
+    return False

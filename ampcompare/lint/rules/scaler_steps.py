@@ -1,0 +1,251 @@
+"""Rules about the calls of one GradScaler: scale, unscale_, step and update."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, Trace, events_between, rule
+
+__all__: list[str] = []
+
+UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
+
+
+def _receiver(module: LintModule, event: Event) -> str:
+    """Return the source of the object whose method is called."""
+    assert isinstance(event.call.func, ast.Attribute)
+    return module.text.source(event.call.func.value)
+
+
+def _first_argument(module: LintModule, event: Event) -> str:
+    return module.text.source(event.call.args[0]) if event.call.args else ""
+
+
+def _last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+    """Return the last event of some kinds before another one, of those that one run can meet with it."""
+    before = trace[: trace.index(event)]
+    return next((other for other in reversed(before) if other.kind in kinds and other.may_follow(event)), None)
+
+
+def _on(event: Event, name: str) -> bool:
+    return name in (event.subject, event.target)
+
+
+@rule("AMP201")
+def clip_scaled(module: LintModule) -> Iterator[Finding]:
+    """Clipping between a scaled backward pass and `scaler.step`, without `unscale_`."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.CLIP or event.apex_block() is not None:
+                continue
+            last = _last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
+            if last is None or not last.scaler:
+                continue
+            between = events_between(
+                trace, last, event, Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE
+            )
+            if any(other.kind is not Kind.CLIP for other in between):
+                continue
+            rest = trace[trace.index(event) + 1 :]
+            steps = []
+            for other in rest:
+                if other.kind in (Kind.BACKWARD, Kind.UNSCALE) and other.may_follow(event):
+                    break
+                if other.kind is Kind.SCALER_STEP and other.subject == last.scaler and other.may_follow(event):
+                    steps.append(other)
+            function = module.function_of(event.call)
+            source = module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
+            if not steps or "get_scale" in source or "inv_scale" in source:
+                continue
+            edits: tuple[Edit, ...] = ()
+            names = [(_receiver(module, step), _first_argument(module, step)) for step in steps]
+            if len(set(names)) == 1 and steps[0].scope is event.scope and steps[0].loops == event.loops:
+                edits = module.text.insert_before(event.statement, f"{names[0][0]}.unscale_({names[0][1]})")
+            message = f"the gradients are still scaled by `{plain(last.scaler)}`"
+            yield module.finding("AMP201", event.call, message, edits)
+
+
+@rule("AMP202", "AMP203")
+def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
+    """Steps of an optimizer with and without the scaler, and without it alone."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.STEP:
+                continue
+            same = [
+                other
+                for other in trace
+                if other.kind is Kind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
+            ]
+            twins = [other for other in same if other.loops == event.loops]
+            for other in twins:
+                first, last = sorted((event, other), key=trace.index)
+                if events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UPDATE):
+                    if first is event or events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+                        continue
+                backward = _last_before(trace, first, Kind.BACKWARD)
+                if backward is None or not backward.scaler:
+                    continue
+                edits = module.text.delete(event.statement) if _alone(module, event) else ()
+                message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+                yield module.finding("AMP202", event.call, message, edits)
+                break
+            if not same:
+                yield from _without_scaler(module, trace, event)
+
+
+def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
+    last = _last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
+    if last is None or not last.scaler or last.loops != event.loops:
+        return
+    # Which optimizer a pass belongs to is known only where there is one.
+    optimizers = {other.subject for other in trace if other.kind is Kind.STEP}
+    stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
+    if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
+        return
+    scaler = plain(last.scaler)
+    updates = any(other.kind is Kind.UPDATE for other in trace)
+    local = last.scope is event.scope and updates and not event.call.args
+    optimizer = _receiver(module, event)
+    edits = module.text.replace(event.call, f"{scaler}.step({optimizer})") if local else ()
+    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{scaler}`", edits)
+
+
+def _alone(module: LintModule, event: Event) -> bool:
+    """Return whether a call is a statement, next to which another one stands in its block."""
+    block, _ = module.siblings(event.statement)
+    return isinstance(event.statement, ast.Expr) and event.statement.value is event.call and len(block) > 1
+
+
+@rule("AMP204")
+def update_missing(module: LintModule) -> Iterator[Finding]:
+    """A scaler that steps and is updated nowhere in the module."""
+    if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
+        calls = [
+            call for call in module.names.calls if isinstance(call.func, ast.Attribute) and call.func.attr == "update"
+        ]
+        for call in calls:
+            assert isinstance(call.func, ast.Attribute)
+            known = module.roles.of(call.func.value, module.names.scope_of[call])
+            if known == "scaler" or "scaler" in ast.unparse(call.func.value).lower():
+                return
+        if not calls:
+            return
+    for trace in module.traces:
+        steps = [event for event in trace if event.kind is Kind.SCALER_STEP]
+        for event in steps:
+            last = _last_before(trace, event, Kind.BACKWARD)
+            if last is None or last.scaler != event.subject:
+                continue
+            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
+                continue
+            alone = len(steps) == 1 and isinstance(event.statement, ast.Expr)
+            line = f"{_receiver(module, event)}.update()"
+            edits = module.text.insert_after(event.statement, line) if alone else ()
+            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
+            break
+
+
+@rule("AMP205")
+def update_between(module: LintModule) -> Iterator[Finding]:
+    """An update between steps whose backward passes have all run before it."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UPDATE:
+                continue
+            before = _last_before(trace, event, Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE)
+            if before is None or before.kind is not Kind.SCALER_STEP or before.loops != event.loops:
+                continue
+            if before.subject != event.subject:
+                continue
+            for other in trace[trace.index(event) + 1 :]:
+                if not other.may_follow(event) or not other.may_follow(before):
+                    continue
+                if other.kind in (Kind.BACKWARD, Kind.UPDATE, *UNKNOWN):
+                    break
+                if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
+                    if other.target != before.target:
+                        line = other.call.lineno
+                        shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
+                        yield module.finding("AMP205", event.call, shown)
+                    break
+
+
+@rule("AMP206", "AMP207")
+def unscale_again(module: LintModule) -> Iterator[Finding]:
+    """`unscale_` after `unscale_` or after the step, without an update between."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UNSCALE:
+                continue
+            for other in reversed(trace[: trace.index(event)]):
+                if not other.may_follow(event) or other.loops != event.loops:
+                    if other.kind is Kind.UPDATE:
+                        break
+                    continue
+                if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and _on(other, event.subject)):
+                    break
+                if other.subject != event.subject or other.target != event.target or other.call is event.call:
+                    continue
+                if "[" in event.target or not event.target:
+                    break
+                if other.kind is Kind.UNSCALE:
+                    shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
+                    yield module.finding("AMP206", event.call, shown)
+                    break
+                if other.kind is Kind.SCALER_STEP:
+                    shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
+                    yield module.finding("AMP207", event.call, shown)
+                    break
+
+
+@rule("AMP208", "AMP216")
+def unscaled_losses(module: LintModule) -> Iterator[Finding]:
+    """Backward passes of losses that the scaler of the next step has not scaled."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP:
+                continue
+            passes = _passes_before(trace, event)
+            plain = [other for other in passes if not other.scaler and other.apex_block() is None]
+            if not plain or any(other.kind in UNKNOWN for other in passes):
+                continue
+            steps = [other for other in trace if other.kind is Kind.STEP and other.may_follow(event)]
+            if len(plain) == len(passes):
+                if module.mentions(r"\.scale\(") or steps or len(plain) > 1:
+                    continue
+                yield _unscaled("AMP208", module, event, plain[0])
+            elif not steps:
+                scaled = [other for other in passes if other.scaler == event.subject]
+                for other in plain:
+                    if scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
+                        yield _unscaled("AMP216", module, event, other)
+
+
+def _passes_before(trace: Trace, event: Event) -> list[Event]:
+    """Return the backward passes, and calls that nobody knows, since the last step or cleared gradients."""
+    found: list[Event] = []
+    for other in reversed(trace[: trace.index(event)]):
+        if not other.may_follow(event):
+            continue
+        if other.kind in (Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE) and found:
+            break
+        if other.kind is Kind.ZERO_GRAD or other.loops != event.loops:
+            if found:
+                break
+            continue
+        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+            found.append(other)
+    return found
+
+
+def _unscaled(code: str, module: LintModule, step: Event, event: Event) -> Finding:
+    loss = event.call.func.value if isinstance(event.call.func, ast.Attribute) else None
+    edits: tuple[Edit, ...] = ()
+    if loss is not None and step.scope is event.scope and isinstance(loss, (ast.Name, ast.Attribute)):
+        edits = module.text.replace(loss, f"{_receiver(module, step)}.scale({module.text.source(loss)})")
+    shown = f"`{plain(event.subject)}` is not scaled by `{plain(step.subject)}`"
+    return module.finding(code, event.call, shown, edits)

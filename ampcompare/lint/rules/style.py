@@ -1,0 +1,66 @@
+"""Rules about what works, and reads or ages badly."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.finding import Finding
+from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
+from ampcompare.lint.roles import AUTOCASTS
+
+__all__: list[str] = []
+
+PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
+
+
+@rule("AMP401")
+def private_state(module: LintModule) -> Iterator[Finding]:
+    """`_amp_state` and `_amp_stash` of Apex."""
+    if not module.mentions("_amp_sta"):
+        return
+    lines = set()
+    for node in module.names.parents:
+        if isinstance(node, ast.Attribute) and node.attr in ("_amp_state", "_amp_stash"):
+            name = node.attr
+        elif isinstance(node, ast.Name) and node.id == "_amp_state":
+            name = node.id
+        else:
+            continue
+        if node.lineno not in lines:
+            lines.add(node.lineno)
+            yield module.finding("AMP401", node, f"`{name}` is private to Apex")
+
+
+@rule("AMP403")
+def boolean_flag(module: LintModule) -> Iterator[Finding]:
+    """Options of mixed precision with `type=bool`."""
+    for call in module.names.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            kind = keyword(call, "type")
+            flags = [literal(argument) or "" for argument in call.args]
+            if isinstance(kind, ast.Name) and kind.id == "bool" and keyword(call, "action") is None:
+                flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
+                if flag:
+                    yield module.finding("AMP403", call, f"`{flag} False` is true")
+
+
+@rule("AMP408")
+def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
+    """A forward pass without gradients outside autocast, in a module that trains under it."""
+    if next(module.calls_of(*AUTOCASTS), None) is None:
+        return
+    for scope in module.names.scopes:
+        if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        decorated = {name_of(one.func if isinstance(one, ast.Call) else one) for one in scope.node.decorator_list}
+        if not decorated & {"torch.no_grad", "torch.inference_mode"}:
+            continue
+        inside = [call for call in module.names.calls if module.names.scope_of[call] is scope]
+        if any(module.names.resolve_here(call.func) in AUTOCASTS for call in inside):
+            continue
+        for call in inside:
+            if name_of(call.func).rpartition(".")[2] in ("model", "net", "network"):
+                yield module.finding("AMP408", call, "this forward pass runs in another precision than training")
+                break

@@ -1,0 +1,249 @@
+"""Rules about the order within an update, whatever scales the loss: accumulation, clipping, schedule, zero_grad."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
+from ampcompare.lint.names import flat_values
+
+__all__: list[str] = []
+
+STEPS = (Kind.STEP, Kind.SCALER_STEP)
+AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
+LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
+SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
+
+
+def _amp_traces(module: LintModule) -> Iterator[Trace]:
+    """Yield the traces in which Apex or a GradScaler takes part."""
+    for trace in module.traces:
+        if any(event.kind in AMP_KINDS for event in trace):
+            yield trace
+
+
+def _optimizer(event: Event) -> str:
+    return event.target if event.kind is Kind.SCALER_STEP else event.subject
+
+
+def _accumulates(event: Event, other: Event) -> str:
+    """Return the condition on a remainder under which one event runs and another does not, if there is one."""
+    return next((key for key in event.facts if "%" in key and key not in other.facts), "")
+
+
+@rule("AMP209", "AMP210", "AMP211")
+def every_microbatch(module: LintModule) -> Iterator[Finding]:
+    """Calls that run for each micro-batch of an accumulation and belong to the step."""
+    for trace in _amp_traces(module):
+        for step in trace:
+            if step.kind not in STEPS or not any("%" in key for key in step.facts):
+                continue
+            loop = step.loops[-1:]
+            passes = [
+                other
+                for other in trace
+                if other.kind is Kind.BACKWARD and other.loops[-1:] == loop and other.may_follow(step)
+            ]
+            # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
+            if not loop or not any(_accumulates(step, other) for other in passes):
+                continue
+            for event in trace:
+                if event.loops != step.loops or not event.may_follow(step) or not _accumulates(step, event):
+                    continue
+                condition = _accumulates(step, event)
+                if any("%" in key for key in event.facts):
+                    continue
+                step_kind = step.kind is Kind.SCALER_STEP
+                if event.kind is Kind.UPDATE and step_kind and event.subject == step.subject:
+                    yield module.finding("AMP209", event.call, f"the step runs only if `{condition}`")
+                elif event.kind is Kind.UNSCALE and step_kind and event.target == step.target:
+                    if not _updates_each_time(trace, event):
+                        yield module.finding("AMP210", event.call, f"the step runs only if `{condition}`")
+                elif event.kind is Kind.CLIP:
+                    yield module.finding("AMP211", event.call, f"the step runs only if `{condition}`")
+
+
+def _updates_each_time(trace: Trace, event: Event) -> bool:
+    return any(
+        other.kind is Kind.UPDATE and other.loops == event.loops and not any("%" in key for key in other.facts)
+        for other in trace
+    )
+
+
+@rule("AMP212")
+def clip_after_step(module: LintModule) -> Iterator[Finding]:
+    """Clipping between a step and the next `zero_grad` or backward pass."""
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.CLIP:
+                continue
+            before = [
+                other
+                for other in trace[: trace.index(event)]
+                if other.may_follow(event)
+                and other.kind in (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+            ]
+            if len(before) < 2 or before[-1].kind not in STEPS or before[-1].loops != event.loops:
+                continue
+            passes = [other for other in before if other.kind is Kind.BACKWARD]
+            later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            if not passes or any(other.kind in (*STEPS, Kind.UNSCALE) for other in later):
+                continue
+            shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+            yield module.finding("AMP212", event.call, shown)
+
+
+@rule("AMP213")
+def scheduler_first(module: LintModule) -> Iterator[Finding]:
+    """A scheduler that is called between backward pass and step."""
+    own = {scope.node.name for scope in module.names.scopes if isinstance(scope.node, ast.ClassDef)}
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.SCHEDULE or not event.loops:
+                continue
+            index = trace.index(event)
+            last = next(
+                (
+                    other
+                    for other in reversed(trace[:index])
+                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD)
+                ),
+                None,
+            )
+            following = next(
+                (
+                    other
+                    for other in trace[index + 1 :]
+                    if other.may_follow(event) and other.kind in (*STEPS, Kind.BACKWARD, Kind.SCHEDULE, Kind.OPAQUE)
+                ),
+                None,
+            )
+            if last is None or following is None or last.kind is not Kind.BACKWARD or following.kind not in STEPS:
+                continue
+            if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
+                continue
+            shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
+            yield module.finding("AMP213", event.call, shown, _swapped(module, event, following))
+
+
+def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
+    """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
+    assert isinstance(event.call.func, ast.Attribute)
+    last = name_of(event.call.func.value).rpartition(".")[2]
+    for scope in module.names.scopes:
+        for name, values in scope.values.items():
+            if name.rpartition(".")[2] != last:
+                continue
+            for value in flat_values(values):
+                if not isinstance(value, ast.Call):
+                    continue
+                made = module.names.resolve(value.func, scope) or name_of(value.func)
+                kind = made.rpartition(".")[2]
+                if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
+                    return True
+    return False
+
+
+def _swapped(module: LintModule, event: Event, step: Event) -> tuple[Edit, ...]:
+    """Return the edit that moves the scheduler below the step and the update that follow it directly."""
+    text = module.text
+    block, index = module.siblings(event.statement)
+    if step.statement not in block[index + 1 : index + 2] or not isinstance(event.statement, ast.Expr):
+        return ()
+    last = step.statement
+    for other in block[index + 2 : index + 3]:
+        if (
+            isinstance(other, ast.Expr)
+            and isinstance(other.value, ast.Call)
+            and name_of(other.value.func).endswith(".update")
+        ):
+            last = other
+    if not text.stands_alone(event.statement) or not text.stands_alone(last):
+        return ()
+    first = text.line_start(event.statement.lineno)
+    end = text.line_start((event.statement.end_lineno or 0) + 1)
+    below = text.line_start((last.end_lineno or 0) + 1)
+    if not text.text[:below].endswith("\n"):
+        return ()
+    return (Edit(first, below, text.text[end:below] + text.text[first:end]),)
+
+
+@rule("AMP214")
+def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
+    """Gradients that are cleared between backward pass and step."""
+    for trace in _amp_traces(module):
+        for event in trace:
+            if event.kind is not Kind.ZERO_GRAD or module.roles.of(_receiver(event), event.scope) != "optimizer":
+                continue
+            index = trace.index(event)
+            relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
+            last = next(
+                (other for other in reversed(trace[:index]) if other.may_follow(event) and other.kind in relevant), None
+            )
+            after = next(
+                (other for other in trace[index + 1 :] if other.may_follow(event) and other.kind in relevant), None
+            )
+            if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
+                continue
+            if (
+                last.loops == event.loops == after.loops
+                and _optimizer(after) == event.subject
+                and "[" not in event.subject
+            ):
+                shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
+                yield module.finding("AMP214", event.call, shown)
+
+
+def _receiver(event: Event) -> ast.expr:
+    assert isinstance(event.call.func, ast.Attribute)
+    return event.call.func.value
+
+
+@rule("AMP215")
+def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
+    """A loop of scaled passes and steps, in a module that clears gradients nowhere."""
+    if module.mentions(r"zero_grad|\.grad\s*=|set_to_none|ZeRO|grad\.zero_|clear_grad"):
+        return
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or not event.loops:
+                continue
+            passes = [other for other in trace[: trace.index(event)] if other.kind is Kind.BACKWARD]
+            known = [other for other in passes if other.loops == event.loops and other.scaler == event.subject]
+            unknown = any(other.kind is Kind.OPAQUE and other.subject == event.target for other in trace)
+            if known and not unknown and known[-1].scope is event.scope:
+                yield module.finding(
+                    "AMP215", event.call, f"the gradients of `{plain(event.target)}` are never cleared"
+                )
+
+
+@rule("AMP217")
+def loss_undivided(module: LintModule) -> Iterator[Finding]:
+    """Accumulation over a number that divides nothing."""
+    for trace in _amp_traces(module):
+        for step in trace:
+            if step.kind not in STEPS or not step.loops:
+                continue
+            key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
+            divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
+            word = divisor.rpartition(".")[2].strip("'\"]")
+            if not word.isidentifier() or _divides(module, word):
+                continue
+            passes = [
+                other
+                for other in trace[: trace.index(step)]
+                if other.kind is Kind.BACKWARD and other.loops == step.loops and key not in other.facts
+            ]
+            if len(passes) == 1 and not events_between(trace, passes[0], step, Kind.BACKWARD):
+                shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
+                yield module.finding("AMP217", passes[0].call, shown)
+
+
+def _divides(module: LintModule, word: str) -> bool:
+    """Return whether anything may be divided by a number of this name, or by one that follows from it."""
+    divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
+    return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")

@@ -1,0 +1,88 @@
+"""Examine files, and correct them where that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.files.read import FileFault
+from ampcompare.lint.check import check_text
+from ampcompare.lint.finding import Finding, apply_edits
+from ampcompare.lint.report import Located, Report, Unread
+from ampcompare.lint.selection import Selection
+from ampcompare.source.document import Document, read_document, write_document
+from ampcompare.source.syntax import SourceInvalid, parse_tree
+
+__all__ = ["fix_text", "lint_files"]
+
+MAX_PASSES = 8
+
+
+def lint_files(files: Iterable[Path], selection: Selection, *, fix: bool = False) -> Report:
+    """Return what is found in files; one that cannot be read does not keep the others from being examined.
+
+    Args:
+        files: Python files and notebooks.
+        selection: which codes are reported.
+        fix: whether to correct what surely can be, in the files; the report has what is left.
+    """
+    report = Report()
+    for path in files:
+        try:
+            _lint_file(path, selection, fix, report)
+        except FileFault as error:
+            report.unread.append(Unread(path, str(error)))
+        except SourceInvalid as error:
+            report.unread.append(Unread(path, f"not Python 3: {error}", error.line))
+    return report
+
+
+def _lint_file(path: Path, selection: Selection, fix: bool, report: Report) -> None:
+    document = read_document(path)
+    try:
+        findings = check_text(document.text, selection.reports)
+    except SourceInvalid as error:
+        line = document.place(error.line).line if error.line else 0
+        raise SourceInvalid(str(error), line) from None
+    report.files += 1
+    if fix and any(finding.edits for finding in findings):
+        text, left, fixed = fix_text(document.text, findings, selection)
+        try:
+            write_document(document, text)
+            report.fixed += fixed
+            document = _with_text(document, text)
+            findings = left
+        except (FileFault, EnvironmentUnfit) as error:
+            report.unread.append(Unread(path, f"cannot be corrected: {error}"))
+    for finding in findings:
+        place = document.place(finding.line, finding.column)
+        report.findings.append(Located(path, place, finding.code, finding.message, bool(finding.edits)))
+
+
+def _with_text(document: Document, text: str) -> Document:
+    return read_document(document.path) if document.cells is not None else document
+
+
+def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:
+    """Return a corrected text, the findings that are left, and how many were corrected.
+
+    A set of edits whose result does not parse, or has as many findings as before, is not made.
+    """
+    fixed = 0
+    for _ in range(MAX_PASSES):
+        candidates = [finding.edits for finding in findings if finding.edits]
+        for groups in (candidates, *([group] for group in candidates)):
+            corrected, _ = apply_edits(text, groups)
+            try:
+                parse_tree(corrected)
+                left = check_text(corrected, selection.reports)
+            except SourceInvalid:
+                continue
+            if len(left) < len(findings):
+                fixed += len(findings) - len(left)
+                text, findings = corrected, left
+                break
+        else:
+            break
+    return text, findings, fixed

@@ -1,0 +1,353 @@
+"""Follow a function line by line, through the functions and methods of the module that it calls."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ampcompare.lint.event import Context, Event, Facts, Kind, conditions
+from ampcompare.lint.names import ModuleNames, Scope, dotted
+from ampcompare.lint.roles import AUTOCASTS, CLIPS, WRAPPERS, Roles
+
+__all__ = ["Tracer"]
+
+MAX_DEPTH = 5
+MAX_EVENTS = 1500
+MAX_CALLS = 4000
+ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
+METHODS = {
+    "unscale_": Kind.UNSCALE,
+    "zero_grad": Kind.ZERO_GRAD,
+    "half": Kind.HALF,
+    "cuda": Kind.CUDA,
+    "to": Kind.CUDA,
+    "load_state_dict": Kind.LOAD,
+}
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where the tracer is."""
+
+    scope: Scope
+    facts: Facts
+    loops: tuple[ast.AST, ...]
+    contexts: tuple[Context, ...]
+    names: dict[str, str]  # canonical name of each parameter
+    prefix: str  # of local names
+    active: tuple[Scope, ...]
+
+
+class Tracer:
+    """The events of one function or module, in the order of its lines.
+
+    Every branch is followed, and each event knows the conditions under which it runs. Calls of functions of this module
+    and of methods of `self` are followed too, with the caller's names for their arguments. The body of a loop is
+    followed once.
+    """
+
+    def __init__(self, names: ModuleNames, roles: Roles) -> None:
+        self._names = names
+        self._roles = roles
+
+    def trace(self, scope: Scope) -> list[Event]:
+        """Return the events of a function or of the module."""
+        assert not isinstance(scope.node, (ast.ClassDef, ast.Lambda))
+        self._events: list[Event] = []
+        self._scaled: dict[str, str] = {}
+        self._calls = 0
+        self._frames = itertools.count(1)
+        self._block(scope.node.body, _Frame(scope, {}, (), (), {}, "", (scope,)))
+        return self._events
+
+    def _block(self, body: list[ast.stmt], frame: _Frame) -> bool:
+        """Follow statements; return whether what stands behind them is not reached."""
+        for statement in body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if len(self._events) > MAX_EVENTS or self._calls > MAX_CALLS:
+                return True
+            if isinstance(statement, ast.If):
+                self._expression(statement.test, statement, frame)
+                known = [
+                    {**frame.facts, **conditions(statement.test, True)},
+                    {**frame.facts, **conditions(statement.test, False)},
+                ]
+                ended = [
+                    self._block(branch, replace(frame, facts=facts))
+                    for branch, facts in zip((statement.body, statement.orelse), known, strict=True)
+                ]
+                if all(ended):
+                    return True
+                if any(ended):
+                    frame = replace(frame, facts=known[ended.index(False)])
+            elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
+                head = statement.test if isinstance(statement, ast.While) else statement.iter
+                self._expression(head, statement, frame)
+                self._block(statement.body, replace(frame, loops=(*frame.loops, statement)))
+                self._block(statement.orelse, frame)
+            elif isinstance(statement, (ast.With, ast.AsyncWith)):
+                if self._block(statement.body, self._enter(statement, frame)):
+                    return True
+            elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
+                self._try(statement, frame)  # type: ignore[arg-type]
+            elif isinstance(statement, ast.Match):
+                self._expression(statement.subject, statement, frame)
+                key = f"match {ast.unparse(statement.subject)}"
+                for number, case in enumerate(statement.cases):
+                    self._block(case.body, replace(frame, facts={**frame.facts, key: number}))
+            else:
+                self._expression(statement, statement, frame)
+                self._note_assignment(statement, frame)
+                if isinstance(statement, ENDS):
+                    return True
+        return False
+
+    def _try(self, statement: ast.Try, frame: _Frame) -> None:
+        key = f"try at {statement.lineno}"
+        self._block([*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True}))
+        for handler in statement.handlers:
+            self._block(handler.body, replace(frame, facts={**frame.facts, key: False}))
+        self._block(statement.finalbody, frame)
+
+    def _enter(self, statement: ast.With | ast.AsyncWith, frame: _Frame) -> _Frame:
+        contexts = list(frame.contexts)
+        for item in statement.items:
+            self._expression(item.context_expr, statement, frame)
+            bound = "" if item.optional_vars is None else self._canonical(item.optional_vars, frame)
+            contexts.append(self._context(item.context_expr, statement, bound, frame))
+        return replace(frame, contexts=tuple(contexts))
+
+    def _context(self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: _Frame) -> Context:
+        choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
+        text = dotted(node)
+        if text is not None:
+            choices += self._names.values_of(text, frame.scope) or []
+        for choice in choices:
+            if not isinstance(choice, ast.Call):
+                continue
+            full = self._names.resolve(choice.func, frame.scope) or ""
+            if full == "apex.amp.scale_loss" or full.endswith("amp.scale_loss"):
+                return Context("scale_loss", statement, bound, choice)
+            if full in AUTOCASTS:
+                off = any(
+                    keyword.arg == "enabled" and isinstance(keyword.value, ast.Constant) and not keyword.value.value
+                    for keyword in choice.keywords
+                ) or (full == "torch.cuda.amp.autocast" and _is_false(choice.args[:1]))
+                return Context("autocast", statement, bound, choice, enabled=not off)
+        return Context("other", statement, bound)
+
+    def _expression(self, node: ast.AST, statement: ast.stmt, frame: _Frame) -> None:
+        for call in _calls_of(node):
+            self._calls += 1
+            self._call(call, statement, frame)
+
+    def _call(self, call: ast.Call, statement: ast.stmt, frame: _Frame) -> None:
+        if self._inlined(call, frame):
+            return
+        full = self._names.resolve(call.func, frame.scope) or ""
+        first = call.args[0] if call.args else None
+
+        def add(
+            kind: Kind, subject: ast.expr | str | None, target: ast.expr | str | None = "", scaler: str = ""
+        ) -> None:
+            subject = subject if isinstance(subject, str) else self._canonical(subject, frame)
+            target = target if isinstance(target, str) else self._canonical(target, frame)
+            self._events.append(
+                Event(
+                    kind,
+                    call,
+                    statement,
+                    subject,
+                    frame.facts,
+                    frame.loops,
+                    frame.contexts,
+                    frame.scope,
+                    target,
+                    scaler,
+                )
+            )
+
+        if full in CLIPS:
+            add(Kind.CLIP, first)
+        elif full in WRAPPERS:
+            add(Kind.WRAP, first or _keyword(call, "module"), self._bound(statement, frame))
+        elif full == "apex.amp.initialize":
+            add(Kind.INITIALIZE, first or _keyword(call, "models"), self._bound(statement, frame))
+        elif full == "apex.amp.scale_loss":
+            optimizer = call.args[1] if len(call.args) > 1 else _keyword(call, "optimizers")
+            add(Kind.SCALE_LOSS, first or _keyword(call, "loss"), optimizer)
+        elif full == "apex.parallel.convert_syncbn_model":
+            add(Kind.SYNC_BATCH_NORM, first, self._bound(statement, frame))
+        elif full == "torch.save":
+            add(Kind.SAVE, first)
+        elif full == "torch.autograd.backward":
+            add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
+        elif self._roles.is_new_scaler(call, frame.scope):
+            add(Kind.NEW_SCALER, self._bound(statement, frame))
+        elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, frame, add):
+            passed = [*call.args, *(keyword.value for keyword in call.keywords)]
+            for value in passed:
+                if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
+                    add(Kind.OPAQUE, value)
+
+    def _method(self, call: ast.Call, function: ast.Attribute, frame: _Frame, add: object) -> bool:
+        """Record the call of a method that is an event; return whether it is one."""
+        assert callable(add)
+        receiver, name = function.value, function.attr
+        if name == "backward":
+            owner = (dotted(receiver) or "").rpartition(".")[2].lower()
+            foreign = any(word in owner for word in LIBRARIES) or (call.args and "loss" not in owner)
+            if foreign and not self._scaler_of(receiver, frame):
+                add(Kind.FOREIGN_BACKWARD, receiver)
+            else:
+                add(Kind.BACKWARD, receiver, scaler=self._scaler_of(receiver, frame))
+            return True
+        role = self._roles.of(receiver, frame.scope)
+        first = call.args[0] if call.args else _keyword(call, "optimizer")
+        if name == "scale" and role == "scaler" and first is not None:
+            add(Kind.SCALE, receiver, first)
+        elif name == "step" and role == "scaler" and first is not None:
+            add(Kind.SCALER_STEP, receiver, first)
+        elif name == "step" and role == "optimizer":
+            for value in call.args:
+                self._inlined_function(value, frame)  # a closure
+            add(Kind.STEP, receiver)
+        elif name == "step" and role == "scheduler":
+            add(Kind.SCHEDULE, receiver)
+        elif name == "update" and role == "scaler":
+            add(Kind.UPDATE, receiver)
+        elif role == "optimizer" and name not in (*METHODS, "state_dict", "add_param_group", "train", "eval"):
+            add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
+        elif name in METHODS:
+            add(METHODS[name], receiver, first if name == "unscale_" else "")
+        else:
+            return False
+        return True
+
+    def _scaler_of(self, node: ast.expr | None, frame: _Frame) -> str:
+        """Return the scaler that has scaled a loss."""
+        if node is None:
+            return ""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
+            if self._roles.of(node.func.value, frame.scope) == "scaler":
+                return self._canonical(node.func.value, frame)
+        return self._scaled.get(self._canonical(node, frame), "")
+
+    def _note_assignment(self, statement: ast.stmt, frame: _Frame) -> None:
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return
+        name = self._canonical(statement.targets[0], frame)
+        scaler = self._scaler_of(statement.value, frame)
+        if scaler:
+            self._scaled[name] = scaler
+        else:
+            self._scaled.pop(name, None)
+
+    def _bound(self, statement: ast.stmt, frame: _Frame) -> str:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target = statement.targets[0]
+            first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
+            return self._canonical(first, frame)
+        return ""
+
+    def _canonical(self, node: ast.AST | None, frame: _Frame) -> str:
+        """Return one text for an object, the same in the functions that it is passed to."""
+        if node is None:
+            return ""
+        text = dotted(node)
+        if text is None:
+            if isinstance(node, ast.Subscript):
+                return f"{self._canonical(node.value, frame)}[{ast.unparse(node.slice)}]"
+            return ast.unparse(node) if isinstance(node, ast.expr) else ""
+        head, dot, rest = text.partition(".")
+        scope = frame.scope
+        values = scope.values.get(head, ())
+        if head in frame.names:
+            return frame.names[head] + dot + rest
+        if len(values) == 1 and head not in scope.parameters and (alias := dotted(values[0])) not in (None, head):
+            if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.enclosing()):
+                return self._canonical(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
+        if head in scope.parameters or head in scope.values:
+            return f"{frame.prefix}{text}" if head != "self" else text
+        return text
+
+    def _inlined(self, call: ast.Call, frame: _Frame) -> bool:
+        return self._inlined_function(call.func, frame, call)
+
+    def _inlined_function(self, node: ast.expr, frame: _Frame, call: ast.Call | None = None) -> bool:
+        """Follow a call of a function of this module; return whether it was followed."""
+        callee = self._callee(node, frame)
+        if callee is None or callee in frame.active or len(frame.active) > MAX_DEPTH:
+            return False
+        assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        names: dict[str, str] = {}
+        home = callee.parent
+        if (
+            home is not None
+            and home in frame.scope.enclosing()
+            and not isinstance(home.node, (ast.Module, ast.ClassDef))
+        ):
+            names.update(frame.names)  # a nested function sees the names around it
+        if call is not None:
+            names.update(self._arguments(callee, call, frame))
+        prefix = f"{next(self._frames)}:"
+        self._block(
+            callee.node.body,
+            replace(frame, scope=callee, names=names, prefix=prefix, active=(*frame.active, callee)),
+        )
+        return True
+
+    def _arguments(self, callee: Scope, call: ast.Call, frame: _Frame) -> dict[str, str]:
+        assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        parameters = [argument.arg for argument in [*callee.node.args.posonlyargs, *callee.node.args.args]]
+        if callee.owner is not None and parameters[:1] == ["self"]:
+            parameters = parameters[1:]
+        pairs: list[tuple[str, ast.expr]] = []
+        for parameter, value in zip(parameters, call.args, strict=False):
+            if isinstance(value, ast.Starred):
+                break
+            pairs.append((parameter, value))
+        pairs += [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+        found = {}
+        for name, value in pairs:
+            found[name] = self._canonical(value, frame)
+            scaler = self._scaler_of(value, frame)
+            if scaler:
+                self._scaled[found[name]] = scaler
+        return found
+
+    def _callee(self, node: ast.expr, frame: _Frame) -> Scope | None:
+        text = dotted(node)
+        if text is None:
+            return None
+        if text.startswith("self.") and frame.scope.owner is not None:
+            method = frame.scope.owner.functions.get(text.removeprefix("self."))
+            return None if method is None or isinstance(method.node, ast.ClassDef) else method
+        for scope in frame.scope.enclosing():
+            if text in scope.functions:
+                found = scope.functions[text]
+                return None if isinstance(found.node, ast.ClassDef) else found
+            if text in scope.parameters:
+                return None
+        return None
+
+
+def _calls_of(node: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls of an expression, the inner ones first, without those of lambdas."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _calls_of(child)
+    if isinstance(node, ast.Call):
+        yield node
+
+
+def _keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _is_false(values: list[ast.expr]) -> bool:
+    return bool(values) and isinstance(values[0], ast.Constant) and values[0].value is False

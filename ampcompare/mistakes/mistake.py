@@ -1,0 +1,37 @@
+"""One mistake: its code, its texts, and an example with a harmless twin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Mistake"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One entry of the catalog.
+
+    Attributes:
+        code: `AMP1..` misuse of Apex, `AMP2..` of `torch.amp`, `AMP3..` removed or deprecated, `AMP4..` style; empty
+            for what only a guard sees at run time.
+        name: in messages of guards and in the documentation.
+        mistake: what the script does.
+        matters: what that does to the training.
+        remedy: what to write instead.
+        example: code with the mistake, on each line that ends in a comment with the code.
+        harmless: code that looks like it and is right.
+        fixable: whether `lint --fix` can correct it where it is sure.
+        by_default: whether `lint` reports it unless it is asked not to.
+        guard: the guard of `exec` that sees the same mistake at run time, if it has another name.
+    """
+
+    code: str
+    name: str
+    mistake: str
+    matters: str
+    remedy: str
+    example: str = ""
+    harmless: str = ""
+    fixable: bool = False
+    by_default: bool = True
+    guard: str = ""

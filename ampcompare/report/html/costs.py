@@ -1,0 +1,160 @@
+"""Plots of what arms cost: peak memory, the time of a step, time to accuracy, and accuracy against time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ampcompare.formatting import MIB
+from ampcompare.records.run import RunRecord
+from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, point
+from ampcompare.report.html.curves import Band, make_curve, over_seeds
+from ampcompare.report.html.learning_curves import accuracy_by_epoch
+from ampcompare.report.html.runs import ArmRuns, not_drawn, rounded, time_marks
+from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
+
+__all__ = ["memory_plot", "step_time_plot", "time_charts"]
+
+QUARTERS = (1, 5, 10, 15, 19)  # places of the 5, 25, 50, 75 and 95 % quantiles in a trace
+NEAR_FINAL = 0.99
+NO_STEP_TIMES = "No record holds the times of its steps."
+
+
+def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+    """Return the highest peak of each arm in MiB."""
+    peaks = {arm.place: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
+    scale = make_scale(peaks.values(), zero=True)
+    return TrackPlot(
+        "memory",
+        "Peak memory",
+        "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
+        ["arm", "MiB", "peak MiB"],
+        [
+            Track(arm.place, arm.name, [f"{peaks[arm.place]:,.1f}"], bar=scale.at(peaks[arm.place]))
+            for arm in arms
+            if arm.place in peaks
+        ],
+        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        sentence="" if peaks else "No run measured its memory.",
+    )
+
+
+def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+    """Return the quantiles of step times in milliseconds."""
+    times: dict[int, list[float]] = {}
+    for arm in arms:
+        known = [record.trace.step_seconds for record in arm.ran if record.trace and record.trace.step_seconds]
+        if known:
+            times[arm.place] = [1e3 * statistics.fmean(quantiles[place] for quantiles in known) for place in QUARTERS]
+    scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
+    return TrackPlot(
+        "step-times",
+        "Time of a step",
+        "After the warm-up: median; box: quartiles; whiskers: 5 to 95 %; quantiles are means over seeds.",
+        ["arm", "milliseconds", "median ms", "5 to 95 %"],
+        [
+            Track(
+                arm.place,
+                arm.name,
+                [f"{times[arm.place][2]:.3g}", f"{times[arm.place][0]:.3g} to {times[arm.place][4]:.3g}"],
+                box=[scale.at(value) for value in times[arm.place]],
+                mark=arm.time_fault,
+            )
+            for arm in arms
+            if arm.place in times
+        ],
+        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        sentence="" if times else NO_STEP_TIMES,
+        mark=time_marks([arm for arm in arms if arm.place in times]),
+    )
+
+
+def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
+    """Return accuracy over the time of training, and the final accuracy against that time."""
+    return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
+
+
+def _seconds(record: RunRecord) -> list[float]:
+    """Return the time trained up to the end of each epoch."""
+    return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
+
+
+def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+    series: list[Series] = []
+    target, meaning = _target(arms, reference)
+    by_epoch = accuracy_by_epoch(arms, most)
+    for arm in arms:
+        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.ran), most)
+        reached = by_epoch[arm.place]
+        if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
+            band = Band(spent.mean, reached.mean, reached.low, reached.high)
+            series += band_series(arm, band, dots=len(band.x) <= 30)
+    return Chart(
+        "time-to-accuracy",
+        "Time to accuracy",
+        f"Top-1 over seconds of training, evaluation left out.{meaning}",
+        "seconds of training",
+        [View("", "top-1 %", series, rules=[] if target is None else [target], decimals=2, unit=" %")],
+        None if target is None else _time_to(arms, target),
+        sentence="" if series else "No epoch was evaluated.",
+        mark=time_marks([arm for arm in arms if arm.place in {one["a"] for one in series}]),
+        whole_x=False,
+    )
+
+
+def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
+    """Return the accuracy in percent that arms are timed to, and a sentence on where it comes from."""
+    known = [arm for arm in arms if arm.row.top1_mean is not None]
+    chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
+    if chosen is None or chosen.row.top1_mean is None:
+        return None, ""
+    target = rounded(100 * NEAR_FINAL * chosen.row.top1_mean, 4)
+    return target, f" The dotted line is {target:g} %: {100 * NEAR_FINAL:g} % of what {chosen.name} ends with."
+
+
+def _reaches(record: RunRecord, target: float) -> tuple[int, float] | None:
+    """Return epochs and seconds until a run first has an accuracy in percent."""
+    for epoch, seconds in zip(record.summary.epochs, _seconds(record), strict=True):
+        if 100 * epoch.top1 >= target:
+            return epoch.epoch + 1, seconds
+    return None
+
+
+def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
+    rows = []
+    for arm in arms:
+        reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
+        epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
+        seconds = f"{statistics.fmean(spent for _, spent in reached):.3g}" if reached else "-"
+        spread = f" ± {statistics.stdev(spent for _, spent in reached):.1g}" if len(reached) > 1 else ""
+        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds + spread, arm.time_fault or "-"])
+    return FigureTable(["arm", f"runs that reach {target:g} %", "epochs", "seconds", "times are no result"], rows)
+
+
+def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
+    series: list[Series] = []
+    rows: list[list[str]] = []
+    for arm in arms:
+        done = [r.summary for r in arm.completed if r.summary.top1_final is not None and r.summary.epochs]
+        if not done:
+            continue
+        seconds = [sum(epoch.train_seconds for epoch in summary.epochs) for summary in done]
+        accuracies = [100 * summary.top1_final for summary in done if summary.top1_final is not None]
+        series.append(point(arm, seconds, accuracies))
+        means = statistics.fmean(accuracies), statistics.fmean(seconds)
+        rows.append([arm.name, f"{means[0]:.2f}", f"{means[1]:.3g}", arm.time_fault or "-"])
+    drawn = {one["a"] for one in series}
+    return Chart(
+        "pareto",
+        "Accuracy against time",
+        "Final top-1 and seconds of training: mean, and range over seeds. The dotted line joins arms that no shown arm "
+        f"beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
+        "seconds of training",
+        [View("", "final top-1 %", series, decimals=2, unit=" %")],
+        FigureTable(["arm", "final top-1 %", "seconds", "times are no result"], rows) if rows else None,
+        sentence="" if series else "No run was completed.",
+        mark=time_marks([arm for arm in arms if arm.place in drawn]),
+        whole_x=False,
+        frontier=True,
+    )

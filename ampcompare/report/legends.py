@@ -1,0 +1,79 @@
+"""What the columns of the tables mean, in a line for each table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ampcompare.formatting import printable
+from ampcompare.records.comparison import Comparison
+from ampcompare.report.images import images_of_verdicts
+
+__all__ = ["legend", "margin_words", "overview_legend", "verdict_legend"]
+
+
+def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
+    """Return at most two lines: what the verdicts of the one table go by, and what its columns mean.
+
+    Args:
+        shown: heads of its columns.
+    """
+    others = [row for row in comparison.arms if row.arm != comparison.reference]
+    if not others:
+        return []
+    table = comparison.judged
+    quality = printable(table.metric, 40).removesuffix(" %") if table else "top-1"
+    unit = table.unit.replace("points", "pp") if table else "pp"
+    margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {quality}"
+    if comparison.margin_rule == "auto":
+        margin += " (auto)"
+    tested = [row for row in others if row.top1_difference_low is not None or row.time_ratio_low is not None]
+    interval = "[ ]: interval of the deciding test, " if tested else ""
+    rate = (
+        f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
+    )
+    spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
+    direction = f" {quality}: lower is better." if table and table.better == "lower" else ""
+    lines = [
+        f"Δ and verdict: against {printable(comparison.reference, 60)}, paired by seed; {interval}{rate}.{direction} "
+        f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
+    ]
+    if "rel. time" in shown:
+        lines[0] += f" rel. time: step time / that of {printable(comparison.reference, 60)}."
+    if table and table.within:
+        names = " and ".join(printable(name, 40) for name in table.within)
+        lines.append(
+            f"The first rows are over all values of {names}; these and the rows of single values are tested apart."
+        )
+    return lines
+
+
+def legend(comparison: Comparison) -> str:
+    """Return one line that says what the columns mean."""
+    reference = printable(comparison.reference, 60)
+    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    return (
+        f"top-1: final epoch, {over}; best: highest of any epoch; rel. time: step time / that of {reference}, over "
+        "pairs."
+    )
+
+
+def margin_words(comparison: Comparison) -> str:
+    """Return the margin of accuracy in points, with the rule that gave it and why."""
+    shown = f"{comparison.margin:g} points of accuracy"
+    rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
+    return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
+
+
+def verdict_legend(comparison: Comparison) -> str:
+    """Return one line that says what the verdicts go by."""
+    tests = (
+        f"error rate {100 * comparison.error_rate:g} % over all arms (Holm). [ ]: interval of the test "
+        "that decided, two-sided 1 - 2 alpha for equivalent and non-inferior, 1 - alpha otherwise"
+    )
+    return (
+        f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
+        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time; "
+        f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
+        + images_of_verdicts(comparison)
+    )

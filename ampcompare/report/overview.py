@@ -1,0 +1,220 @@
+"""The one table of a comparison: a row per arm with accuracy, its verdict, times and memory, and lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ampcompare.formatting import MIB, format_bytes, format_percent, printable
+from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.records.run import RunRecord
+from ampcompare.report.color import Tone
+from ampcompare.report.columns import (
+    COLUMNS,
+    Column,
+    arm_name,
+    difference_interval,
+    ratio_interval,
+    records_by_arm,
+    step_milliseconds,
+)
+from ampcompare.report.facts import fact_lines, row_notes
+from ampcompare.report.verdict_words import is_emulated, is_invalid, time_tone, tone_of, word_and_detail
+
+__all__ = ["OVERVIEW", "Cell", "Overview", "OverviewColumn", "make_overview"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of the table.
+
+    Attributes:
+        text: "-" where there is nothing.
+        tone: of its color on a terminal and on a page.
+        short: the text in a narrow table; None: the same.
+        note: what `short` leaves out, as a note of the row.
+    """
+
+    text: str = "-"
+    tone: Tone = ""
+    short: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OverviewColumn:
+    """A column of the one table.
+
+    Attributes:
+        cell: of a row.
+        numeric: whether it is aligned on the decimal point.
+        needs_others: whether it is left out where only the reference has a number.
+        shorten: step at which a table that is too wide takes the short text of its cells; 0 never.
+        drop: step at which it leaves the column out; 0 never.
+        lacking: what is then not shown, in words.
+    """
+
+    cell: Callable[[ArmSummary, Comparison], Cell]
+    numeric: bool = True
+    needs_others: bool = False
+    shorten: int = 0
+    drop: int = 0
+    lacking: str = ""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The one table, complete: a renderer chooses what fits.
+
+    Attributes:
+        columns: by their heads.
+        rows: cells in the order of the columns, for each arm.
+        notes: of each row.
+        facts: lines below the table: what all arms share, which times are no results, what the columns mean.
+    """
+
+    columns: dict[str, OverviewColumn]
+    rows: list[list[Cell]]
+    notes: list[list[str]] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+
+
+def _judged(comparison: Comparison) -> JudgedTable:
+    return comparison.judged or JudgedTable(metric="top-1 %", unit="pp", references=[comparison.reference])
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text begins with a number."""
+    return text.lstrip("+-")[:1].isdigit()
+
+
+def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
+    """Return whether others are compared with a row."""
+    return row.arm in _judged(comparison).references
+
+
+def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(arm_name(row))
+
+
+def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
+    table = comparison.judged
+    if row.top1_mean is None:
+        return Cell()
+    if table is None:
+        return Cell(format_percent(row.top1_mean, row.top1_sd), short=format_percent(row.top1_mean))
+    mean = f"{table.factor * row.top1_mean:.{table.decimals}f}"
+    spread = "" if row.top1_sd is None else f" ± {table.factor * row.top1_sd:.{table.decimals}f}"
+    return Cell(mean + spread, short=mean)
+
+
+def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.top1_difference is None or is_reference(row, comparison):
+        return Cell()
+    return Cell(difference_interval(row, comparison))
+
+
+def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
+    word, detail = word_and_detail(row.accuracy_verdict)
+    if not word:
+        if row.failed and not row.completed:
+            return Cell("failed", "bad")
+        if is_reference(row, comparison):
+            return Cell("reference", "muted")
+        return Cell(printable(row.status, 20), "muted") if row.status == "not run" else Cell()
+    text = f"{word} ({detail})" if word == "inconclusive" and detail else word
+    return Cell(text, tone_of(word), short=word, note=detail if text != word else "")
+
+
+def _step(row: ArmSummary, comparison: Comparison) -> Cell:
+    text = step_milliseconds(row)
+    return Cell(text, "" if is_number(text) else "muted")
+
+
+def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
+    if is_reference(row, comparison):
+        return Cell("1.00") if row.completed and not is_invalid(row) else Cell()
+    if row.time_ratio is None:
+        return Cell()
+    if is_emulated(row) and not row.time_verdict.startswith("invalid"):
+        return Cell("emulated", "muted", short="-")
+    if row.time_verdict.startswith(("invalid", "not comparable")):
+        return Cell(row.time_verdict.partition(" (")[0].removesuffix(" measurement"), "muted", short="-")
+    text = ratio_interval(row, comparison)
+    return Cell(text, time_tone(row.time_verdict), short=text.partition(" ")[0])
+
+
+def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.peak_bytes is None:
+        return Cell()
+    size = row.peak_bytes / MIB
+    return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
+
+
+def _runs(row: ArmSummary, comparison: Comparison) -> Cell:
+    return Cell(str(row.completed + row.diverged))
+
+
+def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.memory_difference is None:
+        return Cell()
+    return Cell(f"{'-' if row.memory_difference < 0 else '+'}{format_bytes(abs(row.memory_difference))}")
+
+
+ARM = OverviewColumn(_arm, numeric=False)
+DIFFERENCE = OverviewColumn(_difference, needs_others=True)
+VERDICT = OverviewColumn(_verdict, numeric=False, shorten=1)
+RATIO = OverviewColumn(_ratio, needs_others=True, shorten=2, drop=6, lacking="relative step times")
+OVERVIEW: dict[str, OverviewColumn] = {
+    "arm": ARM,
+    "top-1 %": OverviewColumn(_quality, shorten=7, lacking="sd of top-1"),
+    "Δ top-1 (pp)": DIFFERENCE,
+    "verdict": VERDICT,
+    "step (ms)": OverviewColumn(_step, drop=5, lacking="step times"),
+    "rel. time": RATIO,
+    "peak MiB": OverviewColumn(_peak, drop=4, lacking="peak memory"),
+}
+"""The columns of a comparison that ran here. Notes of rows are the last column where there is room."""
+
+
+def judged_columns(table: JudgedTable) -> dict[str, OverviewColumn]:
+    """Return the columns of a table that someone else measured."""
+    metric, unit = printable(table.metric, 40), table.unit.replace("points", "pp")
+    name = metric.removesuffix(" %")
+    return {
+        "arm": ARM,
+        "runs": OverviewColumn(_runs, drop=3, lacking="numbers of runs"),
+        metric: OverviewColumn(_quality, shorten=7, lacking=f"sd of {metric}"),
+        f"Δ {name}" + (f" ({unit})" if unit and f"({unit})" not in name else ""): DIFFERENCE,
+        "verdict": VERDICT,
+        "rel. time": RATIO,
+        "Δ memory": OverviewColumn(_memory, drop=4, lacking="differences in memory"),
+    }
+
+
+def make_overview(comparison: Comparison) -> Overview:
+    """Return the table, without the columns that have no value in any row."""
+    table = comparison.judged
+    columns = dict(OVERVIEW) if table is None else judged_columns(table)
+    if table is None:
+        records = records_by_arm(comparison)
+        for name, column in COLUMNS.items():
+            if column.overview and column.applies(comparison):
+                columns[name] = OverviewColumn(_extra(column, records), drop=3, lacking=name)
+    cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in columns.items()}
+    kept = {name: column for name, column in columns.items() if _says(name, column, cells[name], comparison)}
+    rows = [[cells[name][place] for name in kept] for place in range(len(comparison.arms))]
+    return Overview(kept, rows, row_notes(comparison), fact_lines(comparison))
+
+
+def _extra(column: Column, records: Mapping[str, Sequence[RunRecord]]) -> Callable[[ArmSummary, Comparison], Cell]:
+    return lambda row, comparison: Cell(column(row, records.get(row.arm, ())))
+
+
+def _says(name: str, column: OverviewColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+    """Return whether a column has a value that is not known before reading it."""
+    if not column.numeric:
+        return name == "arm" or any(cell.text not in ("-", "reference") for cell in cells)
+    judged = zip(comparison.arms, cells, strict=True)
+    looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
+    return any(is_number(cell.text) for cell in looked_at)

@@ -1,0 +1,100 @@
+"""`ampcompare lint` as it is called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Call = Callable[..., Any]
+SCRIPT = 'from apex import amp\nm, o = amp.initialize(m, o, opt_level="01")\n'
+FIXED = SCRIPT.replace("01", "O1")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a faulty script, a clean one and one in Python 2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "clean.py").write_text("import torch\n", encoding="utf-8")
+    (tmp_path / "old.py").write_text("import apex\nprint 'x'\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_findings(call: Call, project: Path) -> None:
+    """Findings go to stdout and set the exit code; what was not read and the counts go to stderr."""
+    done = call("lint", ".")
+
+    assert done.code == 1
+    assert [line.partition(" ")[0] for line in done.out.splitlines()] == ["train.py:1:1:", "train.py:2:39:"]
+    assert done.lines[0].startswith("note: not read: old.py:2: not Python 3: ")
+    assert done.lines[1] == "2 findings in 1 of 2 files; --fix corrects 1 of them; 1 file not read"
+
+
+def test_nothing_found(call: Call, project: Path) -> None:
+    """Without findings the exit code is 0, a file that does not parse among them or not."""
+    assert call("lint", "clean.py", "old.py").code == 0
+    assert call("lint", "train.py", "--ignore", "AMP108,AMP301").code == 0
+    assert call("lint", "train.py", "--select", "amp2").code == 0
+    assert call("lint", ".", "--exclude", "train.py").code == 0
+
+
+def test_fix(call: Call, project: Path) -> None:
+    """What can be corrected is, in the file; the rest is reported."""
+    done = call("lint", "--fix", "train.py")
+
+    assert (project / "train.py").read_text(encoding="utf-8") == FIXED
+    assert done.code == 1
+    assert done.out.startswith("train.py:1:1: AMP301 ")
+    assert done.lines == ["1 finding fixed; 1 finding in 1 of 1 file"]
+    assert call("lint", "--fix", "--ignore", "AMP301", "train.py").code == 0
+
+
+def test_settings_of_a_project(call: Call, project: Path) -> None:
+    """pyproject.toml is read; options take the place of its keys, and patterns add up."""
+    text = '[tool.ampcompare.lint]\nignore = ["AMP301"]\nexclude = ["old.py"]\n'
+    (project / "pyproject.toml").write_text(text, encoding="utf-8")
+
+    done = call("lint", ".")
+    assert [line.split()[1] for line in done.out.splitlines()] == ["AMP108"]
+    assert "old.py" not in done.err
+    assert call("lint", ".", "--ignore", "AMP1").out.split()[1] == "AMP301"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.py"], "ampcompare: missing.py: no such file or folder"),
+        ([".", "--select", "AMP9"], "ampcompare: no code of lint begins with 'AMP9'; "),
+        ([], "Missing argument"),
+    ],
+)
+def test_usage(call: Call, project: Path, arguments: list[str], message: str) -> None:
+    """A path that does not exist and an unknown code end in one line and exit code 2."""
+    done = call("lint", *arguments)
+
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize("form", ["json", "sarif"])
+def test_documents(call: Call, project: Path, form: str) -> None:
+    """stdout is one document, whatever was not read."""
+    done = call("lint", ".", "--format", form)
+
+    assert done.code == 1
+    assert json.loads(done.out)
+
+
+def test_lint_loads_no_torch(project: Path) -> None:
+    """Neither torch nor LibCST is imported, so that a hook of pre-commit is quick."""
+    call = "from ampcompare.cli import main; main(['lint', '.'])"
+    code = f"import sys; {call}; print({{'torch', 'libcst'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+    assert done.stdout.splitlines()[-1] == "set()"

@@ -1,0 +1,165 @@
+"""The lines of progress at every width, from values that are given."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ampcompare.cli.progress_lines import CellView, MatrixView, Segment, Symbols, bar_lines, describe_outline, notice
+from ampcompare.experiment.observer import Outline
+from ampcompare.launch.base import Progress
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+
+LINES = Symbols.of("utf-8")
+TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)
+MATRIX = MatrixView(done=7, total=27, share=0.27, seconds=72.9, left=200.0)
+
+
+def cell(progress: Progress | None = TRAINING, name: str = "native:fp16, seed 1", number: int = 8) -> CellView:
+    return CellView(name, number, progress, seconds=41.2, left=12.0, epochs=5)
+
+
+def drawn(*cells: CellView, matrix: MatrixView = MATRIX, size: tuple[int, int] = (80, 24)) -> list[str]:
+    return [_text(line) for line in bar_lines(cells, matrix, size, LINES)]
+
+
+def _text(line: list[Segment]) -> str:
+    return "".join(text for text, _ in line)
+
+
+def test_a_cell_and_the_matrix_at_80_columns() -> None:
+    """Phase, bar, steps and time; loss, scale, time per step, skipped steps and time left; the matrix below."""
+    assert drawn(cell()) == [
+        "native:fp16, seed 1  training     ━━━━" + "─" * 28 + " 120/900  41s",
+        "  loss 0.03413 · loss scale 65536 · 4.12 ms/step · 3 skipped · about 12s left",
+        "7 of 27 cells " + "━" * 10 + "─" * 30 + " 1m12s · about 3m20s left",
+    ]
+
+
+def test_a_cell_and_the_matrix_at_40_columns() -> None:
+    """The same in more lines: nothing is lost but what has no room at all."""
+    assert drawn(cell(), size=(40, 24)) == [
+        "native:fp16, seed 1  training",
+        "━━━" + "─" * 23 + " 120/900  41s",
+        "  loss 0.03413 · loss scale 65536",
+        "  4.12 ms/step · 3 skipped",
+        "7/27 ━━─────── 1m12s · about 3m20s left",
+    ]
+
+
+@pytest.mark.parametrize("width", [12, 20, 40, 41, 59, 60, 61, 79, 80, 120, 300])
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+@pytest.mark.parametrize("height", [3, 8, 24])
+def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, height: int) -> None:
+    """A line that wraps, or one below the last row, could not be drawn over."""
+    numbers = Progress(10**9, 10**9, 10**6, "loading data", -math.inf, 2.0**100, 10**9, 1e-9)
+    cells = [
+        cell(numbers, "apex:O2,keep_batchnorm_fp32=false,loss_scale=dynamic, seed 123456", n) for n in range(count)
+    ]
+
+    lines = drawn(*cells, size=(width, height))
+
+    assert max(map(len, lines)) < width
+    assert len(lines) < height
+
+
+def test_phases_are_shown() -> None:
+    """A cell starts until its process reports; every phase has its name in the line."""
+    assert drawn(cell(None))[0].split() == ["native:fp16,", "seed", "1", "starting", "─" * 40, "41s"]
+    for phase in ("loading data", "training", "evaluating", "saving"):
+        assert phase in drawn(cell(TRAINING._replace(phase=phase)))[0]
+
+
+def test_the_matrix_keeps_its_place() -> None:
+    """A cell without figures takes as many lines as one with them, so that the bar below does not jump."""
+    bare = CellView("fp32, seed 0", 1, None, 0.0, None, 1)
+    assert len(drawn(bare)) == len(drawn(cell()))
+
+
+def test_one_cell_needs_no_matrix() -> None:
+    """`run` shows the cell alone, with the time left."""
+    lines = drawn(cell(), matrix=MatrixView(0, 1, 0.1, 41.0, 12.0))
+    assert len(lines) == 2
+    assert "about 12s left" in lines[1]
+
+
+def test_several_cells_at_a_time() -> None:
+    """Each running cell has its lines; where rows are few, one each, and the others as a number."""
+    cells = [cell(name=f"half, seed {seed}", number=seed + 1) for seed in range(4)]
+    assert [line.split("  ")[0] for line in drawn(*cells)[::2]] == [f"half, seed {n}" for n in range(4)] + [
+        drawn(*cells)[-1].split("  ")[0]
+    ]
+    assert len(drawn(*cells)) == 9
+    assert [line.split("  ")[0] for line in drawn(*cells, size=(80, 7))][:4] == [f"half, seed {n}" for n in range(4)]
+    assert drawn(*cells, size=(80, 6))[2] == "and 2 more"
+
+
+def test_bars_of_several_cells_stand_below_each_other() -> None:
+    """Names of different lengths leave the bars in one column."""
+    lines = drawn(cell(name="fp32, seed 0"), cell(name="native:fp16, seed 0"))
+    assert lines[0].index("━") == lines[2].index("━")
+
+
+def test_values_that_are_no_numbers() -> None:
+    """A loss of NaN and an arm that scales nothing."""
+    figures = drawn(cell(TRAINING._replace(loss=math.nan, loss_scale=None, skipped=0)))[1]
+    assert figures.startswith("  loss nan · 4.12 ms/step · ")
+    assert "scale" not in figures
+    assert "skipped" not in figures
+
+
+def test_ascii_is_enough() -> None:
+    """A terminal that is not UTF-8 gets no other character than ASCII."""
+    lines = [_text(line) for line in bar_lines([cell()], MATRIX, (80, 24), Symbols.of("ascii"))]
+    assert all(line.isascii() for line in lines)
+    assert "####---" in lines[0]
+
+
+def test_plain_lines() -> None:
+    """Without a terminal: the cell with all that is known, the time since the start, the time left for all."""
+    assert notice(cell(), MATRIX) == (
+        "[8/27] native:fp16, seed 1: training, step 120 of 900, loss 0.03413, loss scale 65536, 4.12 ms/step, "
+        "3 skipped, about 12s for this cell, epoch 2/5; 1m12s since the start, about 3m20s left"
+    )
+    assert notice(cell(None), MatrixView(0, 1, 0.0, 41.0, None)) == (
+        "[8/1] native:fp16, seed 1: starting, about 12s left; 41s since the start"
+    )
+    assert notice(None, MATRIX, idle="timing rounds").startswith("7 of 27 cells: timing rounds; 1m12s since")
+
+
+def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object) -> Outline:
+    cells = [
+        RunConfig.model_validate({"arm": arm, "recipe": {"seed": seed}, **settings}) for seed in seeds for arm in arms
+    ]
+    record = RunRecord(cell="0" * 12, arm="fp32", status="completed", config=cells[0])
+    records = [record if place < cached else None for place in range(len(cells))]
+    return Outline(cells, [cell.arm for cell in cells], records, Path("runs/compare-1"), jobs)
+
+
+@pytest.mark.parametrize(
+    ("planned", "said"),
+    [
+        (outline(["fp32"], [3]), "fp32, seed 3; on cpu, 1 thread; into runs/compare-1"),
+        (outline(["fp32"], [3], 1), "fp32, seed 3, cached; on cpu, 1 thread; into runs/compare-1"),
+        (
+            outline(["fp32", "half"], [0, 1, 2, 5], 3, threads=4, device="cuda:1"),
+            "8 cells: 2 arms (fp32, half) x 4 seeds (0-2, 5), 3 cached; on cuda:1, 4 threads; into runs/compare-1",
+        ),
+        (
+            outline(["fp32", "half", "apex:O1", "apex:O2"], [0], 4, 2, processes=2),
+            "4 cells: 4 arms x 1 seed (0), all cached, 2 at a time; on cpu, 1 thread, 2 processes a cell; "
+            "into runs/compare-1",
+        ),
+        (
+            outline(["fp32", "half"], [0], launcher="slurm"),
+            "2 cells: 2 arms (fp32, half) x 1 seed (0); on Slurm, 1 thread; into runs/compare-1",
+        ),
+    ],
+    ids=["one", "one cached", "some cached", "parallel", "slurm"],
+)
+def test_the_first_line_says_what_runs_where(planned: Outline, said: str) -> None:
+    """Cells, arms and seeds, what is cached, devices, threads and processes, and the folder."""
+    assert describe_outline(planned, "cpu") == said

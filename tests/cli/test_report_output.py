@@ -1,0 +1,143 @@
+"""Where `report` writes, what it opens, and which run directory it takes by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.cli import main
+from ampcompare.report.files import write_reports
+from tests.experiment.test_journal import _compare
+
+pytest.importorskip("jinja2", reason="the page needs the extra html")
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """Call the command in an empty folder, and return its exit code, output and messages."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Answer:
+        code = main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """Make a run directory of that name, with three seeds of each arm that nothing trained."""
+
+    def make(name: str) -> Path:
+        write_reports(_compare(tmp_path / name, range(3)), tmp_path / name)
+        return tmp_path / name
+
+    return make
+
+
+def test_a_name_gives_the_format(call: Any, write: Any, tmp_path: Path) -> None:
+    """`-o page.html` writes HTML without --format; a folder gets the file under its usual name; - is stdout."""
+    run = write("one")
+    assert call("report", str(run), "-o", "page.html")[2].endswith("report: page.html\n")
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    (tmp_path / "sent").mkdir()
+    assert call("report", str(run), "--format", "md", "-o", "sent")[0] == 0
+    assert (tmp_path / "sent" / "report.md").read_text().startswith("# Comparison")
+    code, out, _ = call("report", str(run), "--format", "html", "-o", "-")
+    assert (code, out.startswith("<!DOCTYPE html>")) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-o", "page.pdf"), "--output 'page.pdf' does not say which format; add --format table|md|"),
+        (("--open", "--format", "md"), "--open shows the HTML page, and --format asks for md"),
+        (("--open", "-o", "-"), "--open shows a file"),
+        (("-o", "absent\0"), "ampcompare: "),
+    ],
+)
+def test_options_that_do_not_fit(call: Any, write: Any, options: tuple[str, ...], said: str) -> None:
+    """A format that is not known, and two options that contradict each other, are one clear line."""
+    code, out, err = call("report", str(write("one")), *options)
+    assert (code in (2, 4), out) == (True, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_the_page_opens_in_the_browser(call: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--open` writes the page into the run directory, or where -o says, and calls the browser with its address."""
+    script, seen = tmp_path / "browser", tmp_path / "seen"
+    script.write_text(f'#!/bin/sh\necho "$1" >> {seen}\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(script))
+    monkeypatch.setattr("webbrowser._tryorder", None)  # else the BROWSER of the first call in this process stays
+    run = write("one")
+    (run / "report.html").unlink()
+    assert call("report", str(run), "--open")[0] == 0
+    assert call("report", str(run), "--open", "-o", "other.html")[0] == 0
+    assert seen.read_text().split() == [path.as_uri() for path in (run / "report.html", tmp_path / "other.html")]
+    assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_without_a_name_the_newest_run_is_shown(call: Any, write: Any) -> None:
+    """`report` alone takes the run directory in runs/ that changed last, and says which."""
+    code, out, err = call("report")
+    assert (code, out) == (2, "")
+    assert "there is no run directory in" in err
+    for age, name in ((100, "runs/old"), (10, "runs/new")):
+        folder = write(name)
+        for path in (folder / "cells", folder / "report.json", folder / "plan.json"):
+            os.utime(path, (1_700_000_000 - age,) * 2)
+    code, out, err = call("report")
+    assert (code, err) == (0, "the newest run directory: runs/new\n")
+    assert out == call("report", "runs/new")[1]
+
+
+def test_run_directories_are_listed(call: Any, write: Any) -> None:
+    """`list runs` has a line for each run directory with its arms, seeds and cells, and none is no error."""
+    assert call("list", "runs")[0] == 0
+    write("runs/first")
+    code, out, _ = call("list", "runs")
+    assert code == 0
+    assert out.splitlines()[0].split() == ["folder", "changed", "tag", "arms", "seeds", "done", "headline"]
+    assert "runs/first" in out
+    assert "6/6" in out
+    assert call("list", "runs", "absent")[0] == 2
+    assert "FOLDER is for list runs" in call("list", "arms", "x")[2]
+
+
+def test_several_runs_have_no_other_reference(call: Any, write: Any) -> None:
+    """Another reference is a look at one run directory, and records of exec have no arms."""
+    assert "name a single one" in call("report", str(write("a")), str(write("b")), "--reference", "half")[2]
+
+
+def test_records_of_exec_side_by_side(call: Any, tmp_path: Path) -> None:
+    """Two records of exec are one report in each format; together with a run directory they are refused."""
+    for name in ("a.jsonl", "b.jsonl"):
+        rows = [
+            {"format": "ampcompare-exec", "schema": 1, "script": "<b>x</b>.py", "engine": "compat"},
+            {"kind": "initialize", "opt_level": "O2", "optimizers": {"0": "SGD"}},
+            {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.25},
+        ]
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    code, page, _ = call("report", "a.jsonl", "b.jsonl", "--format", "html")
+    assert (code, page.startswith("<!DOCTYPE html>")) == (0, True)
+    assert "<h1>2 records of exec side by side</h1>" in page
+    assert "<b>x</b>" not in page
+    assert "| figure" in call("report", "a.jsonl", "b.jsonl", "--format", "md")[1]
+    assert [one["file"] for one in json.loads(call("report", "a.jsonl", "b.jsonl", "--format", "json")[1])] == [
+        "a.jsonl",
+        "b.jsonl",
+    ]
+    single = call("report", "a.jsonl", "--format", "html")[1]
+    assert "1 step, 0 skipped, no loss scale</h1>" in single
+    (tmp_path / "other.json").write_text("{}")
+    assert "report them apart" in call("report", "a.jsonl", "other.json")[2]
+    assert "no latex report" in call("report", "a.jsonl", "--format", "latex")[2]

@@ -1,0 +1,86 @@
+"""Another reference for runs that exist: one more look, named and counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.journal import JOURNAL, read_looks
+from ampcompare.experiment.load import reload_comparison
+from ampcompare.experiment.ownership import LOCK
+from ampcompare.report.files import write_reports
+from tests.experiment.test_journal import _compare
+
+
+def test_it_is_a_look_that_is_named_and_counted(tmp_path: Path) -> None:
+    """The runs are compared with the other arm at what the first look left, and the report says what was changed."""
+    _compare(tmp_path, range(3))
+    other = reload_comparison(tmp_path, reference="half")
+    assert (other.reference, other.look) == ("half", 2)
+    assert other.error_rate == pytest.approx(0.005)
+    assert "Changed after runs were seen: reference half instead of fp32." in [*other.headline, *other.reading]
+    assert {row.arm for row in other.arms if row.accuracy_verdict} == {row.arm for row in other.arms} - {"half"}
+    looks = read_looks(tmp_path)
+    assert [look.reference for look in looks] == ["fp32", "half"]
+    assert looks[1].changes == ["reference half instead of fp32"]
+
+
+def test_the_same_reference_again_spends_nothing(tmp_path: Path) -> None:
+    """The second report against an arm is the first one again; that of the plan's own reference names the other."""
+    _compare(tmp_path, range(3))
+    first = reload_comparison(tmp_path, reference="half")
+    before = (tmp_path / JOURNAL).read_bytes()
+    again = reload_comparison(tmp_path, reference="half")
+    assert (again.look, again.error_rate, again.arms) == (first.look, first.error_rate, first.arms)
+    own = reload_comparison(tmp_path, reference="fp32")
+    assert own == reload_comparison(tmp_path)
+    assert "Changed after runs were seen: reference fp32 instead of half." in [*own.headline, *own.reading]
+    assert (tmp_path / JOURNAL).read_bytes() == before
+
+
+def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
+    """Where cells of the plan are missing, another reference is shown without a test, and is no look."""
+    _compare(tmp_path, range(3), test=False)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "cells" / plan["cells"]["half@2"] / "record.json").unlink()
+    shown = reload_comparison(tmp_path, reference="half")
+    assert (shown.reference, shown.error_rate) == ("half", 0)
+    assert read_looks(tmp_path) == []
+
+
+def test_a_name_that_is_none(tmp_path: Path) -> None:
+    """An arm that did not run is refused, with those that did."""
+    _compare(tmp_path, range(3))
+    with pytest.raises(ConfigError, match=r"--reference 'hal' is none of the arms of these runs: fp32, .*half"):
+        reload_comparison(tmp_path, reference="hal")
+    assert len(read_looks(tmp_path)) == 1
+
+
+def test_a_folder_in_use_is_not_written(tmp_path: Path) -> None:
+    """While another command owns the run directory, a look would race with it."""
+    _compare(tmp_path, range(3))
+    with FileLock(tmp_path / LOCK), pytest.raises(ConfigError, match="in use by another command"):
+        reload_comparison(tmp_path, reference="half")
+    assert len(read_looks(tmp_path)) == 1
+
+
+def test_a_look_that_cannot_be_written_is_not_tested(tmp_path: Path) -> None:
+    """Where the lock cannot be made, nothing is tested, and the report says why."""
+    _compare(tmp_path, range(3))
+    (tmp_path / LOCK).unlink(missing_ok=True)
+    (tmp_path / LOCK).mkdir()
+    shown = reload_comparison(tmp_path, reference="half")
+    assert shown.error_rate == 0
+    assert any("the run directory cannot be written" in line for line in shown.reading)
+
+
+def test_a_report_without_a_journal_is_not_tested(tmp_path: Path) -> None:
+    """A report.json cannot count a look: it is shown against the other arm without verdicts."""
+    _compare(tmp_path, range(3), save=write_reports)
+    shown = reload_comparison(tmp_path / "report.json", reference="half")
+    assert (shown.reference, shown.error_rate) == ("half", 0)
+    assert any("there is no journal here that could count it" in line for line in shown.reading)

@@ -1,0 +1,63 @@
+"""Which run directories there are, and what each of them says about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ampcompare.errors import RecordError
+from ampcompare.experiment.run_list import describe_run, find_runs, newest_run
+
+
+def _make(folder: Path, moment: int, **plan: object) -> Path:
+    cells = {"fp32@0": "a" * 12, "fp32@1": "b" * 12, "half@0": "c" * 12, "half@7": "d" * 12}
+    for cell in list(cells.values())[:3]:
+        (folder / "cells" / cell).mkdir(parents=True)
+        (folder / "cells" / cell / "record.json").write_text("{}")
+    text = {"arms": ["fp32", "half"], "cells": cells, "terms": {"tag": "night"}, **plan}
+    (folder / "plan.json").write_text(json.dumps(text))
+    (folder / "report.json").write_text(json.dumps({"headline": ["Use half.", "It is fast."]}))
+    for path in (folder / "plan.json", folder / "report.json", folder / "cells"):
+        os.utime(path, (moment, moment))
+    return folder
+
+
+def test_the_newest_comes_first(tmp_path: Path) -> None:
+    """Run directories are ordered by when they changed; files and other folders are none."""
+    old, new = _make(tmp_path / "b", 1000), _make(tmp_path / "study" / "a", 2000)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert find_runs(tmp_path) == [new, old]
+    assert newest_run(tmp_path) == new
+
+
+def test_none_is_one_clear_line(tmp_path: Path) -> None:
+    """Where there is no run directory, the message says where was looked and how to name one."""
+    for folder in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RecordError, match=r"no run directory in .*, as in: ampcompare report DIR"):
+            newest_run(folder)
+    with pytest.raises(RecordError, match="there is no folder"):
+        find_runs(tmp_path / "absent")
+
+
+def test_what_a_run_says(tmp_path: Path) -> None:
+    """A row has the tag, arms, seeds, the cells that are done of those planned, and the headline."""
+    row = describe_run(_make(tmp_path / "a", 1000)).row()
+    assert row[2:] == ["night", "fp32, half", "0-1,7", "3/4", "Use half."]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 7, "arms": []}', '{"cells": {"x": "y"}, "arms": ["a"]}'])
+def test_a_damaged_plan_is_named(tmp_path: Path, text: str) -> None:
+    """A directory whose plan cannot be read has its reason in place of the headline, and hides no other."""
+    folder = _make(tmp_path / "a", 1000)
+    (folder / "plan.json").write_text(text)
+    assert describe_run(folder).row()[-1].startswith("cannot be read: ")
+
+
+def test_texts_are_harmless(tmp_path: Path) -> None:
+    """What a file says can neither steer a terminal nor break a line."""
+    folder = _make(tmp_path / "a", 1000, arms=["\x1b[2J", "b\nc"], terms={"tag": "\x07"})
+    assert all(cell.isprintable() for cell in describe_run(folder).row())

@@ -1,0 +1,199 @@
+"""Stands for `python`: forks itself for each request, so that a script that uses torch starts in milliseconds.
+
+Torch and what it imports are loaded once, and hidden: a request finds them by a normal import, through its own
+`sys.path` and past the finders that it installs, but nothing is executed again. A request ends as an interpreter does:
+exit handlers run, threads are joined, an uncaught exception is printed.
+
+Requests come on a socket: JSON with `words` (the command line), `folder`, `environment` and `session` (whether to begin
+one), and four file descriptors, for standard input, output and error, and for the answer: the process id, then the exit
+code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+
+def _others() -> dict[str, ModuleType]:
+    """Return the modules of packages that come from files and are not of the standard library."""
+    return {
+        name: module
+        for name, module in sys.modules.items()
+        if (first := name.partition(".")[0]) not in sys.stdlib_module_names
+        and (spec := getattr(sys.modules.get(first), "__spec__", None)) is not None
+        and spec.has_location
+    }
+
+
+class Group:
+    """Modules of one package that one import loaded, and the packages that it loaded before them."""
+
+    def __init__(self, modules: dict[str, ModuleType], needs: Sequence[str]) -> None:
+        self.modules = modules
+        self._needs = needs
+
+    def bring_back(self) -> None:
+        """Put the modules into `sys.modules`; what they need is imported, as others may wait for that."""
+        for name in self._needs:
+            importlib.import_module(name)
+        for name, module in self.modules.items():
+            sys.modules.setdefault(name, module)
+
+
+class Hidden:
+    """Finds modules that are loaded but not in `sys.modules`, where `sys.path` leads to the same file."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = {name: group for group in groups for name in group.modules}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what the path leads to, with a loader that brings back the module instead of executing it."""
+        group = self._groups.get(fullname)
+        spec = group and PathFinder.find_spec(fullname, path)
+        if not group or not spec:
+            return None
+        module = group.modules[fullname]
+        if module.__spec__ is None or module.__spec__.origin != spec.origin:
+            return None
+        spec.loader = Loaded(module, group)
+        return spec
+
+
+class Loaded(Loader):
+    """A loader of a module that is loaded."""
+
+    def __init__(self, module: ModuleType, group: Group) -> None:
+        self._module, self._spec, self._group = module, module.__spec__, group
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Bring back the other modules of its group."""
+        module.__spec__ = self._spec
+        self._group.bring_back()
+
+
+def hide_torch() -> None:
+    """Import what nearly every request needs, and hide it."""
+    own = set(_others())
+    groups: list[Group] = []
+    for leader in ("numpy", "torch", "torch._dynamo"):
+        before = set(_others())
+        importlib.import_module(leader)
+        if leader == "torch._dynamo":
+            torch: Any = sys.modules["torch"]
+            torch.optim.SGD([torch.zeros(1)], lr=1.0)  # imports more
+        loaded = {name: module for name, module in _others().items() if name not in before}
+        first = leader.partition(".")[0]
+        packages = {name.partition(".")[0] for name in loaded} - {first}
+        needs = sorted(packages | ({"numpy"} if first == "torch" else set()))
+        groups.append(Group({name: loaded[name] for name in loaded if name.partition(".")[0] == first}, needs))
+        for package in packages:
+            groups.append(Group({name: loaded[name] for name in loaded if name.partition(".")[0] == package}, []))
+    for name in set(_others()) - own:
+        del sys.modules[name]
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Hidden(groups))
+
+
+def wait_for_request(channel: socket.socket) -> dict[str, Any]:
+    """Return a request in the process that is forked for it; in the server, never return."""
+    gc.collect()
+    gc.freeze()
+    answers: dict[int, int] = {}
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        readable, _, _ = select.select([channel, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+        for child in list(answers):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(answers[child], f"{os.waitstatus_to_exitcode(status)}\n".encode())
+                os.close(answers.pop(child))
+        if channel not in readable:
+            continue
+        line, (*files, answer), _, _ = receive(channel)
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            channel.close()
+            for number in (woken, wakes, answer, *answers.values()):
+                os.close(number)
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+                os.close(file)
+            request: dict[str, Any] = json.loads(line)
+            if request["session"]:
+                os.setsid()
+            return request
+        for file in files:
+            os.close(file)
+        answers[child] = answer
+        os.write(answer, f"{child}\n".encode())
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    """Return a request; end the server where the other end is closed."""
+    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 4)
+    if not line:
+        os._exit(0)
+    return line, files, flags, address
+
+
+def enter(request: dict[str, Any]) -> tuple[bool, str]:
+    """Set the process up as the interpreter would, and return whether a module is asked for, and the name or file.
+
+    Options of Python itself that are understood: -W.
+    """
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    words = list(request["words"])
+    filters = [word for word in os.environ.get("PYTHONWARNINGS", "").split(",") if word]
+    while words[0] == "-W":
+        filters.append(words[1])
+        del words[:2]
+    sys.warnoptions[:] = filters
+    for text in filters:
+        action, _, category = text.partition("::")
+        warnings.simplefilter(action, getattr(__import__("builtins"), category or "Warning"))  # type: ignore[arg-type]
+    is_module = words[0] == "-m"
+    if is_module:
+        del words[0]
+    sys.argv[:] = words
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
+    return is_module, words[0]
+
+
+if __name__ == "__main__":
+    hide_torch()
+    asked = enter(wait_for_request(socket.socket(fileno=int(sys.argv[1]))))
+    if asked[0]:
+        runpy.run_module(asked[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(asked[1], run_name="__main__")
