@@ -86,6 +86,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         return
     if conditions and not in_module and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
+        default += [each for each in carried if f".{ATTRIBUTE} = " in each and not _binds(conditions[-1], each)]
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + carried)
 
@@ -181,6 +182,16 @@ def _text_of_test(tree: Tree, test: ast.expr) -> str:
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
+
+
+def _binds(condition: ast.If, line: str) -> bool:
+    """Return whether a statement makes the object itself whose attribute a line sets."""
+    owner = line.partition(f".{ATTRIBUTE}")[0]
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            if any(key_of(target) == owner for target in node.targets):
+                return True
+    return False
 
 
 def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], settings: ScalerSettings) -> bool:
