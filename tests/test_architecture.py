@@ -20,6 +20,7 @@ FLOORS = {
     "claims": 9,
     "experiment": 8,
     "explain": 8,
+    "migrate": 8,
     "launch": 7,
     "training": 6,
     "analysis": 5,
@@ -47,8 +48,8 @@ FLOORS = {
     "version": 0,
 }
 TORCH_FREE = (
-    *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "mistakes", "records", "report"),
-    *("settings", "source"),
+    *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "migrate", "mistakes", "records"),
+    *("report", "settings", "source"),
 )
 HEAVY = {"libcst", "numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")

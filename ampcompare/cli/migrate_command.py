@@ -1,0 +1,102 @@
+"""`ampcompare migrate`: rewrite scripts of Apex for torch.amp, or for ampcompare's own contract."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ampcompare.errors import ConfigError
+
+__all__ = ["command"]
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+@click.command(
+    "migrate",
+    epilog="Exit codes: 0 nothing is left by hand (with --verify: equal or within rounding); 1 something is left by "
+    "hand, or a file cannot be read, parsed or written (with --verify: different); 2 usage; "
+    "3 a script failed under --verify.",
+)
+@click.option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
+@click.option("--write", "mode", flag_value="write", help="change the files")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["torch", "precision"]),
+    default="torch",
+    show_default=True,
+    help="torch.amp, or ampcompare's precision contract, which keeps O2 and O3",
+)
+@click.option("--verify", is_flag=True, help="run a script before and after on the CPU and compare step by step")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=click.Path())
+def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
+    """Rewrite scripts of Apex for torch.amp: patch on stdout, remarks on stderr.
+
+    PATHS are files, folders and notebooks. What cannot be rewritten surely stays, with a comment above the line.
+
+    ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: as it is on ampcompare's engine, and
+    rewritten on torch.
+    """
+    if verify:
+        from ampcompare.migrate.verify import verify_script
+
+        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=_say)
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError(f"there is no file or folder {path}")
+    return _migrate(paths, target, write=mode == "write")
+
+
+def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
+    from ampcompare.files.read import FileFault
+    from ampcompare.migrate.project import find_files, migrate_file
+
+    faults: list[str] = []
+    files = list(find_files(paths, unreadable=lambda path, reason: faults.append(f"{path}: not read: {reason}")))
+    changed = left = by_hand = 0
+    begun = time.monotonic()
+    for number, path in enumerate(files, 1):
+        result = migrate_file(path, target)
+        if time.monotonic() - begun > SECONDS_BETWEEN_LINES:
+            begun = time.monotonic()
+            _say(f"{number} of {len(files)} files")
+        if result.fault is not None:
+            faults.append(result.lines()[0])
+            _say(faults[-1])
+            continue
+        if result.changed and write:
+            try:
+                result.write()
+            except FileFault as fault:
+                faults.append(f"{path}: not written: {fault}")
+                _say(faults[-1])
+                continue
+        elif result.changed:
+            click.echo(result.diff(), nl=False)
+        for line in result.lines():
+            _say(line)
+        changed += result.changed
+        left += result.by_hand
+        by_hand += bool(result.by_hand)
+    _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+    return 1 if left or faults else 0
+
+
+def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
+    done = "rewritten" if write else "to rewrite; --write does it"
+    parts = [f"{files} file{'s' * (files != 1)}: {changed} {done}" if changed else f"{files} files: nothing to rewrite"]
+    if left:
+        parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
+    if faults:
+        parts.append(f"{faults} not migrated")
+    return "; ".join(parts)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+    sys.stderr.flush()

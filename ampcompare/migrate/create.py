@@ -1,0 +1,362 @@
+"""Put the loss scaler, or the precision, in the place of `amp.initialize`."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ampcompare.migrate.scalers import ATTRIBUTE
+from ampcompare.migrate.settings import ScalerSettings, scaler_settings
+from ampcompare.migrate.sites import Initialize, Unsure
+from ampcompare.migrate.tree import Function, Tree, key_of
+
+if TYPE_CHECKING:
+    from ampcompare.migrate.context import Core
+
+__all__ = ["create_scalers"]
+
+MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
+
+
+def create_scalers(core: Core) -> None:
+    """Rewrite every `amp.initialize`.
+
+    Raises:
+        Unsure: its results or arguments cannot be followed.
+    """
+    initializes = core.sites.initializes
+    single = len(initializes) == 1
+    made: list[tuple[Initialize, ScalerSettings]] = [
+        (each, scaler_settings(core.tree, each, single=single)) for each in initializes
+    ]
+    core.update = made[0][1].update if made else ""
+    conditional = any(_conditions(core.tree, each) or settings.enabled for each, settings in made)
+    core.always = bool(made) and not conditional and core.scalers.home != "module"
+    if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
+        core.always = not conditional
+    for each, settings in made:
+        _create(core, each, settings, single)
+        for message in settings.notes if core.target == "torch" else []:
+            core.note(each.call, message)
+
+
+def _conditions(tree: Tree, initialize: Initialize) -> list[ast.If]:
+    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
+    found = []
+    for outer in tree.ancestors(initialize.statement):
+        if isinstance(outer, ast.If):
+            found.append(outer)
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
+            break
+    return found
+
+
+def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single: bool) -> None:
+    tree, edits, scalers = core.tree, core.edits, core.scalers
+    function = initialize.function
+    if core.target == "precision":
+        _create_precision(core, initialize)
+        return
+    inside = "self." if scalers.home == "self" else ""
+    conditions = _conditions(tree, initialize)
+    enabled = list(settings.enabled)
+    hoisted = single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
+    if hoisted:
+        enabled = [_text_of_test(tree, each.test) for each in reversed(conditions)] + enabled
+    arguments = ['"cuda"', *settings.arguments]
+    if "False" in enabled:
+        enabled = ["False"]
+    if enabled:
+        arguments.append(f"enabled={_joined(enabled)}")
+    lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
+    in_module = scalers.home == "module" and function is not None
+    if in_module:
+        _declare(core, function)
+    default = [f"{inside}{name} = {core.off}" for name in scalers.names]
+    results = _results(tree, initialize)
+    carried = _carried(core, initialize)
+    place = (id(tree.block(initialize.statement)), tuple(lines))
+    unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
+    if unused or (not conditions and place in core.made):
+        lines = []
+    core.made.add(place)
+    if hoisted:
+        edits.before(conditions[-1], lines + carried)
+        _replace_call(core, initialize, results, [])
+        return
+    if conditions and not in_module and conditions[-1] not in core.defaults:
+        core.defaults.add(conditions[-1])
+        default += [each for each in carried if f".{ATTRIBUTE} = " in each and not _binds(conditions[-1], each)]
+        edits.before(conditions[-1], default)
+    _replace_call(core, initialize, results, lines + carried)
+
+
+def _create_precision(core: Core, initialize: Initialize) -> None:
+    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
+    tree, edits, given = core.tree, core.edits, initialize.arguments
+    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
+    level = given.get("opt_level")
+    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
+    if isinstance(level, ast.Constant):
+        arm = f'"apex:{level.value!s}"'
+    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
+        arm = f'"apex:" + {tree.source(level)}'
+    enabled = given.get("enabled")
+    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
+        arm = f'{arm} if {tree.source(enabled)} else "fp32"'
+    arguments = [arm, 'device="cuda"']
+    for option in OPTIONS:
+        value = given.get(option)
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            continue
+        text = tree.source(value)
+        if isinstance(value, ast.Constant):
+            arguments.append(f"{option}={text}")
+        else:
+            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
+    for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
+        if option in given:
+            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+    models = given.get("models", None)
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    optimizers = given.get("optimizers")
+    if isinstance(optimizers, ast.Constant):
+        optimizers = None
+    several = [each for each in (models, optimizers) if isinstance(each, (ast.List, ast.Tuple))]
+    lists = [_as_list(tree, each) for each in (models, optimizers)]
+    lines = _call_lines(core, f"{name} = ampcompare.make_precision", arguments)
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
+    if isinstance(initialize.statement, ast.Expr):
+        lines.append(f"{name}.prepare({', '.join(lists)})")
+    elif isinstance(initialize.statement, ast.Assign) and len(bound) == 1 + (optimizers is not None):
+        names = [_as_list(tree, each) for each in bound] + ([] if optimizers is not None else ["_"])
+        for each, given_value in zip(bound, (models, optimizers), strict=False):
+            if given_value in several and not isinstance(each, (ast.List, ast.Tuple)):
+                names[bound.index(each)] = tree.source(each)  # type: ignore[arg-type]
+        lines.append(f"{', '.join(names)} = {name}.prepare({', '.join(lists)})")
+    else:
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
+    conditions = _conditions(tree, initialize)
+    in_module = core.scalers.home == "module" and initialize.function is not None
+    if in_module:
+        _declare(core, initialize.function)
+    elif conditions and conditions[-1] not in core.defaults:
+        core.defaults.add(conditions[-1])
+        edits.before(conditions[-1], [f"{name} = {core.off}"])
+    if not any(each.block for each in core.sites.backwards) and optimizers is not None:
+        raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
+    edits.replace_statement(initialize.statement, lines)
+
+
+OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
+
+
+def _as_list(tree: Tree, node: ast.expr | None) -> str:
+    if node is None:
+        return "[]"
+    text = tree.source(node)
+    if isinstance(node, ast.Tuple):
+        return f"[{text.removeprefix('(').removesuffix(')')}]"
+    return text if isinstance(node, ast.List) else f"[{text}]"
+
+
+def _call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
+    text = f"{function}({', '.join(arguments)})"
+    if len(text) <= MAX_LENGTH and "\n" not in text:
+        return [text]
+    return [f"{function}(", *(f"{core.tree.unit}{each}," for each in arguments), ")"]
+
+
+def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
+    return _call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
+
+
+def _joined(tests: list[str]) -> str:
+    return " and ".join(tests)
+
+
+def _text_of_test(tree: Tree, test: ast.expr) -> str:
+    text = tree.source(test)
+    if "\n" in text:
+        text = ast.unparse(test)
+    return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
+
+
+def _binds(condition: ast.If, line: str) -> bool:
+    """Return whether a statement makes the object itself whose attribute a line sets."""
+    owner = line.partition(f".{ATTRIBUTE}")[0]
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            if any(key_of(target) == owner for target in node.targets):
+                return True
+    return False
+
+
+def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], settings: ScalerSettings) -> bool:
+    """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
+    below: ast.stmt = initialize.statement
+    for condition in conditions:
+        chain = [below, *(each for each in tree.ancestors(below))]
+        if not any(each in chain for each in condition.body):
+            return False  # in an else or elif
+        for node in ast.walk(condition.test):
+            if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
+                return False
+            if isinstance(node, ast.Call) and key_of(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
+                return False
+    outermost = conditions[-1]
+    if any(isinstance(each, ast.If) and outermost in each.orelse for each in [tree.parent(outermost)]):
+        return False  # an elif
+    used = {
+        key
+        for expression in (*(each.test for each in conditions), *initialize.arguments.values())
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Name) and (key := node.id)
+    }
+    models = {
+        node.id
+        for name in ("models", "optimizers")
+        if name in initialize.arguments
+        for node in ast.walk(initialize.arguments[name])
+        if isinstance(node, ast.Name)
+    }
+    for node in ast.walk(outermost):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
+            return False
+    return True
+
+
+def _declare(core: Core, function: Function | None) -> None:
+    """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
+    assert function is not None
+    tree, edits, scalers = core.tree, core.edits, core.scalers
+    if function not in core.declared:
+        core.declared.add(function)
+        body = function.body
+        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
+        edits.before(first, [f"global {', '.join(scalers.names)}"])
+    if len(core.declared) == 1 and not core.has_global:
+        core.has_global = True
+        default = [f"{name} = {core.off}" for name in scalers.names]
+        outermost: ast.AST = function
+        while not isinstance(tree.parent(outermost), ast.Module):
+            outermost = tree.parent(outermost)
+        first_use = next(
+            each for each in tree.module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
+        )
+        edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _carried(core: Core, initialize: Initialize) -> list[str]:
+    """Return what an optimizer needs to carry the scaler to another file, and the model to run under autocast."""
+    lines: list[str] = []
+    sites = core.sites
+    optimizers = initialize.arguments.get("optimizers")
+    inside = "self." if core.scalers.home == "self" else ""
+    elsewhere = not any(each.block for each in sites.backwards)
+    if elsewhere and optimizers is not None and not (isinstance(optimizers, ast.Constant) and optimizers.value is None):
+        elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
+        for each in elements:
+            key = key_of(each)
+            if key is None:
+                raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
+            lines.append(f"{key}.{ATTRIBUTE} = {inside}{core.scalers.names[0]}")
+        if elements:
+            core.note(
+                initialize.call,
+                f"scale_loss is called in another file: the optimizer carries the scaler there, as {ATTRIBUTE}; "
+                "migrate that file too",
+            )
+    if elsewhere or core.forward.missing:
+        lines += _wrapped_models(core, initialize)
+    return lines
+
+
+def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
+    """Return lines that let `forward` of the models run under autocast wherever it is called."""
+    tree = core.tree
+    for node in tree.nodes:
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        if name == "DataParallel" and isinstance(node, (ast.Name, ast.Attribute)):
+            raise Unsure(
+                initialize.call,
+                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
+                "forward; put the forward pass under torch.autocast by hand",
+            )
+    models = initialize.arguments.get("models")
+    elements: list[ast.expr | None] = [models]
+    if isinstance(models, (ast.List, ast.Tuple)):
+        elements = list(models.elts)
+    lines = []
+    enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    if len(elements) == 1 and isinstance(target, ast.Name):
+        elements = [target]
+    for each in elements:
+        key = key_of(each)
+        if key is None:
+            raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
+        lines.append(
+            f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
+        )
+    core.note(
+        initialize.call,
+        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
+        "the model is computed in the type of its output",
+    )
+    return lines
+
+
+def _results(tree: Tree, initialize: Initialize) -> str:
+    """Return the expression that has the value of the call."""
+    models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    if optimizers is None or (isinstance(optimizers, ast.Constant) and optimizers.value is None):
+        return tree.source(models)
+    return f"{tree.source(models)}, {tree.source(optimizers)}"
+
+
+def _flat(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [leaf for each in node.elts for leaf in _flat(each)]
+    return [node]
+
+
+def _replace_call(core: Core, initialize: Initialize, results: str, lines: list[str]) -> None:
+    tree, edits, statement = core.tree, core.edits, initialize.statement
+    if isinstance(statement, ast.Expr) and statement.value is initialize.call:
+        edits.replace_statement(statement, lines)
+        return
+    if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
+        values = [initialize.arguments["models"], initialize.arguments.get("optimizers")]
+        sources = [leaf for each in values if each is not None for leaf in _flat(each)]
+        targets = _flat(statement.targets[0])
+        if len(sources) == len(targets):
+            pairs = [
+                (tree.source(target), tree.source(source))
+                for target, source in zip(targets, sources, strict=True)
+                if tree.source(target) != tree.source(source) and tree.source(target) != "_"
+            ]
+            assigned = []
+            if pairs:
+                assigned = [f"{', '.join(t for t, _ in pairs)} = {', '.join(s for _, s in pairs)}"]
+            edits.replace_statement(statement, assigned + lines)
+            return
+    if isinstance(statement, (ast.Assign, ast.Return, ast.AnnAssign, ast.Expr)):
+        value = f"({results})" if initialize.arguments.get("optimizers") is not None else results
+        edits.replace(initialize.call, value)
+        if lines:
+            edits.before(statement, lines)
+        return
+    raise Unsure(initialize.call, "amp.initialize stands inside another statement; give it a line of its own")

@@ -1,0 +1,279 @@
+"""Edits of a source text at positions of its tree: what is not edited keeps every byte."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ampcompare.migrate.tree import Tree
+
+__all__ = ["Edits"]
+
+
+@dataclass
+class _Line:
+    """What happens to a line of the source.
+
+    Attributes:
+        deeper: how many units of indentation it gets.
+        cut: the part of its indentation that goes.
+        before: statements above it, each with the number of `deeper` that was there before.
+        after: statements below the last line of a statement.
+    """
+
+    deeper: int = 0
+    cut: list[tuple[str, str]] = field(default_factory=list)
+    before: list[tuple[int, int, str]] = field(default_factory=list)
+    after: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Edits:
+    """A set of edits; later ones inside the span of an earlier replacement are lost, those around it win."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._lines: dict[int, _Line] = {}
+        self._spans: dict[tuple[int, int], str | list[str]] = {}
+        self._removed: set[ast.stmt] = set()
+        self._strings: set[int] | None = None
+        self._unwrapped: dict[ast.stmt, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._lines or self._spans or self._removed)
+
+    def _line(self, number: int) -> _Line:
+        return self._lines.setdefault(number, _Line())
+
+    def replace(self, node: ast.AST, text: str) -> None:
+        """Replace an expression."""
+        self._spans[self.tree.span(node)] = text
+
+    def replace_span(self, start: int, end: int, text: str) -> None:
+        """Replace characters of the text."""
+        self._spans[(start, end)] = text
+
+    def replace_statement(self, statement: ast.stmt, lines: list[str]) -> None:
+        """Replace a statement by others, which are given without the indentation of the block."""
+        if lines and not self.tree.is_alone(statement):
+            self._spans[self.tree.span(statement)] = "; ".join(lines)
+        elif lines:
+            self._spans[self.tree.span(statement)] = list(lines)
+        else:
+            self.remove(statement)
+
+    def remove(self, statement: ast.stmt) -> None:
+        """Remove a statement; a block that it leaves empty gets a `pass`, or goes with it."""
+        self._removed.add(statement)
+
+    def is_removed(self, statement: ast.stmt) -> bool:
+        """Return whether a statement goes."""
+        return statement in self._removed
+
+    def before(self, statement: ast.stmt, lines: Iterable[str], *, outside: bool = False) -> None:
+        """Put statements above another.
+
+        Args:
+            lines: without the indentation of the block.
+            outside: above a `with` that the statement was wrapped in.
+        """
+        if not self.tree.is_alone(statement) and not self.begins_line(statement):
+            start, _ = self.tree.span(statement)
+            self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
+            return
+        line = self._line(self._unwrapped.get(statement, self.tree.line_of(statement)))
+        line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
+
+    def after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
+        """Put statements below another."""
+        end = statement.end_lineno or statement.lineno
+        if not self._ends_line(statement):
+            _, stop = self.tree.span(statement)
+            self._spans[(stop, stop)] = "".join(f"; {line}" for line in lines)
+            return
+        first = self.tree.line_of(statement)
+        self._line(end).after += [(first, text) for text in lines]
+
+    def inserted(self) -> str:
+        """Return all texts that the edits put in."""
+        texts = ["\n".join(text) if isinstance(text, list) else text for text in self._spans.values()]
+        for line in self._lines.values():
+            texts += [text for _, _, text in line.before] + [text for _, text in line.after]
+        return "\n".join(texts)
+
+    def begins_line(self, statement: ast.stmt) -> bool:
+        """Return whether a statement is the first of its line."""
+        start, _ = self.tree.span(statement)
+        return not self.tree.text[self.tree.starts[self.tree.line_of(statement) - 1] : start].strip()
+
+    def _ends_line(self, statement: ast.stmt) -> bool:
+        if not self.begins_line(statement):
+            return False
+        _, end = self.tree.span(statement)
+        rest = self.tree.text[end:].splitlines()[0] if self.tree.text[end:].splitlines() else ""
+        return not rest.strip() or rest.strip().startswith("#")
+
+    def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
+        """Put statements of one block below a header such as `with ...:`."""
+        begin, end = self.tree.line_of(first), last.end_lineno or last.lineno
+        if not self.tree.is_alone(first) or not self.tree.is_alone(last):
+            start, _ = self.tree.span(first)
+            self._spans[(start, start)] = f"{header} " if self.begins_line(first) or first is last else ""
+            return
+        line = self._line(begin)
+        line.before.append((line.deeper, 0, header))
+        for number in range(begin, end + 1):
+            if number not in self._inside_strings():
+                self._line(number).deeper += 1
+
+    def unwrap(self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()) -> None:
+        """Replace a compound statement by some of its statements, one step to the left, below new lines.
+
+        Args:
+            body: a block of the statement; what else it holds goes.
+        """
+        tree = self.tree
+        if not tree.is_alone(body[0]):  # on the line of the header
+            start, _ = tree.span(statement)
+            at, _ = tree.span(body[0])
+            self._spans[(start, at)] = "".join(f"{line}; " for line in lines)
+            return
+        outer, inner = tree.indent(statement), tree.indent(body[0])
+        top, begin = tree.line_of(statement), self._first_line(statement, body)
+        end = body[-1].end_lineno or body[-1].lineno
+        self._spans[(tree.starts[top - 1], tree.starts[begin - 1])] = ""
+        self._unwrapped[statement] = begin
+        self._line(top)
+        moved = self._lines.pop(top)
+        last = statement.end_lineno or statement.lineno
+        if last > end:
+            stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+            self._spans[(tree.starts[end], stop)] = ""
+        for number in range(begin, end + 1):
+            if number not in self._inside_strings():
+                self._line(number).cut.append((inner, outer))
+        line = self._line(begin)
+        line.before = moved.before + [(moved.deeper, 1, text) for text in lines] + line.before
+        if last > end and last in self._lines:
+            self._line(end).after += self._lines[last].after
+
+    def _first_line(self, statement: ast.stmt, body: list[ast.stmt]) -> int:
+        """Return where a block begins, with the comments above its first statement."""
+        tree = self.tree
+        line, top = tree.line_of(body[0]), tree.line_of(statement)
+        while line - 1 > top and tree.line_text(line - 1).lstrip().startswith("#"):
+            line -= 1
+        return line
+
+    def _inside_strings(self) -> set[int]:
+        """Return the lines that begin inside a string, whose text is not indentation."""
+        if self._strings is None:
+            self._strings = set()
+            for node in self.tree.nodes:
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
+                if (is_text or isinstance(node, ast.JoinedStr)) and node.end_lineno != node.lineno:  # type: ignore[attr-defined]
+                    self._strings.update(range(node.lineno + 1, node.end_lineno + 1))  # type: ignore[attr-defined]
+        return self._strings
+
+    def _indentation(self, number: int, deeper: int | None = None) -> str:
+        """Return the new indentation of a line."""
+        text = self.tree.line_text(number)
+        old = text[: len(text) - len(text.lstrip(" \t\f"))]
+        line = self._lines.get(number)
+        if line is None:
+            return old
+        for inner, outer in reversed(line.cut):
+            if old.startswith(inner):
+                old = outer + old[len(inner) :]
+        return self.tree.unit * (line.deeper if deeper is None else deeper) + old
+
+    def result(self) -> str:
+        """Return the text with all edits."""
+        self._settle_removed()
+        tree, newline = self.tree, self.tree.newline
+        spans = {span: text for span, text in self._spans.items() if isinstance(text, str)}
+        for (start, end), text in self._spans.items():
+            if isinstance(text, list):
+                number = self._line_at(start)
+                spans[(start, end)] = (newline + self._indentation(number)).join(text)
+        for number, line in sorted(self._lines.items()):
+            begin = tree.starts[number - 1]
+            text = tree.line_text(number)
+            old = text[: len(text) - len(text.lstrip(" \t\f"))]
+            lines = [self._indentation(number, deeper) + content + newline for deeper, _, content in line.before]
+            kept = old if not text.strip() else self._indentation(number)
+            if lines or kept != old:
+                self._put(spans, begin, begin + len(old), "".join(lines) + kept)
+            if line.after:
+                stop = begin + len(text)
+                ends = text.endswith(("\n", "\r"))
+                below = [self._indentation(first) + content for first, content in line.after]
+                joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
+                self._put(spans, stop, stop, joined)
+        return self._apply(spans)
+
+    @staticmethod
+    def _put(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
+        spans[(start, end)] = spans.get((start, end), "") + text
+
+    def _apply(self, spans: dict[tuple[int, int], str]) -> str:
+        parts: list[str] = []
+        done = 0
+        # The widest first where several begin together; insertions come before what they stand above.
+        for (start, end), text in sorted(
+            spans.items(), key=lambda item: (item[0][0], item[0][1] != item[0][0], -item[0][1])
+        ):
+            if start < done:
+                continue
+            parts += [self.tree.text[done:start], text]
+            done = end
+        parts.append(self.tree.text[done:])
+        return "".join(parts)
+
+    def _line_at(self, offset: int) -> int:
+        return bisect.bisect_right(self.tree.starts, offset)
+
+    def _settle_removed(self) -> None:
+        """Turn removed statements into spans; what would leave a block empty goes too, or becomes `pass`."""
+        tree = self.tree
+        changed = True
+        while changed:
+            changed = False
+            for statement in list(self._removed):
+                parent = tree.parent(statement)
+                if not isinstance(parent, (ast.If, ast.With)) or parent in self._removed:
+                    continue
+                if all(each in self._removed for block in tree.blocks(parent) for each in block):
+                    self._removed.add(parent)
+                    changed = True
+        for statement in self._removed:
+            if any(outer in self._removed for outer in tree.ancestors(statement)):
+                continue
+            block = tree.block(statement)
+            kept = [each for each in block if each not in self._removed]
+            if not kept and not isinstance(tree.parent(statement), ast.Module) and statement is block[-1]:
+                self._spans[tree.span(statement)] = "pass"
+            elif tree.is_alone(statement):
+                self._remove_lines(statement)
+            else:
+                self._spans[tree.span(statement)] = "pass"
+
+    def _remove_lines(self, statement: ast.stmt) -> None:
+        tree = self.tree
+        first, last = tree.line_of(statement), statement.end_lineno or statement.lineno
+        stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+        above = first - 1  # as many blank lines remain as the longer run around the statement had
+        while (
+            above >= 1
+            and last + 1 < len(tree.starts)
+            and not (tree.line_text(above) + tree.line_text(last + 1)).strip()
+        ):
+            above, last = above - 1, last + 1
+            stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+        moved = self._lines.pop(first, None)
+        self._spans[(tree.starts[first - 1], stop)] = ""
+        if moved is not None and moved.before:
+            indent = tree.indent(statement)
+            text = "".join(f"{indent}{content}{tree.newline}" for _, _, content in moved.before)
+            self._spans[(tree.starts[first - 1], stop)] = text

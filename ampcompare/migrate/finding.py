@@ -1,0 +1,28 @@
+"""What `migrate` says about a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BY_HAND", "MARK", "NOTE", "Finding"]
+
+BY_HAND = "by hand"
+NOTE = "note"
+MARK = "# ampcompare migrate: "
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A remark on a line of the original.
+
+    Attributes:
+        line: from 1.
+        column: from 0.
+        kind: `BY_HAND` (the line is left as it is) or `NOTE` (rewritten, with a difference to know).
+        message: what is the matter and what to do.
+    """
+
+    line: int
+    column: int
+    kind: str
+    message: str

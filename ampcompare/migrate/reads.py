@@ -1,0 +1,211 @@
+"""Unscale gradients before they are read or clipped, once per step."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from ampcompare.migrate.sites import Backward, Read, Step, Unsure
+from ampcompare.migrate.tree import Tree, key_of
+
+if TYPE_CHECKING:
+    from ampcompare.migrate.context import Core
+
+__all__ = ["place_unscale"]
+
+
+def place_unscale(core: Core) -> None:
+    """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
+
+    Raises:
+        Unsure: gradients are read at another pace than the steps.
+    """
+    masters = list(core.sites.masters)
+    groups: dict[tuple[str, int], list[Read]] = {}
+    for read in core.sites.reads:
+        if _is_inside_block(core, read):
+            continue
+        optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
+        for optimizer in optimizers:
+            step = _step_after(core, read, optimizer)
+            if step is None:
+                if read.optimizers and not _is_after_all(core, read):
+                    raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
+                continue
+            groups.setdefault((optimizer, id(step)), []).append(read)
+    steps = {id(step): step for step in core.sites.steps}
+    for (optimizer, number), reads in groups.items():
+        _place(core, optimizer, steps[number], reads)
+    done = {id(node) for branch in core.replaced for node in ast.walk(branch)}
+    for call in masters:
+        if id(call) not in done:
+            core.edits.replace(call, _parameters(core, call))
+
+
+def _is_inside_block(core: Core, read: Read) -> bool:
+    blocks = {each.statement for each in core.sites.backwards if each.block}
+    return any(outer in blocks for outer in core.tree.ancestors(read.statement))
+
+
+def _is_after_all(core: Core, read: Read) -> bool:
+    """Return whether a read is no matter of scaled gradients: its function has neither backward pass nor step."""
+    events: list[Backward | Step] = [*core.sites.backwards, *core.sites.steps]
+    return not any(each.function is read.function for each in events)
+
+
+def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
+    tail = optimizer.rpartition(".")[2]
+    after = [
+        step
+        for step in core.sites.steps
+        if step.function is read.function
+        and step.statement.lineno > read.statement.lineno
+        and (step.optimizer == optimizer or step.optimizer.rpartition(".")[2] == tail)
+    ]
+    return min(after, key=lambda step: step.statement.lineno, default=None)
+
+
+def _loop(tree: Tree, node: ast.AST) -> ast.AST | None:
+    for outer in tree.ancestors(node):
+        if isinstance(outer, (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)):
+            return outer
+    return None
+
+
+def _tests(tree: Tree, node: ast.AST, loop: ast.AST | None) -> set[str]:
+    """Return the tests, as text, under which a node runs in each round of a loop."""
+    found = set()
+    below = node
+    for outer in tree.ancestors(node):
+        if outer is loop:
+            break
+        if isinstance(outer, ast.If):
+            positive = any(each is below for each in outer.body)
+            found.add(ast.unparse(outer.test) if positive else f"not ({ast.unparse(outer.test)})")
+        below = outer
+    return found
+
+
+def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
+    """Return whether a test can change from round to round: it reads a name that the loop binds."""
+    if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
+        return False
+    bound = {key_of(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
+    names = {
+        key_of(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
+    }
+    return bool(names & bound)
+
+
+def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+    tree = core.tree
+    loop = _loop(tree, step.statement)
+    for read in reads:
+        if _loop(tree, read.statement) is not loop:
+            raise Unsure(
+                read.node, "gradients are read in another loop than the step; they can be unscaled only once per step"
+            )
+        missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
+        if any(_varies(tree, test, loop) for test in missing):
+            raise Unsure(read.node, PACE)
+    statements = {_collapsed(core, read) for read in reads}
+    _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
+
+
+def _collapsed(core: Core, read: Read) -> ast.stmt:
+    """Return the statement to unscale above; where the other branch of an `if` clips the plain parameters, it stays."""
+    tree = core.tree
+    branch = tree.parent(read.statement)
+    if not isinstance(branch, ast.If) or branch in core.replaced:
+        return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
+    if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
+        return read.statement
+    first, second = branch.body[0], branch.orelse[0]
+    if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
+        return read.statement
+    masters = {id(call) for call in core.sites.masters}
+    plain = ast.unparse(second)
+    for node in ast.walk(first):
+        if isinstance(node, ast.Call) and id(node) in masters:
+            before = ast.unparse(node)
+            for other in ast.walk(second):
+                if not isinstance(other, ast.Call) or not isinstance(other.func, ast.Attribute):
+                    continue
+                if other.func.attr == "parameters":
+                    if ast.unparse(first).replace(before, ast.unparse(other)) == plain:
+                        core.replaced.append(branch)
+                        core.edits.unwrap(branch, branch.orelse)
+                        return branch
+    return read.statement
+
+
+def _insert(core: Core, optimizer: str, statements: list[ast.stmt]) -> None:
+    """Unscale above the first of several statements that are read before one step, in each branch if need be."""
+    tree = core.tree
+    block = _common_block(tree, statements)
+    holders: dict[int, list[ast.stmt]] = {}
+    for statement in statements:
+        index = next(i for i, each in enumerate(block) if each is statement or each in tree.ancestors(statement))
+        holders.setdefault(index, []).append(statement)
+    first = min(holders)
+    holder = block[first]
+    within = holders[first]
+    backwards = {each.statement for each in core.sites.backwards}
+    has_backward = any(node in backwards for node in ast.walk(holder)) and holder not in within
+    scaler = core.scaler(holder, optimizer)
+    if not has_backward:
+        core.edits.before(holder, [f"{scaler}.unscale_({optimizer})"])
+        return
+    if len(holders) > 1:
+        raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
+    for branch in tree.blocks(holder):
+        inner = [each for each in within if any(s is each or s in tree.ancestors(each) for s in branch)]
+        if inner:
+            _insert(core, optimizer, inner)
+
+
+def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the innermost block that all statements are in, or below."""
+    block = tree.block(statements[0])
+    while True:
+        if all(any(each is s or each in tree.ancestors(s) for each in block) for s in statements):
+            return block
+        parent = tree.parent(block[0])
+        while not isinstance(parent, ast.stmt):
+            parent = tree.parent(parent)
+        block = tree.block(parent)
+
+
+PACE = (
+    "gradients are clipped after every micro-batch, and GradScaler can unscale them only once per step; move the "
+    "clipping to the step, then migrate again"
+)
+
+
+def _parameters(core: Core, call: ast.Call) -> str:
+    """Return what replaces `amp.master_params(optimizer)`."""
+    optimizer = key_of(call.args[0])
+    models = set()
+    for node in core.tree.nodes:
+        if isinstance(node, ast.Assign) and any(key_of(target) == optimizer for target in node.targets):
+            value = node.value
+            if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
+                continue
+            first = value.args[0] if value.args else None
+            is_parameters = (
+                isinstance(first, ast.Call)
+                and isinstance(first.func, ast.Attribute)
+                and first.func.attr == "parameters"
+            )
+            models.add(core.tree.source(first) if is_parameters and first is not None else "")
+    visible = len(models) == 1 and "" not in models
+    if visible:
+        text = next(iter(models))
+        owner = text.split("(")[0].rpartition(".")[0]
+        function = core.tree.function(call)
+        scope = core.tree.module if function is None else function
+        names = {key_of(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
+        names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
+        if owner in names:
+            return text
+    return f'(param for group in {optimizer}.param_groups for param in group["params"])'

@@ -1,0 +1,156 @@
+"""Migrate one module: text in, text and findings out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from ampcompare.migrate.branches import join_branches
+from ampcompare.migrate.casts import cast_notes
+from ampcompare.migrate.core import rewrite_core
+from ampcompare.migrate.edits import Edits
+from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
+from ampcompare.migrate.imports import import_from_engine, rewrite_imports, torch_name
+from ampcompare.migrate.names import Names
+from ampcompare.migrate.sites import Unsure
+from ampcompare.migrate.texts import rewrite_texts
+from ampcompare.migrate.tree import Tree
+from ampcompare.migrate.twins import Twins
+
+__all__ = ["Migration", "may_use_apex", "migrate_text"]
+
+WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b")
+CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The result for a module.
+
+    Attributes:
+        text: the new source; the very same if nothing was to do.
+        findings: in the order of lines.
+        uses: how often the module used Apex.
+        left: how many of these uses remain.
+    """
+
+    text: str
+    findings: list[Finding]
+    uses: int = 0
+    left: int = 0
+
+
+def may_use_apex(text: str) -> bool:
+    """Return whether a text is worth parsing."""
+    return WORD.search(text) is not None
+
+
+def migrate_text(text: str, target: str = "torch") -> Migration:
+    """Return the module for `torch.amp`, or for ampcompare's contract.
+
+    Args:
+        target: "torch" or "precision".
+
+    Raises:
+        SyntaxError: it is not Python 3.
+        ValueError: a null byte.
+        RecursionError: nested too deep.
+    """
+    if not may_use_apex(text):
+        return Migration(text, [])
+    tree = Tree(text)
+    names = Names(tree)
+    if not names.imports:
+        return Migration(text, [])
+    edits, findings, unsure = Edits(tree), [], None
+    torch, above = torch_name(tree, names, edits)
+    try:
+        findings += rewrite_core(tree, names, edits, torch, target)
+    except Unsure as error:
+        unsure = error
+        edits = Edits(tree)
+        findings.append(_by_hand(error.node, str(error)))
+    if target == "precision":
+        return _for_precision(tree, names, edits, findings, unsure, above)
+    twins = Twins(tree, names, edits, torch, core=unsure is None)
+    kept: list[ast.AST] = []
+    for node, meaning in names.uses:
+        if meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE:
+            if unsure is not None:
+                kept.append(node)
+            continue
+        try:
+            if not twins.rewrite(node, meaning):
+                kept.append(node)
+        except Unsure as error:
+            kept.append(node)
+            findings.append(_by_hand(error.node, str(error)))
+    findings += twins.findings
+    rewrite_imports(tree, names, edits, kept, twins.imports)
+    if unsure is None:
+        rewrite_texts(tree, edits, names)
+        findings += cast_notes(tree, names)
+    findings = sorted(set(findings))
+    if edits and above is not None and _needs_torch(edits, torch):
+        edits.before(above, [f"import {torch}"])
+    _mark(tree, edits, findings)
+    result = join_branches(edits.result()) if edits else text
+    return Migration(result, findings, len(names.uses), len(kept))
+
+
+def _for_precision(
+    tree: Tree, names: Names, edits: Edits, findings: list[Finding], unsure: Unsure | None, above: ast.stmt | None
+) -> Migration:
+    """Finish a module whose core is rewritten: what else it uses of Apex comes from `ampcompare.apex`."""
+    kept = [
+        node
+        for node, meaning in names.uses
+        if unsure is not None or not (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
+    ]
+    imported = import_from_engine(tree, names, edits, kept)
+    if edits and unsure is None and "ampcompare.make_precision" in edits.inserted():
+        first = next((each for each in tree.module.body if isinstance(each, (ast.Import, ast.ImportFrom))), above)
+        if isinstance(first, ast.ImportFrom) and first.module == "__future__":
+            first = above
+        if first is not None:
+            edits.before(first, ["import ampcompare"])
+    findings = sorted(set(findings))
+    _mark(tree, edits, findings)
+    left = 0 if imported else len(kept)
+    return Migration(edits.result() if edits else tree.text, findings, len(names.uses), left)
+
+
+def _by_hand(node: ast.AST, message: str) -> Finding:
+    return Finding(node.lineno, node.col_offset, BY_HAND, message)  # type: ignore[attr-defined]
+
+
+def _needs_torch(edits: Edits, torch: str) -> bool:
+    return f"{torch}." in edits.inserted()
+
+
+def _mark(tree: Tree, edits: Edits, findings: list[Finding]) -> None:
+    """Put a comment above each statement that is left by hand, unless it is there already."""
+    done: set[ast.stmt] = set()
+    for finding in findings:
+        if finding.kind == NOTE:
+            continue
+        statement = _statement_at(tree, finding)
+        if statement is None or statement in done:
+            continue
+        done.add(statement)
+        line = tree.line_of(statement)
+        above = tree.line_text(line - 1).strip() if line > 1 else ""
+        if not above.startswith(MARK.strip()) and edits.begins_line(statement) and not _is_elif(tree, statement):
+            edits.before(statement, [f"{MARK}{finding.message}"])
+
+
+def _is_elif(tree: Tree, statement: ast.stmt) -> bool:
+    return tree.text.startswith("elif", tree.span(statement)[0])
+
+
+def _statement_at(tree: Tree, finding: Finding) -> ast.stmt | None:
+    for node in tree.nodes:
+        if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
+            return tree.statement(node)
+    return None

@@ -1,0 +1,284 @@
+"""Where a module uses the core of `apex.amp`: initialize, scale_loss, steps, gradients that are read."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from ampcompare.migrate.names import Names
+from ampcompare.migrate.tree import Function, Tree, key_of
+
+__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
+
+INITIALIZE = (
+    "models",
+    "optimizers",
+    "enabled",
+    "opt_level",
+    "cast_model_type",
+    "patch_torch_functions",
+    "keep_batchnorm_fp32",
+    "master_weights",
+    "loss_scale",
+    "cast_model_outputs",
+    "num_losses",
+    "verbosity",
+    "min_loss_scale",
+    "max_loss_scale",
+)
+SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
+
+
+class Unsure(Exception):
+    """A use that cannot be rewritten surely.
+
+    Attributes:
+        node: where.
+    """
+
+    def __init__(self, node: ast.AST, message: str) -> None:
+        super().__init__(message)
+        self.node = node
+
+
+@dataclass
+class Initialize:
+    """A call of `amp.initialize`."""
+
+    call: ast.Call
+    statement: ast.stmt
+    function: Function | None
+    arguments: dict[str, ast.expr]
+
+
+@dataclass
+class Backward:
+    """A backward pass: a block of `amp.scale_loss`, or a plain `loss.backward()` that feeds the same step.
+
+    Attributes:
+        statement: the `with`, or the expression statement.
+        optimizers: the keys of the optimizers; empty for a plain one.
+        block: whether it is a block of `scale_loss`.
+    """
+
+    statement: ast.stmt
+    function: Function | None
+    loss: ast.expr
+    optimizers: tuple[str, ...]
+    block: bool
+    loss_id: ast.expr | None = None
+    name: str | None = None
+    arguments: dict[str, ast.expr] = field(default_factory=dict)
+
+
+@dataclass
+class Step:
+    """A call of `optimizer.step()`."""
+
+    call: ast.Call
+    statement: ast.stmt
+    function: Function | None
+    optimizer: str
+
+
+@dataclass
+class Read:
+    """A statement that reads gradients between a backward pass and a step, such as clipping.
+
+    Attributes:
+        optimizers: of `amp.master_params`; empty where it reads `.grad` or clips other parameters.
+    """
+
+    node: ast.AST
+    statement: ast.stmt
+    function: Function | None
+    optimizers: tuple[str, ...]
+
+
+@dataclass
+class Sites:
+    """All sites of a module, in the order of the source."""
+
+    initializes: list[Initialize] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    masters: list[ast.Call] = field(default_factory=list)
+    saves: list[ast.Call] = field(default_factory=list)
+    loads: list[ast.Call] = field(default_factory=list)
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """The keys of all optimizers of a `scale_loss`, or else of an `initialize`, each once."""
+        return tuple(dict.fromkeys(key for each in self.backwards for key in each.optimizers))
+
+
+def collect_sites(tree: Tree, names: Names) -> Sites:
+    """Return the sites of a module.
+
+    Raises:
+        Unsure: a form that is not understood.
+    """
+    sites = Sites()
+    for node, meaning in names.uses:
+        if not meaning.startswith("apex.amp."):
+            continue
+        call = tree.parent(node)
+        what = meaning.removeprefix("apex.amp.")
+        if what not in ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict"):
+            continue
+        if not isinstance(call, ast.Call) or call.func is not node:
+            raise Unsure(node, f"amp.{what} is passed on as a value; call it where it is meant")
+        if what == "initialize":
+            bound = _bind(call, INITIALIZE)
+            sites.initializes.append(Initialize(call, tree.statement(call), tree.function(call), bound))
+        elif what == "scale_loss":
+            sites.backwards.append(_block(tree, call))
+        elif what == "master_params":
+            sites.masters.append(call)
+        else:
+            (sites.saves if what == "state_dict" else sites.loads).append(call)
+    known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
+    _add_steps(tree, sites, known)
+    _add_plain_backwards(tree, sites, names)
+    _add_reads(tree, sites, names)
+    sites.backwards.sort(key=lambda each: each.statement.lineno)
+    return sites
+
+
+def _optimizers_of(initialize: Initialize) -> list[str]:
+    value = initialize.arguments.get("optimizers")
+    elements = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
+    keys = [key_of(each) for each in elements]
+    if isinstance(initialize.statement, ast.Assign):
+        target = initialize.statement.targets[0]
+        if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
+            last = target.elts[1]
+            keys += [key_of(each) for each in (last.elts if isinstance(last, (ast.List, ast.Tuple)) else [last])]
+    return [key for key in keys if key is not None and key != "_"]
+
+
+def _bind(call: ast.Call, names: tuple[str, ...]) -> dict[str, ast.expr]:
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+    bound = dict(zip(names, call.args, strict=False))
+    for keyword in call.keywords:
+        if keyword.arg not in names:
+            raise Unsure(call, f"Apex has no argument {keyword.arg}")
+        bound[str(keyword.arg)] = keyword.value
+    return bound
+
+
+def _block(tree: Tree, call: ast.Call) -> Backward:
+    bound = _bind(call, SCALE_LOSS)
+    statement = tree.statement(call)
+    if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
+        raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
+    if len(statement.items) > 1:
+        raise Unsure(call, "amp.scale_loss shares a with statement with another context; give it a with of its own")
+    name = statement.items[0].optional_vars
+    if name is not None and not isinstance(name, ast.Name):
+        raise Unsure(call, "the scaled loss is bound to something that is not a plain name")
+    optimizers = bound.get("optimizers")
+    if "loss" not in bound or optimizers is None:
+        raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
+    elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
+    keys = [key_of(each) or tree.source(each) for each in elements]
+    return Backward(
+        statement,
+        tree.function(call),
+        bound["loss"],
+        tuple(keys),
+        True,
+        bound.get("loss_id"),
+        name.id if name is not None else None,
+        bound,
+    )
+
+
+def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
+    tails = {key.rpartition(".")[2] for key in known}
+    for node in tree.nodes:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"):
+            continue
+        key = key_of(node.func.value)
+        if key is None:
+            key = tree.source(node.func.value)
+            if key not in known:
+                continue
+        elif key not in known and key.rpartition(".")[2] not in tails:
+            continue
+        if node.args or node.keywords:
+            raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
+        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key))
+
+
+def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
+    """Add each `loss.backward()` in a function that also has a block of `scale_loss`."""
+    functions = {each.function for each in sites.backwards}
+    bodies = {each.statement: each.name for each in sites.backwards}
+    for node in tree.nodes:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"):
+            continue
+        statement = tree.statement(node)
+        if tree.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
+            continue
+        receiver = key_of(node.func.value)
+        if any(outer in bodies for outer in tree.ancestors(statement)):
+            continue  # of the scaled loss
+        if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
+            continue  # FP16_Optimizer
+        sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
+
+
+def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
+    masters = {id(call): call for call in sites.masters}
+    functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and id(node) in masters:
+            argument = key_of(node.args[0]) if len(node.args) == 1 else None
+            if argument is None:
+                raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
+            sites.reads.append(Read(node, _reading(tree, node), tree.function(node), (argument,)))
+        elif tree.function(node) in functions and (_clips(node) or _reads_grad(tree, node)):
+            if any(isinstance(each, ast.Call) and id(each) in masters for each in ast.walk(node)):
+                continue
+            sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
+
+
+def _clips(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return name.startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
+
+
+def _reads_grad(tree: Tree, node: ast.AST) -> bool:
+    if not (
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
+    ):
+        return False
+    if key_of(node) in ("torch.autograd.grad", "autograd.grad"):
+        return False
+    statement = tree.statement(node)
+    if isinstance(statement, ast.Assign) and node in statement.targets:
+        return not (isinstance(statement.value, ast.Constant) and statement.value.value is None)
+    test = tree.parent(node)  # whether there is a gradient is no matter of its scale
+    return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
+
+
+def _reading(tree: Tree, node: ast.AST) -> ast.stmt:
+    """Return the outermost loop over parameters around a use, or its statement."""
+    statement = tree.statement(node)
+    outer = tree.parent(statement)
+    found = statement
+    while isinstance(outer, (ast.For, ast.If)):
+        if isinstance(outer, ast.For) and _is_over_parameters(outer):
+            found = outer
+        outer = tree.parent(outer)
+    return found
+
+
+def _is_over_parameters(loop: ast.For) -> bool:
+    text = ast.unparse(loop.iter)
+    return any(word in text for word in ("param", "master", "group"))

@@ -1,0 +1,176 @@
+"""A module as an `ast` tree that knows its parents, blocks and functions, and the text of each node.
+
+`ast` rather than a concrete syntax tree: it is several times faster, and edits at exact positions keep comments and
+formatting by themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TypeAlias
+
+__all__ = ["Block", "Function", "Tree", "key_of"]
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Block: TypeAlias = list[ast.stmt]
+BLOCKS = ("body", "orelse", "finalbody")
+NEWLINE = re.compile(r"\r\n|\r|\n")
+
+
+class Tree:
+    """The tree of a module.
+
+    Attributes:
+        text: the source.
+        module: its root.
+        nodes: all nodes, parents before children, in the order of the source within a block.
+        newline: the first one of the text.
+        unit: of indentation.
+
+    Raises:
+        SyntaxError: it is not Python 3.
+        ValueError: a null byte.
+        RecursionError: nested too deep.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as invalid escapes, which are the user's
+            self.module = ast.parse(text)
+        self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
+        first = NEWLINE.search(text)
+        self.newline = first.group() if first else "\n"
+        self._ascii = text.isascii()
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self.nodes: list[ast.AST] = []
+        self._walk()
+        self.unit = self._find_unit()
+
+    def _walk(self) -> None:
+        waiting: list[ast.AST] = [self.module]
+        parents, nodes = self._parents, self.nodes
+        while waiting:
+            node = waiting.pop()
+            nodes.append(node)
+            children = list(ast.iter_child_nodes(node))
+            for child in children:
+                parents[child] = node
+            waiting.extend(reversed(children))
+
+    def _find_unit(self) -> str:
+        for node in self.nodes:
+            if isinstance(node, ast.stmt) and node.col_offset and isinstance(self.parent(node), ast.stmt):
+                outer, inner = self.indent(self.parent(node)), self.indent(node)
+                if inner.startswith(outer) and len(inner) > len(outer):
+                    return inner[len(outer) :]
+        return "    "
+
+    def parent(self, node: ast.AST) -> ast.AST:
+        """Return the node that holds another; the module holds itself."""
+        return self._parents.get(node, self.module)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node, the nearest first, the module last."""
+        while node is not self.module:
+            node = self.parent(node)
+            yield node
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the index in the text of a position of `ast`: a line from 1, a column in bytes of UTF-8."""
+        start = self.starts[line - 1]
+        if self._ascii:
+            return start + column
+        end = self.starts[line] if line < len(self.starts) else len(self.text)
+        return start + len(self.text[start:end].encode("utf-8")[:column].decode("utf-8", "ignore"))
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return where a node begins and ends in the text; decorators are a part of what they decorate."""
+        decorators = getattr(node, "decorator_list", [])
+        line, column = node.lineno, node.col_offset  # type: ignore[attr-defined]
+        if decorators:
+            line, column = decorators[0].lineno, decorators[0].col_offset - 1
+        return self.offset(line, column), self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+    def source(self, node: ast.AST) -> str:
+        """Return the text of a node."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def line_of(self, node: ast.AST) -> int:
+        """Return the line, from 1, where a statement begins, decorators included."""
+        decorators = getattr(node, "decorator_list", [])
+        return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined,no-any-return]
+
+    def line_text(self, line: int) -> str:
+        """Return a line, from 1, with its end."""
+        end = self.starts[line] if line < len(self.starts) else len(self.text)
+        return self.text[self.starts[line - 1] : end]
+
+    def indent(self, node: ast.AST) -> str:
+        """Return the white space at the begin of the line of a node."""
+        text = self.line_text(self.line_of(node))
+        return text[: len(text) - len(text.lstrip(" \t\f"))]
+
+    def is_alone(self, node: ast.stmt) -> bool:
+        """Return whether a statement shares its lines with no other; a comment may follow it."""
+        start, end = self.span(node)
+        head = self.text[self.starts[self.line_of(node) - 1] : start]
+        tail = NEWLINE.split(self.text[end:], maxsplit=1)[0].strip()
+        return not head.strip() and (not tail or tail.startswith("#"))
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the smallest statement around an expression, or the statement itself."""
+        while not isinstance(node, ast.stmt):
+            node = self.parent(node)
+        return node
+
+    def block(self, statement: ast.stmt) -> Block:
+        """Return the list of statements that a statement stands in."""
+        parent = self.parent(statement)
+        for block in self.blocks(parent):
+            if any(each is statement for each in block):
+                return block
+        raise LookupError(ast.dump(statement))
+
+    @staticmethod
+    def blocks(node: ast.AST) -> Iterator[Block]:
+        """Yield the lists of statements directly below a node."""
+        for name in BLOCKS:
+            block = getattr(node, name, None)
+            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                yield block
+        for handler in getattr(node, "handlers", []):
+            yield handler.body
+        for case in getattr(node, "cases", []):
+            yield case.body
+
+    def function(self, node: ast.AST) -> Function | None:
+        """Return the innermost function around a node; None at the top of the module or of a class."""
+        for outer in self.ancestors(node):
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return outer
+        return None
+
+    def class_of(self, function: Function | None) -> ast.ClassDef | None:
+        """Return the class whose method a function is."""
+        if function is None:
+            return None
+        parent = self.parent(function)
+        while isinstance(parent, (ast.If, ast.Try)):
+            parent = self.parent(parent)
+        return parent if isinstance(parent, ast.ClassDef) else None
+
+
+def key_of(node: ast.AST | None) -> str | None:
+    """Return the dotted text of a name or a chain of attributes; None for other expressions."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(parts)])

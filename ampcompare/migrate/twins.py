@@ -1,0 +1,362 @@
+"""Rewrite the uses of Apex around its core: wrappers, layers, optimizers, decorators, contexts."""
+
+from __future__ import annotations
+
+import ast
+
+from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
+from ampcompare.migrate.edits import Edits
+from ampcompare.migrate.finding import NOTE, Finding
+from ampcompare.migrate.names import Names
+from ampcompare.migrate.scalers import plan_scalers
+from ampcompare.migrate.sites import Unsure, collect_sites
+from ampcompare.migrate.tree import Tree
+
+__all__ = ["Twins"]
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DDP_ARGUMENTS = (
+    "module",
+    "message_size",
+    "delay_allreduce",
+    "shared_param",
+    "allreduce_trigger_params",
+    "retain_allreduce_buffers",
+    "allreduce_always_fp32",
+    "num_allreduce_streams",
+    "allreduce_communicators",
+    "gradient_average",
+    "gradient_predivide_factor",
+    "gradient_average_split_factor",
+    "prof",
+)
+# Functions that run in fp16 under autocast too.
+HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
+
+REGISTERED = {"register_half_function": "float16", "register_float_function": "float32"}
+LISTS = {"functional_overrides": ".nn.functional", "torch_overrides": "", "tensor_overrides": ".Tensor"}
+
+
+class Twins:
+    """Rewrites single uses.
+
+    Attributes:
+        imports: what is imported from torch instead, by statement and name.
+        findings: notes.
+    """
+
+    def __init__(self, tree: Tree, names: Names, edits: Edits, torch: str, *, core: bool) -> None:
+        self._tree = tree
+        self._names = names
+        self._edits = edits
+        self._torch = torch
+        self._core = core
+        self.imports: dict[tuple[ast.stmt, str], str] = {}
+        self.findings: list[Finding] = []
+
+    def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
+        """Rewrite a use; return False where current Apex still has it and torch has no twin.
+
+        Raises:
+            Unsure: there is no twin.
+        """
+        if self._is_absence(node):
+            return self._absence(node)
+        if meaning in IMPORTED:
+            return self._imported(node, meaning, IMPORTED[meaning])
+        parts = meaning.split(".")
+        if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
+            return self._optimizer(node, parts[-1])
+        if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
+            return self._rms_norm(node)
+        if meaning.startswith("apex.amp."):
+            return self._amp(node, meaning.removeprefix("apex.amp."))
+        if meaning == "apex.fp16_utils.to_python_float":
+            return self._to_python_float(node)
+        if meaning.startswith("apex.parallel.LARC"):
+            raise Unsure(node, "LARC has no twin in torch; it works with any optimizer, and ampcompare.apex has it")
+        if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
+            raise Unsure(
+                node,
+                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no twin in torch.amp: "
+                "keep the model in fp32, use autocast and GradScaler",
+            )
+        if meaning.startswith(STAYS):
+            if meaning.startswith(("apex.optimizers", "apex.pyprof")) or not self._note_once(parts):
+                return False
+            return False
+        if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
+            raise Unsure(node, f"{meaning} is passed on as a value")
+        raise Unsure(node, f"{meaning} has no twin in torch")
+
+    def _note(self, node: ast.AST, message: str) -> None:
+        self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
+
+    def _note_once(self, parts: list[str]) -> bool:
+        return True
+
+    def _call(self, node: ast.AST) -> ast.Call | None:
+        parent = self._tree.parent(node)
+        return parent if isinstance(parent, ast.Call) and parent.func is node else None
+
+    # `amp = None` and tests for it
+
+    def _is_absence(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            return True
+        parent = self._tree.parent(node)
+        return (
+            isinstance(parent, ast.Compare)
+            and parent.left is node
+            and isinstance(parent.ops[0], (ast.Is, ast.IsNot))
+            and isinstance(parent.comparators[0], ast.Constant)
+            and parent.comparators[0].value is None
+        )
+
+    def _absence(self, node: ast.AST) -> bool:
+        if not self._core:
+            return False
+        parent = self._tree.parent(node)
+        if isinstance(parent, ast.Compare):
+            self._edits.replace(parent, "True" if isinstance(parent.ops[0], ast.IsNot) else "False")
+            return True
+        statement = self._tree.statement(node)
+        is_none = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+        if not is_none:
+            raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
+        if not any(isinstance(outer, ast.ExceptHandler) for outer in self._tree.ancestors(statement)):
+            self._edits.remove(statement)
+        return True
+
+    # what only has another name
+
+    def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
+        call = self._call(node)
+        if twin == DDP and call is not None:
+            self._ddp(call)
+        if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
+            if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
+                raise Unsure(call, "channel_last of convert_syncbn_model has no twin")
+            self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
+            return True
+        if isinstance(node, ast.Name):
+            for statement, alias in self._names.imports:
+                if isinstance(statement, ast.ImportFrom) and (alias.asname or alias.name) == node.id:
+                    self.imports[(statement, alias.name)] = twin
+            return True
+        self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
+        return True
+
+    def _ddp(self, call: ast.Call) -> None:
+        tree = self._tree
+        if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+            raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
+        bound = dict(zip(DDP_ARGUMENTS, call.args, strict=False))
+        bound |= {str(each.arg): each.value for each in call.keywords}
+        known = {name: value for name, value in bound.items() if name in DDP_ARGUMENTS}
+        if len(known) < len(bound) or len(bound) == 1:  # torch's own arguments, which Apex would refuse
+            return
+        average = known.get("gradient_average")
+        if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
+            raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
+        for name in ("allreduce_communicators", "allreduce_trigger_params", "retain_allreduce_buffers"):
+            value = known.get(name)
+            if value is not None and not (isinstance(value, ast.Constant) and not value.value):
+                raise Unsure(call, f"{name} has no twin in torch's DistributedDataParallel")
+        arguments = [tree.source(known["module"])] if "module" in known else []
+        delay = known.get("delay_allreduce")
+        if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
+            arguments.append(f"find_unused_parameters={tree.source(delay)}")
+        self._edits.replace(call, f"{tree.source(call.func)}({', '.join(arguments)})")
+        if isinstance(call.func, ast.Attribute):
+            self._edits.replace(call, f"{self._torch}{DDP.removeprefix('torch')}({', '.join(arguments)})")
+        dropped = sorted(set(known) - {"module", "delay_allreduce"})
+        if dropped:
+            self._note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no twin and is left out")
+
+    # layers and optimizers
+
+    def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._call(node)
+        if call is None:
+            raise Unsure(node, "FusedRMSNorm is passed on as a value; its twin is torch.nn.RMSNorm with eps=1e-5")
+        has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
+        self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
+        if not has_eps:
+            self._add_argument(call, "eps=1e-5")
+        return True
+
+    def _add_argument(self, call: ast.Call, text: str) -> None:
+        end = self._tree.span(call)[1] - 1
+        inner = self._tree.text[self._tree.span(call.func)[1] : end].rstrip()
+        separator = "" if inner.endswith("(") else (" " if inner.endswith(",") else ", ")
+        at = self._tree.span(call.func)[1] + len(inner)
+        self._edits.replace_span(at, at, f"{separator}{text}")
+
+    def _optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
+        call = self._call(node)
+        twin = OPTIMIZERS[name]
+        if call is None:
+            raise Unsure(node, f"{name} is passed on as a value; its twin {twin.torch} has other arguments")
+        tree = self._tree
+        if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
+            raise Unsure(call, f"the arguments of {name} cannot be told apart; name them")
+        target = twin.torch
+        given = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        spread = any(each.arg is None for each in call.keywords)
+        for argument in given:
+            if argument not in twin.arguments and argument not in ("fused", "maximize"):
+                raise Unsure(call, f"{name}({argument}=...) has no twin in {target}")
+        if name == "FusedAdam":
+            mode, bias = given.get("adam_w_mode"), given.get("bias_correction")
+            if mode is not None and not isinstance(mode, ast.Constant):
+                raise Unsure(call, "adam_w_mode is chosen at run time: AdamW if true, Adam if not")
+            if isinstance(mode, ast.Constant) and not mode.value:
+                target = "torch.optim.Adam"
+            if bias is not None and not (isinstance(bias, ast.Constant) and bias.value):
+                raise Unsure(call, "FusedAdam without bias correction has no twin in torch")
+        late = given.get("wd_after_momentum") or given.get("adagrad_w_mode")
+        if late is not None and not (isinstance(late, ast.Constant) and not late.value):
+            raise Unsure(call, f"{name} with another order of weight decay has no twin in torch")
+        if spread:
+            self._note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
+        arguments = [tree.source(each) for each in call.args]
+        arguments += [
+            f"{each.arg}={tree.source(each.value)}" if each.arg else f"**{tree.source(each.value)}"
+            for each in call.keywords
+            if each.arg not in twin.dropped
+        ]
+        added = [
+            f"{key}={value}"
+            for key, value in twin.added
+            if key not in given and not spread and target != "torch.optim.Adam"
+        ]
+        if "fused" not in given:
+            added.append("fused=True")
+        full = f"{self._torch}{target.removeprefix('torch')}"
+        if any(each.arg in twin.dropped for each in call.keywords):
+            self._edits.replace(call, f"{full}({', '.join([*arguments, *added])})")
+        else:
+            self._edits.replace(node, full)
+            self._add_argument(call, ", ".join(added))
+        return True
+
+    # amp
+
+    def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
+        call = self._call(node)
+        if what == "disable_casts" and call is not None:
+            if not self._core:
+                return False
+            self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
+            return True
+        if what in DECORATORS:
+            if not self._core:
+                return False
+            return self._decorator(node, DECORATORS[what])
+        if what in REGISTERED and call is not None:
+            return self._registered(call, REGISTERED[what])
+        if what.startswith("lists.") and call is not None:
+            return self._listed(call, what)
+        if what.startswith("_amp_state"):
+            return self._state(node, what)
+        raise Unsure(node, f"amp.{what} has no twin in torch.amp")
+
+    def _registered(self, call: ast.Call, dtype: str) -> bool:
+        """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
+        statement = self._tree.statement(call)
+        if not self._core:
+            return False
+        if (
+            len(call.args) != 2
+            or not isinstance(call.args[1], ast.Constant)
+            or statement is not self._tree.parent(call)
+        ):
+            raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
+        name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
+        if name[:1].isupper():
+            raise Unsure(call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand')
+        if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
+            self._edits.remove(statement)
+            return True
+        function = f"{self._tree.source(call.args[0])}.{name}"
+        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
+        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
+        return True
+
+    def _listed(self, call: ast.Call, what: str) -> bool:
+        """Rewrite a change of the lists of O1, such as `amp.lists.functional_overrides.FP32_FUNCS.remove(...)`."""
+        parts = what.split(".")
+        statement = self._tree.statement(call)
+        if not self._core:
+            return False
+        owner = LISTS.get(parts[1])
+        constant = call.args[0] if len(call.args) == 1 else None
+        if owner is None or not isinstance(constant, ast.Constant) or statement is not self._tree.parent(call):
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+        function = f"{self._torch}{owner}.{constant.value!s}"
+        if parts[-1] == "remove":
+            self._edits.remove(statement)
+            self._note(call, f"autocast has no lists to change: {function} is cast as autocast has it")
+            return True
+        dtype = {"FP16_FUNCS": "float16", "FP32_FUNCS": "float32"}.get(parts[2])
+        if parts[-1] != "append" or dtype is None:
+            raise Unsure(call, f"amp.{what}: the lists of O1 have no twin in autocast")
+        arguments = f'{function}, cast_inputs={self._torch}.{dtype}, device_type="cuda"'
+        self._edits.replace_statement(statement, [f"{function} = {self._torch}.amp.custom_fwd({arguments})"])
+        return True
+
+    def _decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
+        arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
+        call = self._call(node)
+        if call is not None and len(call.args) == 1 and not call.keywords:
+            function = self._tree.source(call.args[0])
+            self._edits.replace(call, f"{self._torch}.amp.custom_fwd({function}, {arguments})")
+            return True
+        parent = self._tree.parent(node)
+        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and node in parent.decorator_list:
+            if parent.name == "backward":
+                self._edits.replace(node, f'{self._torch}.amp.custom_bwd(device_type="cuda")')
+            else:
+                self._edits.replace(node, f"{self._torch}.amp.custom_fwd({arguments})")
+            return True
+        raise Unsure(node, "the decorator is passed on as a value")
+
+    def _state(self, node: ast.Name | ast.Attribute, what: str) -> bool:
+        """Rewrite `amp._amp_state.loss_scalers[0].loss_scale()` and assignments of its `_loss_scale`."""
+        tree = self._tree
+        subscript = tree.parent(node)
+        attribute = tree.parent(subscript)
+        is_scaler = what == "_amp_state.loss_scalers" and isinstance(subscript, ast.Subscript)
+        if not self._core and is_scaler:
+            return False
+        if is_scaler and isinstance(attribute, ast.Attribute):
+            scalers = plan_scalers(tree, collect_sites(tree, self._names), "scaler")
+            if len(scalers.names) == 1 and scalers.home != "optimizer":
+                scaler = scalers.reference(None)
+                call = tree.parent(attribute)
+                if attribute.attr == "loss_scale" and isinstance(call, ast.Call):
+                    self._edits.replace(call, f"{scaler}.get_scale()")
+                    return True
+                if attribute.attr == "_loss_scale" and isinstance(attribute.ctx, ast.Load):
+                    self._edits.replace(attribute, f"{scaler}.get_scale()")
+                    return True
+                statement = tree.statement(node)
+                if isinstance(statement, ast.Assign) and statement.targets == [attribute]:
+                    value = tree.source(statement.value)
+                    self._edits.replace_statement(
+                        statement, [f'{scaler}.load_state_dict({{**{scaler}.state_dict(), "scale": {value}}})']
+                    )
+                    return True
+        raise Unsure(node, f"amp.{what} is an inner part of Apex, with no twin")
+
+    def _to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._call(node)
+        if call is None or len(call.args) != 1 or call.keywords:
+            raise Unsure(node, "to_python_float is passed on as a value; t.item() is its twin")
+        argument = call.args[0]
+        text = self._tree.source(argument)
+        plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
+        return True

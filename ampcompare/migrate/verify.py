@@ -1,0 +1,261 @@
+"""`migrate --verify`: train a script as it is and rewritten, on the CPU with the same seed, and compare every step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.migrate.finding import NOTE
+from ampcompare.migrate.project import migrate_file
+
+__all__ = ["Comparison", "Run", "compare_runs", "verify_script"]
+
+ROOT = str(Path(__file__).resolve().parents[2])
+CHILD = "import sys; sys.path.append({root!r}); from ampcompare.migrate.replay import main; sys.exit(main())"
+# Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
+ROUNDING = 0.01
+EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a script trained.
+
+    Attributes:
+        losses: of each backward pass.
+        scales: before each backward pass.
+        applied: for each step, the number of the optimizer and whether it was taken.
+        digests: of the parameters after each step, by optimizer.
+        weights: after the last step.
+        names: of parameters.
+    """
+
+    losses: list[float | None]
+    scales: list[float | None]
+    applied: list[tuple[int, bool]]
+    digests: dict[str, list[list[str]]]
+    weights: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def sums(self) -> str:
+        """Return the counts in words."""
+        skipped = sum(not taken for _, taken in self.applied)
+        return f"{len(self.applied)} steps, {skipped} skipped, {len(self.losses)} backward passes"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict.
+
+    Attributes:
+        verdict: `EQUAL`, `WITHIN` or `DIFFERENT`.
+        lines: what was compared, in words.
+    """
+
+    verdict: str
+    lines: list[str]
+
+
+def verify_script(path: str, arguments: list[str], *, steps: int, target: str, say: Callable[[str], None]) -> int:
+    """Run a script twice and print the comparison; return the exit code.
+
+    Args:
+        arguments: of the script.
+        steps: at most, of one optimizer.
+        target: as for `migrate_file`.
+        say: prints a line.
+
+    Raises:
+        ConfigError: there is no such script, or it cannot be rewritten.
+        LaunchError: one of the runs failed, or trained nothing.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise ConfigError(f"there is no script {path}")
+    result = migrate_file(script, target)
+    if result.fault is not None:
+        raise ConfigError(result.lines()[0])
+    if result.by_hand:
+        raise ConfigError(
+            f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {path} must be rewritten by hand first; "
+            f"see them with: ampcompare migrate {path}"
+        )
+    original = run_script(script, arguments, steps=steps, target=target, rewrite=False)
+    say(f"as it is, on ampcompare's engine: {original.sums()}")
+    rewritten = run_script(script, arguments, steps=steps, target=target, rewrite=True)
+    say(f"rewritten, on {target}: {rewritten.sums()}")
+    comparison = compare_runs(original, rewritten)
+    for line in comparison.lines:
+        say(line)
+    if comparison.verdict != EQUAL and result.migration is not None:
+        for each in result.migration.findings:
+            if each.kind == NOTE:
+                say(f"known difference, line {each.line}: {each.message}")
+    say(f"verdict: {comparison.verdict}")
+    return 1 if comparison.verdict == DIFFERENT else 0
+
+
+def run_script(script: Path, arguments: list[str], *, steps: int, target: str, rewrite: bool) -> Run:
+    """Run a script in a child process on the CPU.
+
+    Raises:
+        LaunchError: it failed, or no step went through the loss scaler.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
+        request = {
+            "script": str(script),
+            "arguments": arguments,
+            "steps": steps,
+            "target": target,
+            "rewrite": rewrite,
+            "folder": folder,
+        }
+        process = subprocess.run(
+            [sys.executable, "-c", CHILD.format(root=ROOT), json.dumps(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": folder},
+            check=False,
+        )
+        which = "the rewritten script" if rewrite else "the script as it is"
+        last = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in last if not line.startswith("ampcompare:")] or last
+        if process.returncode:
+            raise LaunchError(f"{which} ended with exit code {process.returncode}: {errors[-1] if errors else ''}")
+        run = _read(Path(folder))
+        if not run.applied:
+            raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
+        return run
+
+
+def _read(folder: Path) -> Run:
+    trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
+    backwards = [row for row in rows if row.get("kind") == "backward"]
+    count = max((len(each) for each in trace["digests"].values()), default=0)
+    steps = [row for row in rows if row.get("kind") == "step" and row["step"] < count]
+    weights: dict[str, Any] = {}
+    if (folder / "weights.npz").exists():
+        import numpy
+
+        with numpy.load(folder / "weights.npz") as data:
+            weights = {key: data[key] for key in data.files}
+    return Run(
+        [_number(row["loss"]) for row in backwards],
+        [_number(row["scale_before"]) for row in backwards],
+        [(row["optimizer"], row["applied"]) for row in steps],
+        trace["digests"],
+        weights,
+        trace["names"],
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def compare_runs(original: Run, rewritten: Run) -> Comparison:
+    """Return how the rewritten script trained, against the original."""
+    verdicts, lines = [], []
+    for verdict, line in (
+        _compare_losses(original, rewritten),
+        _compare_scales(original, rewritten),
+        _compare_steps(original, rewritten),
+        _compare_weights(original, rewritten),
+    ):
+        verdicts.append(verdict)
+        lines.append(line)
+    order = (EQUAL, WITHIN, DIFFERENT)
+    return Comparison(max(verdicts, key=order.index), lines)
+
+
+def _same(first: float | None, second: float | None) -> bool:
+    return first == second or (first is not None and second is not None and first != first and second != second)
+
+
+def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
+    pairs = list(zip(original.losses, rewritten.losses, strict=False))
+    apart = [(index, a, b) for index, (a, b) in enumerate(pairs, 1) if not _same(a, b)]
+    if not apart:
+        return EQUAL, f"losses: {EQUAL} in {len(pairs)} backward passes"
+    worst = max(_relative(a, b) for _, a, b in apart)
+    index, first, second = apart[0]
+    verdict = WITHIN if worst <= ROUNDING else DIFFERENT
+    return verdict, (
+        f"losses: {verdict}; first at backward pass {index}: {first} against {second}; largest relative "
+        f"difference {worst:.2g}"
+    )
+
+
+def _relative(first: float | None, second: float | None) -> float:
+    if first is None or second is None or first != first or second != second:
+        return float("inf")
+    return abs(first - second) / max(abs(first), abs(second), 1e-6)
+
+
+def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
+    pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
+    for index, (first, second) in enumerate(pairs, 1):
+        if first != second:
+            # A power of two changes no bit of what does not overflow; what it skips is compared below.
+            return WITHIN, f"loss scales: first different at backward pass {index}: {first:g} against {second:g}"
+    return EQUAL, "loss scales: equal"
+
+
+def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
+    count = min(len(original.applied), len(rewritten.applied))
+    for index in range(count):
+        first, second = original.applied[index], rewritten.applied[index]
+        if first != second:
+            words = ["taken" if each[1] else "skipped" for each in (first, second)]
+            return DIFFERENT, f"steps: first different at step {index + 1}: {words[0]} against {words[1]}"
+    if len(original.applied) != len(rewritten.applied):
+        return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
+    return EQUAL, "skipped steps: equal"
+
+
+def _compare_weights(original: Run, rewritten: Run) -> tuple[str, str]:
+    place = _first_apart(original, rewritten)
+    if place is None:
+        return EQUAL, f"weights: {EQUAL} after every step"
+    worst, where = 0.0, ""
+    for key in original.weights.keys() & rewritten.weights.keys():
+        first, second = original.weights[key], rewritten.weights[key]
+        if first.shape != second.shape:
+            return DIFFERENT, f"weights: {_name(original, key)} has shape {first.shape} against {second.shape}"
+        difference = float(abs(first - second).max()) / max(float(abs(first).max()), 1e-6) if first.size else 0.0
+        if not difference <= worst:
+            worst, where = difference, key
+    verdict = WITHIN if worst <= ROUNDING else DIFFERENT
+    step, key = place
+    return verdict, (
+        f"weights: {verdict}; first at step {step} in {_name(original, key)}; at the end by {worst:.2g} of the largest "
+        f"weight at most, in {_name(original, where or key)}"
+    )
+
+
+def _first_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:
+    found: list[tuple[int, str]] = []
+    for number, steps in original.digests.items():
+        for index, (first, second) in enumerate(zip(steps, rewritten.digests.get(number, []), strict=False), 1):
+            apart = [place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
+            if apart:
+                found.append((index, f"{number}.{apart[0]}"))
+                break
+    return min(found, default=None)
+
+
+def _name(run: Run, key: str) -> str:
+    number, _, index = key.partition(".")
+    shape = "x".join(map(str, run.weights[key].shape)) if key in run.weights else ""
+    name = run.names.get(key, f"parameter {int(index) + 1}")
+    return f"{name} ({shape}) of optimizer {int(number) + 1}"

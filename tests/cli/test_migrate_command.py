@@ -1,0 +1,56 @@
+"""The command line of `migrate`: patch on stdout, remarks on stderr, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.cli import main
+
+SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
+LEFT = "from apex.fp16_utils import network_to_half\nmodel = network_to_half(model)\n"
+
+
+def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The patch alone is on stdout."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    assert main(["migrate", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("--- a/")
+    assert "+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)" in output.out
+    assert "1 file: 1 to rewrite" in output.err
+    assert path.read_text(encoding="utf-8") == SCRIPT
+
+
+def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is left to do."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    assert main(["migrate", "--write", str(path)]) == 0
+    written = path.read_text(encoding="utf-8")
+    assert "apex" not in written
+    capsys.readouterr()
+    assert main(["migrate", "--write", str(path)]) == 0
+    assert "nothing to rewrite" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == written
+
+
+def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its place; other files are rewritten all the same."""
+    (tmp_path / "a.py").write_text(LEFT, encoding="utf-8")
+    (tmp_path / "b.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "c.py").write_text("print 'apex'", encoding="utf-8")
+    assert main(["migrate", "--write", str(tmp_path)]) == 1
+    errors = capsys.readouterr().err
+    assert "a.py:2:9: by hand: network_to_half" in errors
+    assert "c.py: not migrated: line 1: not Python 3" in errors
+    assert "1 line left by hand in 1 of them; 1 not migrated" in errors
+    assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")
+
+
+def test_a_path_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    assert main(["migrate", "no/such/file.py"]) == 2
+    assert "there is no file or folder no/such/file.py" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Files and folders: what cannot be read or parsed is reported, and what is written keeps its mode and encoding."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from ampcompare.migrate.project import find_files, migrate_file
+
+SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
+RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # é\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"), [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\n", "latin-1")]
+)
+def test_a_written_file_keeps_encoding_and_mode(tmp_path: Path, head: str, encoding: str) -> None:
+    """And the mark of its encoding."""
+    path = tmp_path / "train.py"
+    path.write_bytes((head + SCRIPT).encode(encoding))
+    path.chmod(0o750)
+    migrate_file(path).write()
+    assert path.read_bytes() == (head + RESULT).encode(encoding)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
+    """Outputs and other cells stay."""
+    path = tmp_path / "train.ipynb"
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": ["from apex import amp"]},
+        {"cell_type": "code", "metadata": {}, "outputs": [1], "execution_count": 3, "source": ["%time\n", SCRIPT]},
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    result = migrate_file(path)
+    result.write()
+    after = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert "".join(after[1]["source"]) == "%time\n" + RESULT
+    assert after[0] == cells[0]
+    assert after[1]["outputs"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"print 'apex'\n", "not Python 3"),
+        (b"from apex import amp\nx = '\xff'\n", "not text in utf-8"),
+        (b"# coding: klingon\nimport apex\n", "klingon"),
+        (b"x = " + b"(" * 5000 + b"apex", "not"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
+    """In one line, without an exception."""
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    result = migrate_file(path)
+    assert result.fault is not None
+    assert words in result.fault
+    assert len(result.lines()) == 1
+
+
+def test_a_patch_can_be_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the file does not end with a newline."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.py")
+    path.write_text(SCRIPT.rstrip("\n"), encoding="utf-8")
+    patch = migrate_file(path).diff()
+    assert patch.startswith("--- a/train.py\n+++ b/train.py\n")
+    assert patch.count("\\ No newline at end of file") == 2
+
+
+def test_files_below_a_folder_are_found_once(tmp_path: Path) -> None:
+    """Links do not lead in circles."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    assert [path.name for path in find_files([str(tmp_path)])] == ["train.py"]

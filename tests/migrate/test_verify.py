@@ -1,0 +1,107 @@
+"""`migrate --verify`: comparisons of invented runs, and real runs of small scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.migrate.verify import DIFFERENT, EQUAL, WITHIN, Run, compare_runs, verify_script
+
+RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
+SCRIPT = """
+import sys
+import torch
+from apex import amp
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = amp.initialize(model, optimizer, opt_level=sys.argv[1])
+for step in range(12):
+    x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
+    if step == 3:
+        x = x * float(sys.argv[2])
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_equal_runs_are_equal_to_the_last_bit() -> None:
+    """NaN is equal to NaN here."""
+    assert compare_runs(RUN, RUN).verdict == EQUAL
+    strange = dataclasses.replace(RUN, losses=[1.0, float("nan")])
+    assert compare_runs(strange, strange).verdict == EQUAL
+
+
+def test_a_small_difference_is_within_rounding_and_named() -> None:
+    """The first step and tensor are said."""
+    other = dataclasses.replace(RUN, losses=[1.0, 0.501], digests={"0": [["a", "b"], ["c", "e"]]})
+    comparison = compare_runs(RUN, other)
+    assert comparison.verdict == WITHIN
+    assert "first at backward pass 2" in comparison.lines[0]
+    assert "first at step 2 in parameter 2" in comparison.lines[3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"losses": [1.0, 0.6]},
+        {"losses": [1.0, float("nan")]},
+        {"applied": [(0, True), (0, False)]},
+        {"applied": [(0, True)]},
+    ],
+)
+def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) -> None:
+    """Beyond what rounding does in some steps."""
+    assert compare_runs(RUN, dataclasses.replace(RUN, **change)).verdict == DIFFERENT  # type: ignore[arg-type]
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("level", "factor", "target", "verdict", "skipped"),
+    [
+        ("O1", "1", "torch", EQUAL, 0),
+        ("O1", "1e4", "torch", EQUAL, 1),
+        ("O2", "1", "torch", WITHIN, 0),
+        ("O2", "1", "precision", EQUAL, 0),
+    ],
+)
+def test_a_rewritten_script_trains_the_same(
+    tmp_path: Path, level: str, factor: str, target: str, verdict: str, skipped: int
+) -> None:
+    """With a skipped step as well; O2 becomes autocast, which rounds otherwise."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [level, factor], steps=10, target=target, say=said.append) == 0
+    assert said[-1] == f"verdict: {verdict}"
+    assert f"10 steps, {skipped} skipped" in said[0]
+    assert f"10 steps, {skipped} skipped" in said[1]
+    assert script.read_text(encoding="utf-8") == SCRIPT
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
+    """The last line of its traceback is passed on."""
+    script = tmp_path / "train.py"
+    script.write_text("from apex import amp\nraise RuntimeError('no data')\n", encoding="utf-8")
+    with pytest.raises(LaunchError, match="RuntimeError: no data"):
+        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+
+
+def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
+    """A script that still needs Apex would run on nothing."""
+    script = tmp_path / "train.py"
+    script.write_text("from apex.fp16_utils import network_to_half\nmodel = network_to_half(model)\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="by hand"):
+        verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
+    with pytest.raises(ConfigError, match="no script"):
+        verify_script(str(tmp_path / "other.py"), [], steps=2, target="torch", say=lambda line: None)
