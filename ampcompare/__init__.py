@@ -19,11 +19,13 @@ if (
     del sys.path[0]
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from ampcompare.version import __version__
 
+TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take most of the time of this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from ampcompare.api import (
         compare,
         convert_checkpoint,

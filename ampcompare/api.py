@@ -16,7 +16,7 @@ from ampcompare.analysis.csv_table import read_table_file
 from ampcompare.analysis.external import judge
 from ampcompare.analysis.metrics import Better
 from ampcompare.analysis.table_columns import TableOptions
-from ampcompare.backends.arm import Arm
+from ampcompare.backends.arm import Arm, parse_arms, same_arm
 from ampcompare.claims.reproduce import Reproduction
 from ampcompare.claims.study import StudyOptions, run_study
 from ampcompare.doctor.examine import Examination, examine
@@ -27,7 +27,7 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions, to_seconds
 from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
-from ampcompare.explain.explain import Explanation, parse_arm_or_level
+from ampcompare.explain.explain import Explanation
 from ampcompare.explain.explain import explain_arm as _explain
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
@@ -103,6 +103,7 @@ def run(
 def compare(
     arms: Sequence[str] | str = (),
     *,
+    reference: str | None = None,
     seeds: Iterable[int] | str | None = None,
     recipe: Recipe | str | None = None,
     size: str | None = None,
@@ -132,10 +133,12 @@ def compare(
     """Train every arm with every seed on the same weights and batches, compare them, and write the reports.
 
     Args:
-        arms: texts such as "fp32" or "apex:O2", or a single one; fp32, or else the first, is the reference. By default
-            the arms of the recipe or file, or else nine.
+        arms: texts such as "fp32", "bf16" or "apex:O2", or one text with several, as in "fp32,bf16". By default the
+            arms of the recipe or file, or else nine.
+        reference: the arm that the others are compared with; added if it is none of them. By default fp32, or else the
+            first.
         seeds: each is one pair of runs between any two arms: integers, a text such as "0-4", or "auto" for as many as
-            the margin needs. By default those of the recipe or file, or else the recipe's one seed.
+            the margin needs. By default those of the recipe or file, or else 0, 1 and 2.
         recipe: what all arms train: a recipe, its name, or a YAML file with one.
         size: a smaller size of a named recipe, such as "small".
         config_file: YAML file of settings, which win over those of the recipe.
@@ -176,6 +179,7 @@ def compare(
     options = CompareOptions(
         settings=_request(recipe, size, config_file, settings),
         arms=(arms,) if isinstance(arms, str) else tuple(arms),
+        reference=reference,
         seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
         budget_seconds=to_seconds("budget", budget),
         sweep=tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items()),
@@ -246,6 +250,7 @@ def judge_table(
     shared = (settings,) if isinstance(settings, str) else tuple(settings)
     results = read_table_file(Path(table), TableOptions(metric, better, (*shared, *blocks)))
     criteria = Criteria(margin, time_margin / 100, objective)
+    reference = same_arm(reference, [run.arm for run in results.runs])
     return judge(results, reference=reference, sd=sd, terms=criteria, within=blocks, runs=runs)
 
 
@@ -288,7 +293,7 @@ def explain_arm(arm: Arm | str) -> Explanation:
     """Explain what an arm does to numbers, and what its torch.amp equivalent is.
 
     Args:
-        arm: an arm such as "native:fp16", or an opt level such as "O2".
+        arm: an arm such as "native:fp16", "bf16" or "O2".
 
     Returns:
         The explanation; `data()` is the JSON document of the command.
@@ -296,7 +301,7 @@ def explain_arm(arm: Arm | str) -> Explanation:
     Raises:
         ConfigError: there is no such arm.
     """
-    return _explain(parse_arm_or_level(arm) if isinstance(arm, str) else arm)
+    return _explain(Arm.parse(arm) if isinstance(arm, str) else arm)
 
 
 def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
@@ -312,7 +317,8 @@ def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0)
     Raises:
         ConfigError: there is no such arm.
     """
-    return examine([Arm.parse(arm) if isinstance(arm, str) else arm for arm in arms], seconds=time_limit)
+    parsed = [one for arm in arms for one in (parse_arms([arm]) if isinstance(arm, str) else [arm])]
+    return examine(parsed, seconds=time_limit)
 
 
 def reproduce_claims(

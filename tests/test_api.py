@@ -65,7 +65,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
         *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "--nnodes", "1", "-o", "out"),
-        *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2"),
+        *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2", "--reference", "half"),
     ]
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
@@ -73,7 +73,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         ["fp32", "half"], seeds="auto", margin=1, time_margin=3, tag="a", objective="memory", budget="90s", jobs=2,
         sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
         wait=10, recipe="digits", slurm_options={"partition": "gpu"}, output_dir="out", config_file="c.yaml",
-        timing_rounds=4, looks=2, **{"recipe.optimizer.lr": 0.1},
+        timing_rounds=4, looks=2, reference="half", **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip
     (by_python,) = compared
     different = {
@@ -177,7 +177,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     api.run(recipe=recipe, arm="apex:O2")
     assert configs[0] == configs[1]
     assert configs[0].recipe.optimizer.lr == pytest.approx(0.2)
-    api.run(recipe="seeds/r18-leaves", size="small", device="cpu")
+    api.run(recipe="articles/r18-leaves", size="small", device="cpu")
     assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
     with pytest.raises(ConfigError, match="both were given"):
         api.run(RunConfig(), arm="half")

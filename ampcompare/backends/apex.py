@@ -12,11 +12,11 @@ __all__ = ["SPEC"]
 
 
 def _opt_level(text: str) -> str:
-    if text in LEVELS:
-        return text
-    if text[:1] in ("0", "o") and f"O{text[1:]}" in LEVELS:
-        raise ValueError(f"an opt level begins with the capital letter O, not with {text[0]!r}: write O{text[1:]}")
-    raise ValueError(f"expected one of {', '.join(LEVELS)} (capital letter O)")
+    if text.upper() in LEVELS:
+        return text.upper()
+    if text[:1] == "0" and f"O{text[1:]}" in LEVELS:
+        raise ValueError(f"an opt level begins with the letter O, not with a zero: write O{text[1:]}")
+    raise ValueError(f"expected one of {', '.join(LEVELS)}")
 
 
 def _memory(options: Options) -> BytesPerParameter:
@@ -48,6 +48,7 @@ SPEC = BackendSpec(
     },
     positional="opt_level",
     default="O1",
+    shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
     checkpoint=CheckpointState(master_weights=_master_weights),
     contract=(

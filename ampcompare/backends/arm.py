@@ -1,21 +1,25 @@
 """The text of an arm, `backend[:option[,option...]]`, parsed, checked and written back in one canonical form.
 
+Short ways to write one, such as `bf16` or `o2`, are in `ampcompare.backends.shorthand`.
+
 Needs neither torch nor pydantic, so that a mistyped arm is refused before anything heavy is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import described_backends, find_spec, third_party_backends
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
+from ampcompare.backends.shorthand import SHORTHANDS, full_name, split_arms, split_backend
 from ampcompare.backends.spec import BackendSpec, EffectiveArm
 from ampcompare.errors import ConfigError, close_matches
 
-__all__ = ["Arm"]
+__all__ = ["Arm", "parse_arms", "same_arm"]
 
 
 def _guess(text: str) -> Any:
@@ -40,19 +44,12 @@ def _written(value: Any) -> str:
 def _hint(backend: str) -> str:
     """Return what an unknown name was probably meant to be, as a question; "" if nothing is near."""
     known = described_backends()
-    if "," in backend:
-        return "several arms are named one by one, each with its own --arm; "
+    if arm := full_name(backend):
+        return f"did you mean the arm {arm!r}? "
     name, parted, rest = re.sub(r"[-_/ ]", ":", backend, count=1).partition(":")
     if parted and rest and name in known:
         return f"did you mean '{name}:{rest}'? "
-    for name, spec in known.items():  # an option without its backend, such as O2
-        if spec.positional is not None and spec.parsers is not None:
-            try:
-                spec.parsers[spec.positional](backend)
-            except ValueError:
-                continue
-            return f"did you mean '{name}:{backend}'? "
-    close = close_matches(backend.lower(), known)
+    close = close_matches(backend.lower(), [*known, *SHORTHANDS])
     return f"did you mean {close[0]!r}? " if close else ""
 
 
@@ -78,18 +75,21 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str) -> Arm:
-        """Read `backend[:option[,option...]]`, for example `apex:O2,loss_scale=128` or `half:bn_fp32`.
+        """Read `backend[:option[,option...]]`, such as `apex:O2,loss_scale=128`, or a shorthand such as `bf16` or `o2`.
 
         Raises:
-            ConfigError: unknown backend or option, or a value that the option does not take.
+            ConfigError: unknown backend or option, a value that the option does not take, or several arms.
         """
-        backend, _, rest = text.strip().partition(":")
+        arms = split_arms(text).arms
+        if len(arms) > 1:
+            raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, where one is expected")
+        backend, rest = split_backend(text)
         words = [word.strip() for word in rest.split(",") if word.strip()] if rest else []
         spec = find_spec(backend)
         aliases, positional = (spec.aliases, spec.positional) if spec else ({}, None)
         texts: dict[str, str] = {}
         for number, word in enumerate(words):
-            word = aliases.get(word, word)
+            word = aliases.get(word.lower(), word)
             name, equals, value = word.partition("=")
             if not equals:
                 if number == 0 and positional is not None and name not in ((spec.parsers if spec else None) or {}):
@@ -103,12 +103,14 @@ class Arm:
 
     @classmethod
     def make(cls, backend: str, **options: Any) -> Arm:
-        """Build an arm from a backend's name and keyword options; `None` means not given.
+        """Build an arm from a backend's name, in any case, and keyword options; `None` means not given.
 
         Raises:
             ConfigError: as for `parse`.
         """
         given = {name: value for name, value in options.items() if value is not None}
+        name = full_name(backend)
+        backend = name if name is not None and ":" not in name else backend
         spec = find_spec(backend)
         if spec is None:
             known = ", ".join([*described_backends(), *third_party_backends()])
@@ -120,7 +122,7 @@ class Arm:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
         for name, value in given.items():
             if name not in spec.parsers:
-                close = close_matches(name, spec.parsers)
+                close = close_matches(name, [*spec.parsers, *SHORTHANDS, *described_backends()])
                 hint = f"did you mean {close[0]!r}? " if close else ""
                 names = ", ".join(spec.parsers) or "none"
                 raise ConfigError(f"backend {backend!r} has no option {name!r}: {hint}its options are: {names}")
@@ -164,3 +166,37 @@ class Arm:
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+def parse_arms(texts: Iterable[str]) -> list[Arm]:
+    """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`.
+
+    Raises:
+        ConfigError: as for `Arm.parse`, or a word that can be an option and an arm.
+    """
+    arms: list[Arm] = []
+    for text in texts:
+        split = split_arms(text)
+        if split.ambiguous:
+            own = Arm.parse(split.ambiguous)
+            raise ConfigError(
+                f"arms {text!r}: {split.ambiguous!r} can be an option of the arm before it, or the arm {str(own)!r}; "
+                f"write {str(own)!r} for the arm, or the option as NAME=VALUE"
+            )
+        arms += map(Arm.parse, split.arms or ("",))
+    return arms
+
+
+def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
+    """Return the text that names the same arm as `wanted`, as `O2` names apex:O2; `wanted` itself if there is none."""
+    if wanted is None or wanted in texts:
+        return wanted
+    try:
+        arm = Arm.parse(wanted)
+    except ConfigError:
+        return wanted
+    for text in texts:
+        with contextlib.suppress(ConfigError):
+            if Arm.parse(text) == arm:
+                return text
+    return wanted

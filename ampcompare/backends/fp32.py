@@ -47,6 +47,7 @@ SPEC = BackendSpec(
     explain=_explain,
     memory=lambda options: FP32_BYTES,
     parsers={"tf32": flag},
+    shorthands={"float32": "fp32"},
     implied={"tf32": False},
     contract=(ContractArm("fp32"),),
 )

@@ -67,6 +67,13 @@ SPEC = BackendSpec(
     },
     positional="dtype",
     default="float16",
+    shorthands={
+        "amp": "native",
+        "fp16": "native:fp16",
+        "float16": "native:fp16",
+        "bf16": "native:bf16",
+        "bfloat16": "native:bf16",
+    },
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     contract=(ContractArm("native:fp16", skips_steps=True), ContractArm("native:bf16")),
 )

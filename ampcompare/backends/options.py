@@ -30,26 +30,26 @@ DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 def choice(*allowed: str) -> Callable[[str], str]:
-    """Return a reader that accepts only the words in `allowed`."""
+    """Return a reader that accepts only the words in `allowed`, which are in lower case, in any case."""
 
     def read(text: str) -> str:
-        if text not in allowed:
+        if text.lower() not in allowed:
             raise ValueError(f"expected one of {', '.join(allowed)}")
-        return text
+        return text.lower()
 
     return read
 
 
 def half_dtype(text: str) -> str:
     """Return "float16" or "bfloat16"."""
-    if text not in DTYPES:
+    if text.lower() not in DTYPES:
         raise ValueError("expected float16 (fp16) or bfloat16 (bf16)")
-    return DTYPES[text]
+    return DTYPES[text.lower()]
 
 
 def output_dtype(text: str) -> str:
     """Return "float32", "float16" or "bfloat16"."""
-    return "float32" if text in ("float32", "fp32", "float") else half_dtype(text)
+    return "float32" if text.lower() in ("float32", "fp32", "float") else half_dtype(text)
 
 
 def flag(text: str) -> bool:
@@ -93,8 +93,8 @@ def count(text: str) -> int:
 
 def loss_scale(text: str) -> float | str:
     """Return "dynamic" or a finite number above 0."""
-    if text == "dynamic":
-        return text
+    if text.lower() == "dynamic":
+        return "dynamic"
     try:
         return positive(text)
     except ValueError:

@@ -72,7 +72,9 @@ class BackendSpec:
             options are not known here.
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
         default: text of the positional option if none is written.
-        aliases: words that stand for an option with its value.
+        aliases: words in lower case that stand for an option with its value.
+        shorthands: words in lower case that stand for an arm by themselves, or for the backend; read of the backends of
+            this package only.
         written: options that the canonical text names even at these values, their defaults.
         implied: defaults that the canonical text leaves out.
         check: parsed options -> what is wrong with their combination, or "".
@@ -91,6 +93,7 @@ class BackendSpec:
     positional: str | None = None
     default: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    shorthands: Mapping[str, str] = field(default_factory=dict)
     written: Options = field(default_factory=dict)
     implied: Options = field(default_factory=dict)
     check: Callable[[Options], str] = lambda options: ""

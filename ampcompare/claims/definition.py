@@ -11,6 +11,8 @@ from ampcompare.errors import ConfigError
 from ampcompare.settings.validation import validated
 
 __all__ = [
+    "OLD_STUDIES",
+    "STUDIES",
     "Accuracy",
     "Below",
     "Claim",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 STUDIES = ("articles",)
-OLD_NAMES = {"seeds": "articles"}
+OLD_STUDIES = {"seeds": "articles"}
 
 
 class _Part(BaseModel):
@@ -131,7 +133,7 @@ def study_name(name: str) -> str:
     Raises:
         ConfigError: there is no such study.
     """
-    name = OLD_NAMES.get(name, name)
+    name = OLD_STUDIES.get(name, name)
     if name not in STUDIES:
         raise ConfigError(f"there is no study {name!r}; known are {', '.join(STUDIES)}")
     return name

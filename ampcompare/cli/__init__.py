@@ -1,18 +1,17 @@
-"""The command line: click lives only here. Commands are imported when they are called, so `--help` costs nothing."""
+"""The command line. Its first page and its version need neither click nor any command: both answer at once."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import time
-from typing import Any
-
-import click
+import sys
 
 from ampcompare import __version__
-from ampcompare.cli.output import describe_unforeseen, drop_output, open_standard_streams
-from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
-from ampcompare.errors import AmpCompareError, close_matches
+from ampcompare.cli.output import drop_output, open_standard_streams
+
+TYPE_CHECKING = False  # as type checkers know it; `typing` takes as long to import as this file
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ampcompare.cli.group import cli
 
 __all__ = ["COMMANDS", "cli", "main"]
 
@@ -31,133 +30,77 @@ COMMANDS = {
     "list": "List available arms, models, data, launchers, recipes and guards.",
     "config": "Show where each setting came from; print the schema of files.",
 }
-INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
-SILENT_SECONDS = 2.0
-OTHER_VARIABLES = ("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_STARTED_BY")
-RESUMED = ("run", "compare", "reproduce")
-EPILOG = (
-    "Exit codes: 0 done; 1 a --fail-on threshold was exceeded; 2 usage or a bad input file; 3 the arm failed (run), or "
-    "no arm finished or one failed under --strict (compare); 4 the environment cannot do it; 70 an internal error, "
-    "whose details are in a file; 130 interrupted; 143 ended by SIGTERM or SIGHUP, with a checkpoint. "
-    "Every option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS."
-)
+SECTIONS = {  # a command that is in none of them stands under the last
+    "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
+    "Compare": ("compare", "run", "diagnose", "report", "judge", "reproduce"),
+    "Look up": ("doctor", "list", "config"),
+}
+SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."
+EXAMPLES = """\
+  What does O2 do, and what replaces it?
+    ampcompare explain O2
+  Does accuracy hold, and what does each arm cost?
+    ampcompare compare --arm fp32,O2,bf16
+  What can this machine run?
+    ampcompare doctor
+"""
+EPILOG = """\
+Exit codes: 0 done; 1 a --fail-on threshold was exceeded; 2 usage or a bad
+input file; 3 the arm failed (run), or no arm finished or one failed under
+--strict (compare); 4 the environment cannot do it; 70 an internal error, whose
+details are in a file; 130 interrupted; 143 ended by SIGTERM or SIGHUP, with a
+checkpoint. Every option can be set by an environment variable such as
+AMPCOMPARE_RUN_EPOCHS.
+"""
 
 
-class _LazyGroup(click.Group):
-    """Knows its commands by name; imports one only to run it or to show its own help."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"{__name__}.{cmd_name}_command")
-        command: click.Command = module.command
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                flag = max(parameter.opts, key=len)
-                parameter.envvar = variable_name(cmd_name, flag)
-                if isinstance(parameter, RenamedOption) and flag in OLD_NAMES:
-                    parameter.old_envvar = variable_name(cmd_name, OLD_NAMES[flag])
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            name, command, rest = super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            close = close_matches(args[0], COMMANDS)
-            if not close:
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
-
-        if name is not None and command is not None:
-            _note_unused_variables(name, command)
-        return name, command, rest
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; where the reader of its output, such as `head`, has seen enough, that is no failure."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # click would make an exit code of its own of it, that of a gate that has failed
-            drop_output()
-            return 0
-        except (KeyboardInterrupt, click.Abort):
-            goes_on = ctx.invoked_subcommand in RESUMED
-            rest = "; the same command starts with the first cell that has no record" if goes_on else ""
-            return _fail(f"interrupted{rest}", 130)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-def _note_unused_variables(name: str, command: click.Command) -> None:
-    """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
-    known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
-    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
-    prefix = f"AMPCOMPARE_{name}_".upper()
-    for variable in sorted(os.environ):
-        word = variable.removeprefix("AMPCOMPARE_")
-        of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
-        if word == variable or variable in (*known, *renamed, *OTHER_VARIABLES) or of_another:
-            continue
-        close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
-        hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
-        click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
-
-
-@click.command(cls=_LazyGroup, epilog=EPILOG)
-@click.version_option(__version__, prog_name="ampcompare")
-@click.option(
-    "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
-)
-def cli(local_rank: str | None) -> None:
-    """Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."""
-
-
-def _underscores_too(name: str) -> str:
-    return name.replace("_", "-")
+def overview() -> str:
+    """Return the first page of help: what each command is for."""
+    left = sorted(COMMANDS.keys() - {name for names in SECTIONS.values() for name in names})
+    lines = ["Usage: ampcompare COMMAND [OPTIONS]", "", SUMMARY]
+    for title, names in SECTIONS.items():
+        shown = [*names, *(left if title == list(SECTIONS)[-1] else [])]
+        lines += ["", f"{title}:", *(f"  {name:<11}{COMMANDS[name]}" for name in shown if name in COMMANDS)]
+    lines += ["", "Options:", "  -h, --help     this page; COMMAND -h: its common options; COMMAND --help: all"]
+    lines += ["  -V, --version  the version", "", "Examples:", f"{EXAMPLES}", EPILOG]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors meant for users are one line on stderr."""
     open_standard_streams()
+    words = sys.argv[1:] if arguments is None else arguments
+    if words in (["-h"], ["--help"]):
+        return _write(overview())
+    if words in (["-V"], ["--version"]):
+        return _write(f"ampcompare, version {__version__}\n")
+    from ampcompare.cli.group import run_group
+
+    return run_group(arguments)
+
+
+def _write(text: str) -> int:
+    """Write to stdout and return the exit code; a reader that has seen enough, such as `head`, is no failure."""
     try:
-        result = cli.main(
-            arguments,
-            prog_name="ampcompare",
-            standalone_mode=False,
-            token_normalize_func=_underscores_too,
-        )
-        return result if isinstance(result, int) else 0
-    except AmpCompareError as error:
-        return _fail(str(error), error.exit_code)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 130)
-    except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
         drop_output()
-        what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
-        return _fail(f"{what}{error.strerror or error}", 4)
-    except Exception as error:
-        return _fail(describe_unforeseen(error), INTERNAL_ERROR)
+    except OSError as error:
+        drop_output()
+        sys.stderr.write(f"ampcompare: cannot write the output: {error.strerror or error}\n")
+        return 4
+    return 0
 
 
-def _fail(message: str, code: int) -> int:
-    from ampcompare.formatting import printable
-    from ampcompare.launch.distributed_env import rank_of
+def __getattr__(name: str) -> Any:
+    """Import the group of commands on first use.
 
-    if (rank := rank_of()) > 0:  # what stops every rank is said once; the others wait until it has been
-        time.sleep(SILENT_SECONDS)
-        if code == 2:
-            return code
-        message = f"rank {rank}: {message}"
-    click.echo(f"ampcompare: {printable(message, 2000)}", err=True)
-    return code
+    Raises:
+        AttributeError: there is no such name.
+    """
+    if name != "cli":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ampcompare.cli.group import cli
+
+    return cli

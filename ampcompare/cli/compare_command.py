@@ -7,11 +7,14 @@ from typing import Any
 
 import click
 
+from ampcompare.backends.arm import Arm
+from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, Command, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
-from ampcompare.cli.renamed import RenamedOption
 from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
@@ -19,67 +22,107 @@ from ampcompare.experiment.plan import parse_vary
 __all__ = ["command", "options_from"]
 
 
-@click.command("compare")
-@click.option(
+@click.command(
+    "compare",
+    cls=Command,
+    common=[
+        *("--arm", "--reference", "--seeds", "--margin", "--arch", "--data", "--data-dir", "--epochs", "--batch-size"),
+        *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
+    ],
+    examples=[
+        ("Nine arms, three seeds each, on the bundled digits:", "ampcompare compare"),
+        (
+            "Can O2 be replaced on your data?",
+            "ampcompare compare --arm O2,fp16,bf16 --reference O2 --data imagefolder:DIR",
+        ),
+        (
+            "In CI: end with 1 if bf16 is less accurate:",
+            "ampcompare compare --arm fp32,bf16 --fail-on accuracy:non-inferior",
+        ),
+    ],
+)
+@option(
     "--arm",
     "arms",
     multiple=True,
-    metavar="ARM",
-    help="an arm such as fp32, apex:O2 or native:bf16; repeat it  [default: nine arms]",
+    type=ARM_LIST,
+    group=ARMS,
+    help="arms such as fp32, bf16, O2 or apex:O2,loss_scale=128; repeat it or join them by commas  "
+    "[default: nine arms]",
 )
-@click.option("--seeds", metavar="SEEDS", help="such as 0-4 or 0,2,7; auto: as many as the margin needs  [default: 0]")
+@option(
+    "--reference",
+    type=ARM,
+    group=ARMS,
+    help="arm that the others are compared with; added if it is none of them  [default: fp32, else the first]",
+)
+@arm_options
+@option(
+    "--seeds",
+    metavar="SEEDS",
+    group=COMPARISON,
+    help="such as 0-4 or 0,2,7; auto: as many as the margin needs  [default: 0-2]",
+)
 @margin_options
 @objective_option
-@click.option("--tag", default="", metavar="NAME", help="label of the report and its folder")
-@click.option(
+@option(
     "--looks",
     type=click.IntRange(1),
     metavar="N",
-    help="test N times in all as seeds are added, 1: never again; they share the 5 %  [default: open]",
+    group=COMPARISON,
+    help="test N times in all as seeds are added; 1: never again  [default: open]",
 )
-@click.option("--strict", is_flag=True, help="exit with 3 if any arm failed")
-@click.option("--budget", default="30m", show_default=True, metavar="TIME", help="wall time limit of --seeds auto")
-@click.option(
+@option(
+    "--fail-on",
+    multiple=True,
+    metavar="LIMIT",
+    group=COMPARISON,
+    help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
+    'verdict: "accuracy:non-inferior", "time:better"; repeat it',
+)
+@option("--baseline", type=FILE, group=COMPARISON, help="report.json or run directory: baseline for --fail-on")
+@option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
+@option(
+    "--budget",
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    group=COMPARISON,
+    help="wall time limit of --seeds auto",
+)
+@option(
+    "--sweep",
+    multiple=True,
+    metavar="SETTING=A,B",
+    group=COMPARISON,
+    help="sweep a setting: a row for each value, as in workers=0,2; repeat it",
+)
+@recipe_options
+@option(
     "--jobs",
     type=click.IntRange(1),
     default=1,
     show_default=True,
+    metavar="N",
+    group=MACHINE,
     help="cells to run in parallel; disables the timing comparison",
 )
-@click.option(
+@option(
     "--timing-rounds",
     type=click.IntRange(0),
     default=0,
     show_default=True,
     metavar="N",
-    help="time the arms of each seed N more times after their runs, in turns of some steps",
+    group=MACHINE,
+    help="time the arms of each seed N more times after their runs, in turns",
 )
-@click.option(
-    "--sweep",
-    cls=RenamedOption,
-    multiple=True,
-    metavar="SETTING=A,B",
-    help="sweep a setting: a row for each value, as in workers=0,2",
-)
-@click.option("--baseline", metavar="FILE", help="report.json or run directory: baseline for --fail-on")
-@click.option(
-    "--fail-on",
-    multiple=True,
-    metavar="LIMIT",
-    help='exit with 1 if an arm exceeds it: "accuracy<-0.5", "time>1.10x", "memory>5%", "diverged>0", or if it lacks a '
-    'verdict: "accuracy:non-inferior", "time:better"; repeat it',
-)
-@click.option(
-    "--progress-interval", cls=RenamedOption, metavar="TIME", help="log progress every TIME  [default: 1m without bars]"
-)
-@click.option(
-    "--tensorboard", metavar="DIR", help="write an event file per arm and seed after each cell, for TensorBoard"
-)
-@click.option("--junit", metavar="FILE", help="write the results of arms and limits as JUnit XML")
-@details_option
-@recipe_options
 @launch_options
+@details_option
+@option("--tag", default="", metavar="NAME", group=OUTPUT, help="label of the report and its folder")
 @output_options
+@option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
+@option("--tensorboard", type=FOLDER, group=OUTPUT, help="write event files for TensorBoard after each cell")
+@option("--junit", type=FILE, group=OUTPUT, help="write the results of arms and limits as JUnit XML")
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
 
@@ -114,7 +157,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         name: Path(parameters[name]) for name in ("output_dir", "baseline", "tensorboard", "junit") if parameters[name]
     }
     same = (
-        "arms",
+        "reference",
         "seeds",
         "margin",
         "time_margin",
@@ -128,6 +171,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "force",
     )
     return CompareOptions(
+        arms=_arms(parameters),
         settings=request_from({**parameters, "processes": count_processes(parameters)}),
         budget_seconds=to_seconds("--budget", parameters["budget"]),
         sweep=tuple(map(parse_vary, parameters["sweep"])),
@@ -137,3 +181,12 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         **paths,
         **{name: parameters[name] for name in same},
     )
+
+
+def _arms(parameters: dict[str, Any]) -> tuple[str, ...]:
+    """Return the arms of `--arm`; or the one that `--backend` and its options name, next to its reference."""
+    arms: tuple[str, ...] = parameters["arms"]
+    arm = arm_from_flags(parameters, is_named=bool(arms))
+    if arm is None:
+        return arms
+    return tuple(dict.fromkeys([str(Arm.parse(parameters["reference"] or "fp32")), arm]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import say
 from ampcompare.formatting import printable
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["details_option", "show_checks", "show_comparison", "show_plan", "terminal_text"]
 
 
-details_option = click.option(
-    "--details", is_flag=True, help="also print all measurements, verdicts on time, conclusions and the environment"
+details_option = option(
+    "--details",
+    is_flag=True,
+    group=OUTPUT,
+    help="also print all measurements, verdicts on time, conclusions and the environment",
 )
 
 

@@ -1,4 +1,4 @@
-"""`ampcompare config`: what a command is told to do, and by whom."""
+"""`ampcompare config`: the settings of a command, and where each came from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.options import json_option
+from ampcompare.cli.values import Choice
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,14 +19,27 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("config", context_settings={"ignore_unknown_options": True})
-@click.argument("what", type=click.Choice(["show", "schema"]))
-@click.option("--origin", is_flag=True, help="where each value came from")
-@click.option(
-    "--for", "name", type=click.Choice(["run", "compare"]), default="compare", show_default=True,
+@click.command(
+    "config",
+    cls=Command,
+    examples=[
+        ("Where each setting of a recipe comes from:", "ampcompare config show --origin --recipe digits"),
+        ("The settings of a file, as run would use them:", "ampcompare config show --for run -c mine.yaml"),
+        ("For the editor:", "ampcompare config schema > ampcompare.schema.json"),
+    ],
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("what", type=Choice(["show", "schema"]))
+@option("--origin", is_flag=True, help="where each value came from")
+@option(
+    "--for",
+    "name",
+    type=Choice(["run", "compare"]),
+    default="compare",
+    show_default=True,
     help="the command whose options follow and whose environment variables count",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of YAML")
+)
+@json_option()
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
@@ -68,7 +84,7 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
             return sources_from(inner.params), {}
         compare = options_from(inner.params)
         sources = collect_settings(compare.settings)
-        rows = matrix_rows(sources, arms=compare.arms, sweep=compare.sweep)
+        rows = matrix_rows(sources, arms=compare.arms, reference=compare.reference, sweep=compare.sweep)
         seeds = requested_seeds(compare, sources)
         return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.cli.renamed import RenamedOption
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.options import json_option
+from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,38 +19,43 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("convert")
+@click.command(
+    "convert",
+    cls=Command,
+    examples=[
+        ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
+        (
+            "From apex.amp to torch.amp, and train on from both:",
+            "ampcompare convert apex.pt amp.pt --to native --verify",
+        ),
+    ],
+)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["native", "apex"]), help="what the result is for: torch.amp or apex.amp")
-@click.option(
-    "--opt-level",
-    type=click.Choice(["O0", "O1", "O2", "O3"]),
-    help="level of the Apex side  [default: inferred from IN; O1 when writing]",
+@option("--to", type=Choice(["native", "apex"]), help="what OUT is for: torch.amp or apex.amp")
+@option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
+@option(
+    "--save-apex-format", is_flag=True, help="write exactly what an Apex script saves: model, optimizer, amp, epoch"
 )
-@click.option(
-    "--save-apex-format",
-    cls=RenamedOption,
-    is_flag=True,
-    help="write exactly what an Apex script saves: model, optimizer, amp, epoch",
+@option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
+@option("--unsafe-load", is_flag=True, help="unpickle arbitrary objects in IN, which runs code of its author")
+@option("--verify", is_flag=True, help="train on from IN and from OUT, and show the difference; 1 if they differ")
+@option(
+    "--verify-steps",
+    default=10,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="steps of --verify",
 )
-@click.option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
-@click.option(
-    "--unsafe-load",
-    cls=RenamedOption,
-    is_flag=True,
-    help="unpickle arbitrary objects in IN, which runs code of its author",
-)
-@click.option("--verify", is_flag=True, help="train on from IN and from OUT, and show the difference; 1 if they differ")
-@click.option("--verify-steps", default=10, show_default=True, type=click.IntRange(1), help="steps of --verify")
-@click.option(
+@option(
     "--config",
     "-c",
     "config_file",
-    metavar="FILE",
-    help="model and data for --verify, where IN is of another program",
+    type=FILE,
+    help="model and data for --verify, where another program wrote IN",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
+@json_option()
 def command(
     source: Path,
     target: Path | None,

@@ -7,7 +7,10 @@ import shutil
 
 import click
 
-from ampcompare.backends.arm import Arm
+from ampcompare.backends.arm import parse_arms
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.options import json_option
+from ampcompare.cli.values import ARM_LIST
 
 __all__ = ["command"]
 
@@ -15,23 +18,31 @@ MAX_WIDTH = 120
 COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
-@click.command("doctor", epilog="Exit codes: 0 looked at everything; 2 usage; 4 an arm given by --for cannot run here.")
-@click.option(
+@click.command(
+    "doctor",
+    cls=Command,
+    examples=[
+        ("What this machine offers, and what is wrong with it:", "ampcompare doctor"),
+        ("In a job script, before training starts:", "ampcompare doctor --for apex:O1,engine=nvidia"),
+    ],
+    epilog="Exit codes: 0 looked at everything; 2 usage; 4 an arm given by --for cannot run here.",
+)
+@option(
     "--for",
     "arms",
     multiple=True,
-    metavar="ARM",
-    help="exit with 4 unless this arm can run here, such as apex:O1,engine=nvidia; repeat it",
+    type=ARM_LIST,
+    help="exit with 4 unless these arms can run here; repeat it or join them by commas",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
-@click.option(
+@option(
     "--time-limit",
     type=click.FloatRange(min=1),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="of each import that is tried",
+    help="limit for each import that is tried",
 )
+@json_option()
 def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     """Check this machine and its libraries; report problems and fixes.
 
@@ -42,7 +53,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     from ampcompare.doctor.render import render
     from ampcompare.records.run import dump_json
 
-    examination = examine([Arm.parse(arm) for arm in arms], seconds=time_limit)
+    examination = examine(parse_arms(arms), seconds=time_limit)
     if as_json:
         click.echo(dump_json(examination.data()))
     else:

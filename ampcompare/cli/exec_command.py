@@ -6,35 +6,37 @@ import os
 
 import click
 
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.values import FILE, LEVEL, Choice
+
 __all__ = ["command"]
 
 
 @click.command(
     "exec",
+    cls=Command,
+    examples=[
+        ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
+        ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
+    ],
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment does not meet the options.",
 )
-@click.option(
+@option(
     "--engine",
-    type=click.Choice(["compat", "nvidia"]),
+    type=Choice(["compat", "nvidia"]),
     default="compat",
     show_default=True,
     help="what `import apex` means: ampcompare's own engine, or the real Apex",
 )
-@click.option("--opt-level", type=click.Choice(["O0", "O1", "O2", "O3"]), help="override the script's opt level")
-@click.option("--record", metavar="FILE", help="record every backward pass and step, for `ampcompare report FILE`")
-@click.option("--device", type=click.Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
-@click.option(
-    "--compat-torch",
-    is_flag=True,
-    help="restore removed and changed APIs of torch, numpy and Python",
-)
-@click.option(
-    "--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors, at their line"
-)
-@click.option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
-@click.option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
-@click.argument("script", metavar="SCRIPT")
+@option("--opt-level", type=LEVEL, help="override the script's opt level")
+@option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
+@option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
+@option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")
+@option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
+@option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
+@option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
+@click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     engine: str,

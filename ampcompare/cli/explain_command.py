@@ -7,8 +7,11 @@ from typing import Any
 
 import click
 
-from ampcompare.cli.options import recipe_options
+from ampcompare.backends.arm import Arm
+from ampcompare.cli.help import OUTPUT, Command, option
+from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM
 from ampcompare.experiment.sources import collect_settings
 
 __all__ = ["command"]
@@ -16,22 +19,30 @@ __all__ = ["command"]
 MAX_WIDTH = 120
 
 
-@click.command("explain")
-@click.argument("arm_text", metavar="ARM")
+@click.command(
+    "explain",
+    cls=Command,
+    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--all-modules", "--json"],
+    examples=[
+        ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
+        ("What it does to each module of ResNet-18:", "ampcompare explain O2 --arch resnet18 --data synthetic"),
+    ],
+)
+@click.argument("arm_text", metavar="ARM", type=ARM)
 @recipe_options
-@click.option("--all-modules", is_flag=True, help="a row for each module, however many there are")
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the text")
+@option("--all-modules", is_flag=True, group=OUTPUT, help="a row for each module, however many there are")
+@json_option()
 def command(**parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
 
-    ARM is an opt level such as O2, or any arm: native:fp16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or
-    --config) the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
+    ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
+    the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
-    from ampcompare.explain.explain import explain_arm, parse_arm_or_level
+    from ampcompare.explain.explain import explain_arm
     from ampcompare.explain.render import render_explanation
     from ampcompare.records.run import dump_json
 
-    arm = parse_arm_or_level(parameters["arm_text"])
+    arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)
     observation = None
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):

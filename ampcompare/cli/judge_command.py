@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.backends.arm import same_arm
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.options import margin_options, objective_option
+from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, option
+from ampcompare.cli.options import json_option, margin_options, objective_option
 from ampcompare.cli.output import say
+from ampcompare.cli.values import ARM, FILE, Choice
 from ampcompare.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
@@ -20,34 +23,62 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("judge")
-@click.argument("table", metavar="TABLE", required=False)
-@click.option("--example", is_flag=True, help="a published table of ResNet-50 instead of a file")
-@click.option(
-    "--reference", metavar="ARM", help="what the others are compared with  [default: fp32, or else the first]"
+@click.command(
+    "judge",
+    cls=Command,
+    examples=[
+        ("A published table of ResNet-50:", "ampcompare judge --example"),
+        ("Your own results, from a CSV file:", "ampcompare judge results.csv --reference O2 --margin 0.3"),
+        ("From another program:", "python collect.py | ampcompare judge -"),
+    ],
 )
-@click.option("--metric", metavar="COLUMN", help="column of results  [default: accuracy, or else a known metric]")
-@click.option(
+@click.argument("table", metavar="[TABLE]", required=False, type=FILE)
+@option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
+@option(
+    "--reference",
+    type=ARM,
+    group=ARMS,
+    help="what the others are compared with  [default: fp32, else the first]",
+)
+@option("--metric", metavar="COLUMN", group=DATA, help="column of results  [default: accuracy, else a known metric]")
+@option(
     "--better",
-    type=click.Choice(["higher", "lower"]),
+    type=Choice(["higher", "lower"]),
+    group=DATA,
     help="direction of the metric  [default: lower for error, loss, WER and the like, else higher]",
 )
-@click.option(
-    "--within", metavar="COLUMN", multiple=True, help="compare inside each value of a setting, and over all of them"
+@option(
+    "--within",
+    metavar="COLUMN",
+    multiple=True,
+    group=DATA,
+    help="compare inside each value of a setting, and over all of them; repeat it",
 )
-@click.option("--setting", metavar="COLUMN", multiple=True, help="a column that runs must share to be compared")
+@option(
+    "--setting",
+    metavar="COLUMN",
+    multiple=True,
+    group=DATA,
+    help="a column that runs must share to be compared; repeat it",
+)
 @margin_options
-@click.option(
+@option(
     "--sd",
     type=float,
-    help="standard deviation over seeds that was published, for arms with fewer than three runs",
+    metavar="NUMBER",
+    group=COMPARISON,
+    help="published standard deviation over seeds, for arms with fewer than three runs",
 )
-@click.option(
-    "--runs", type=int, metavar="N", help="runs behind each line that has a standard deviation, such as ± 0.16"
+@option(
+    "--runs",
+    type=int,
+    metavar="N",
+    group=COMPARISON,
+    help="runs behind each line that has a standard deviation, such as ± 0.16",
 )
 @objective_option
 @details_option
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
+@json_option()
 def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     """Compare results that were measured elsewhere.
 
@@ -70,9 +101,8 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     results = example_table() if table is None else _read(table, options)
     margin = "auto" if parameters["margin"] is None else parameters["margin"]
     terms = Criteria(margin, parameters["time_margin"] / 100, parameters["objective"])
-    comparison = judge(
-        results, reference=parameters["reference"], sd=sd, terms=terms, within=within, runs=parameters["runs"]
-    )
+    reference = same_arm(parameters["reference"], [run.arm for run in results.runs])
+    comparison = judge(results, reference=reference, sd=sd, terms=terms, within=within, runs=parameters["runs"])
     if as_json:
         say(FORMATS["json"].reporter().render(comparison), nl=False)
     else:

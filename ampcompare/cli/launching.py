@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ampcompare.cli.help import PROCESSES, option
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.errors import ConfigError, Ended
 
@@ -24,39 +25,46 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     options = [
-        click.option(
+        _option(
             "--nproc-per-node",
             type=click.IntRange(min=1),
-            help="processes on each machine that train a cell together  [default: 1]",
+            metavar="N",
+            help="processes per cell on each machine  [default: 1]",
         ),
-        click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="machines"),
-        click.option(
+        _option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="machines"),
+        _option(
             "--node-rank",
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
-            help="which of the machines this is",
+            metavar="N",
+            help="number of this machine",
         ),
-        click.option("--rdzv-endpoint", metavar="HOST:PORT", help="on node 0, where several machines meet"),
-        click.option(
+        _option("--rdzv-endpoint", metavar="HOST:PORT", help="on node 0, where several machines meet"),
+        _option(
             "--max-restarts",
             type=click.IntRange(min=0),
             default=0,
             show_default=True,
+            metavar="N",
             help="restarts of all processes after one has failed",
         ),
-        click.option(
+        _option(
             "--slurm-option",
             "slurm_options",
             multiple=True,
             metavar="NAME=VALUE",
-            help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00, account=lab; repeat it",
+            help="sbatch option for --launcher slurm: partition=gpu, time=2:00:00; repeat it",
         ),
-        click.option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
+        _option("--dist-url", metavar="URL", help="where processes meet: env://, tcp://HOST:PORT or file://PATH"),
     ]
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
+    return option(*names, group=PROCESSES, **settings)
 
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.values import FILE, Choice
+
 __all__ = ["command"]
 
 MANY_FILES = 200
@@ -15,23 +18,29 @@ MANY_FILES = 200
 
 @click.command(
     "lint",
+    cls=Command,
+    examples=[
+        ("All Python files and notebooks of a project:", "ampcompare lint src"),
+        ("Correct what surely can be corrected:", "ampcompare lint --fix train.py"),
+        ("Annotations in a pull request on GitHub:", "ampcompare lint --format github src"),
+    ],
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a path that does not exist. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
-@click.option("--fix", is_flag=True, help="correct in the files what surely can be; the rest is reported")
-@click.option(
+@option("--fix", is_flag=True, help="correct in the files what surely can be; the rest is reported")
+@option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "github", "sarif"]),
+    type=Choice(["text", "json", "github", "sarif"]),
     default="text",
     show_default=True,
     help="of the report on stdout",
 )
-@click.option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
-@click.option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
-@click.option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeat it")
-@click.option("--no-progress", is_flag=True, help="no progress bar")
-@click.argument("paths", metavar="PATHS...", nargs=-1, required=True)
+@option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
+@option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
+@option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeat it")
+@option("--no-progress", is_flag=True, help="no progress bar")
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
     fix: bool,
     form: str,
@@ -41,9 +50,10 @@ def command(
     no_progress: bool,
     paths: tuple[str, ...],
 ) -> int:
-    """Report mistakes in the use of Apex and torch.amp in Python files and notebooks.
+    """Report mistakes in the use of Apex and torch.amp in source files.
 
-    Nothing is run or imported. Settings come from [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
+    PATHS are Python files, notebooks or folders. Nothing is run or imported. Settings come from
+    [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
     """
     from dataclasses import replace
 

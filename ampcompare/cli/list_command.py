@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.help import Command
+from ampcompare.cli.values import FOLDER, Choice
 from ampcompare.errors import ConfigError
 
 __all__ = ["command"]
@@ -14,11 +16,18 @@ KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 
 
-@click.command("list")
-@click.argument("what", type=click.Choice([*KINDS, "runs", "all"]), default="all")
-@click.argument("folder", required=False)
+@click.command(
+    "list",
+    cls=Command,
+    examples=[
+        ("Which models and data there are:", "ampcompare list models"),
+        ("What has been run, the newest first:", "ampcompare list runs"),
+    ],
+)
+@click.argument("what", type=Choice([*KINDS, "runs", "all"]), default="all")
+@click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
 def command(what: str, folder: str | None) -> int:
-    """List available arms, models, data, launchers, recipes and guards, or the run directories in FOLDER.
+    """List available arms, models, data, launchers, recipes and guards.
 
     `list runs` shows the run directories in FOLDER, by default runs/, the newest first: when each changed, its arms and
     seeds, how many of its planned cells are done, and the headline of its report.

@@ -6,107 +6,121 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-import click
-
 from ampcompare.analysis.criteria import Preference
-from ampcompare.cli.renamed import RenamedOption
+from ampcompare.cli.help import (
+    CHECKPOINTS,
+    COMPARISON,
+    DATA,
+    DIVERGENCE,
+    MACHINE,
+    OPTIMIZER,
+    OUTPUT,
+    PROCESSES,
+    SCHEDULE,
+    SETTINGS,
+    option,
+)
+from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, Choice, Name, Place
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",
+    "json_option",
     "margin_options",
     "objective_option",
     "output_options",
     "parameter_of",
+    "printing_options",
     "recipe_options",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-RECIPE_OPTIONS: tuple[tuple[str, str], ...] = (  # flags and the path of the setting in RunConfig
-    ("--data", "recipe.data.name"),
-    ("--data-dir", "recipe.data.dir"),
-    ("--download", "recipe.data.download"),
-    ("--image-size", "recipe.data.image_size"),
-    ("--train-size", "recipe.data.train_size"),
-    ("--val-size", "recipe.data.val_size"),
-    ("--augment", "recipe.data.augment"),
-    ("--arch -a", "recipe.model.arch"),
-    ("--optimizer", "recipe.optimizer.name"),
-    ("--lr", "recipe.optimizer.lr"),
-    ("--momentum", "recipe.optimizer.momentum"),
-    ("--nesterov", "recipe.optimizer.nesterov"),
-    ("--weight-decay --wd", "recipe.optimizer.weight_decay"),
-    ("--norm-weight-decay", "recipe.optimizer.norm_weight_decay"),
-    ("--bias-weight-decay", "recipe.optimizer.bias_weight_decay"),
-    ("--layerwise-lr", "recipe.optimizer.layer_lr"),
-    ("--trust-coefficient", "recipe.optimizer.trust_coefficient"),
-    ("--optimizer-implementation", "recipe.optimizer.implementation"),
-    ("--skip-on-device", "recipe.optimizer.skip_on_device"),
-    ("--eps", "recipe.optimizer.eps"),
-    ("--schedule", "recipe.schedule.name"),
-    ("--warmup-epochs", "recipe.schedule.warmup_epochs"),
-    ("--step-epochs", "recipe.schedule.step_epochs"),
-    ("--gamma", "recipe.schedule.gamma"),
-    ("--epochs", "recipe.epochs"),
-    ("--max-steps", "recipe.max_steps"),
-    ("--batch-size -b", "recipe.batch_size"),
-    ("--global-batch-size", "recipe.global_batch_size"),
-    ("--lr-base", "recipe.optimizer.lr_base"),
-    ("--lr-base-batch", "recipe.optimizer.lr_base_batch"),
-    ("--lr-rule", "recipe.optimizer.lr_rule"),
-    ("--parallel", "parallel.kind"),
-    ("--sync-bn", "parallel.sync_bn"),
-    ("--bucket-cap-mb", "parallel.bucket_cap_mb"),
-    ("--delay-allreduce", "parallel.delay_allreduce"),
-    ("--find-unused-parameters", "parallel.find_unused_parameters"),
-    ("--launcher", "launcher"),
-    ("--dist-backend", "parallel.backend"),
-    ("--stall-timeout", "stall_timeout"),
-    ("--grad-accum-steps", "recipe.grad_accum_steps"),
-    ("--clip-grad", "recipe.clip_grad"),
-    ("--label-smoothing", "recipe.label_smoothing"),
-    ("--tta", "recipe.tta"),
-    ("--early-stop", "recipe.early_stop"),
-    ("--target-top1", "recipe.target_top1"),
-    ("--ema-decay", "recipe.ema_decay"),
-    ("--channels-last", "recipe.channels_last"),
-    ("--cudnn-benchmark", "recipe.cudnn_benchmark"),
-    ("--cuda-graph", "recipe.cuda_graph"),
-    ("--compile", "recipe.compile"),
-    ("--device", "device"),
-    ("--cpu-half", "cpu_half"),
-    ("--on-nan", "on_nan"),
-    ("--rollback-every", "rollback_every"),
-    ("--max-rollbacks", "max_rollbacks"),
-    ("--fail-below-loss-scale", "stop_loss_scale"),
-    ("--max-consecutive-skips", "max_skipped"),
-    ("--nan-patience", "nan_patience"),
-    ("--log-interval", "drain_every"),
-    ("--warmup-steps", "warmup_steps"),
-    ("--workers -j", "workers"),
-    ("--pin-memory", "pin_memory"),
-    ("--prefetch", "prefetch"),
-    ("--threads", "threads"),
-    ("--tf32", "tf32"),
-    ("--deterministic", "deterministic"),
-    ("--save-every-steps", "saving.every_steps"),
-    ("--save-every-epochs", "saving.every_epochs"),
-    ("--keep-last", "saving.keep_last"),
-    ("--async-save", "saving.in_background"),
-    ("--save-apex-format", "saving.apex_layout"),
-    ("--weights-format", "saving.weights_format"),
-    ("--resume", "saving.resume"),
-    ("--convert-on-resume", "saving.resume_into_other_arm"),
+RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the setting in RunConfig, and the group
+    ("--arch -a", "recipe.model.arch", DATA),
+    ("--data", "recipe.data.name", DATA),
+    ("--data-dir", "recipe.data.dir", DATA),
+    ("--download", "recipe.data.download", DATA),
+    ("--image-size", "recipe.data.image_size", DATA),
+    ("--train-size", "recipe.data.train_size", DATA),
+    ("--val-size", "recipe.data.val_size", DATA),
+    ("--augment", "recipe.data.augment", DATA),
+    ("--label-smoothing", "recipe.label_smoothing", DATA),
+    ("--tta", "recipe.tta", DATA),
+    ("--optimizer", "recipe.optimizer.name", OPTIMIZER),
+    ("--lr", "recipe.optimizer.lr", OPTIMIZER),
+    ("--momentum", "recipe.optimizer.momentum", OPTIMIZER),
+    ("--nesterov", "recipe.optimizer.nesterov", OPTIMIZER),
+    ("--weight-decay --wd", "recipe.optimizer.weight_decay", OPTIMIZER),
+    ("--norm-weight-decay", "recipe.optimizer.norm_weight_decay", OPTIMIZER),
+    ("--bias-weight-decay", "recipe.optimizer.bias_weight_decay", OPTIMIZER),
+    ("--layerwise-lr", "recipe.optimizer.layer_lr", OPTIMIZER),
+    ("--trust-coefficient", "recipe.optimizer.trust_coefficient", OPTIMIZER),
+    ("--optimizer-implementation", "recipe.optimizer.implementation", OPTIMIZER),
+    ("--skip-on-device", "recipe.optimizer.skip_on_device", OPTIMIZER),
+    ("--eps", "recipe.optimizer.eps", OPTIMIZER),
+    ("--lr-base", "recipe.optimizer.lr_base", OPTIMIZER),
+    ("--lr-base-batch", "recipe.optimizer.lr_base_batch", OPTIMIZER),
+    ("--lr-rule", "recipe.optimizer.lr_rule", OPTIMIZER),
+    ("--clip-grad", "recipe.clip_grad", OPTIMIZER),
+    ("--ema-decay", "recipe.ema_decay", OPTIMIZER),
+    ("--epochs", "recipe.epochs", SCHEDULE),
+    ("--max-steps", "recipe.max_steps", SCHEDULE),
+    ("--batch-size -b", "recipe.batch_size", SCHEDULE),
+    ("--global-batch-size", "recipe.global_batch_size", SCHEDULE),
+    ("--grad-accum-steps", "recipe.grad_accum_steps", SCHEDULE),
+    ("--schedule", "recipe.schedule.name", SCHEDULE),
+    ("--warmup-epochs", "recipe.schedule.warmup_epochs", SCHEDULE),
+    ("--step-epochs", "recipe.schedule.step_epochs", SCHEDULE),
+    ("--gamma", "recipe.schedule.gamma", SCHEDULE),
+    ("--early-stop", "recipe.early_stop", SCHEDULE),
+    ("--target-top1", "recipe.target_top1", SCHEDULE),
+    ("--parallel", "parallel.kind", PROCESSES),
+    ("--sync-bn", "parallel.sync_bn", PROCESSES),
+    ("--bucket-cap-mb", "parallel.bucket_cap_mb", PROCESSES),
+    ("--delay-allreduce", "parallel.delay_allreduce", PROCESSES),
+    ("--find-unused-parameters", "parallel.find_unused_parameters", PROCESSES),
+    ("--launcher", "launcher", PROCESSES),
+    ("--dist-backend", "parallel.backend", PROCESSES),
+    ("--stall-timeout", "stall_timeout", PROCESSES),
+    ("--on-nan", "on_nan", DIVERGENCE),
+    ("--rollback-every", "rollback_every", DIVERGENCE),
+    ("--max-rollbacks", "max_rollbacks", DIVERGENCE),
+    ("--fail-below-loss-scale", "stop_loss_scale", DIVERGENCE),
+    ("--max-consecutive-skips", "max_skipped", DIVERGENCE),
+    ("--nan-patience", "nan_patience", DIVERGENCE),
+    ("--save-every-steps", "saving.every_steps", CHECKPOINTS),
+    ("--save-every-epochs", "saving.every_epochs", CHECKPOINTS),
+    ("--keep-last", "saving.keep_last", CHECKPOINTS),
+    ("--async-save", "saving.in_background", CHECKPOINTS),
+    ("--save-apex-format", "saving.apex_layout", CHECKPOINTS),
+    ("--weights-format", "saving.weights_format", CHECKPOINTS),
+    ("--resume", "saving.resume", CHECKPOINTS),
+    ("--convert-on-resume", "saving.resume_into_other_arm", CHECKPOINTS),
+    ("--device", "device", MACHINE),
+    ("--channels-last", "recipe.channels_last", MACHINE),
+    ("--cudnn-benchmark", "recipe.cudnn_benchmark", MACHINE),
+    ("--cuda-graph", "recipe.cuda_graph", MACHINE),
+    ("--compile", "recipe.compile", MACHINE),
+    ("--cpu-half", "cpu_half", MACHINE),
+    ("--log-interval", "drain_every", MACHINE),
+    ("--warmup-steps", "warmup_steps", MACHINE),
+    ("--workers -j", "workers", MACHINE),
+    ("--pin-memory", "pin_memory", MACHINE),
+    ("--prefetch", "prefetch", MACHINE),
+    ("--threads", "threads", MACHINE),
+    ("--tf32", "tf32", MACHINE),
+    ("--deterministic", "deterministic", MACHINE),
 )
-METAVARS = {  # of values that are free text
-    "recipe.data.name": "NAME",
-    "recipe.data.dir": "DIR",
-    "recipe.model.arch": "NAME",
-    "device": "auto|cpu|cuda[:N]",
-    "saving.resume": "auto|PATH",
+TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
+    "recipe.data.name": DATA_SET,
+    "recipe.model.arch": ARCH,
+    "device": DEVICE,
+    "recipe.data.dir": FOLDER,
+    "saving.resume": CHECKPOINT,
 }
+METAVARS = {"stall_timeout": "SECONDS", int: "N", float: "NUMBER"}
 
 
 def _field(path: str) -> Any:
@@ -130,47 +144,66 @@ def _value_type(annotation: Any) -> Any:
     return annotation if get_origin(annotation) in (Literal, None) else get_args(annotation)[0]
 
 
-def _option(flags: str, path: str) -> Callable[[Function], Function]:
+def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
     field = _field(path)
     value_type = _value_type(field.annotation)
     names = flags.split()
-    settings: dict[str, Any] = {"metavar": METAVARS.get(path)}
+    settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(value_type))}
     if value_type is bool:
         names[0] = f"{names[0]}/--no-{names[0].removeprefix('--')}"
     elif get_origin(value_type) is Literal:
-        settings["type"] = click.Choice(get_args(value_type))
+        settings["type"] = Choice(get_args(value_type))
     else:
-        settings["type"] = value_type
-    default = "none" if field.default is None else field.default
-    shown = str(default).lower() if isinstance(default, bool) else default
-    help_text = f"{field.description or ''}  [default: {shown}]".strip()
-    return click.option(*names, parameter_of(path), cls=RenamedOption, default=None, help=help_text, **settings)
+        settings["type"] = TEXTS.get(path, value_type)
+    return option(
+        *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
+    )
+
+
+def _text(description: str | None, default: object) -> str:
+    """Return the help of a setting with its default, unless that is to do nothing."""
+    if default in (None, False, "none"):
+        return description or ""
+    return f"{description or ''}  [default: {'on' if default is True else default}]".strip()
 
 
 def recipe_options(function: Function) -> Function:
     """Add `--recipe` and `--size`, every option of a setting, `--model-arg`, `--config` and `--set`."""
     options = [
-        click.option(
+        option(
             "--recipe",
             "recipe_name",
-            metavar="NAME|FILE",
-            help="a complete, named configuration (see list recipes), or a YAML file of your own",
+            type=RECIPE,
+            group=DATA,
+            help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
-        click.option("--size", cls=RenamedOption, metavar="NAME", help="a smaller size of the recipe, such as small"),
-        *(_option(flags, path) for flags, path in RECIPE_OPTIONS),
-        click.option(
-            "--strict-guards", "guards", flag_value="strict", help="treat AMP misuse in your code as an error"
+        option("--size", metavar="NAME", group=DATA, help="a smaller size of the recipe, such as small"),
+        *(_option(*row) for row in RECIPE_OPTIONS),
+        option(
+            "--model-arg",
+            "model_args",
+            multiple=True,
+            metavar="NAME=VALUE",
+            group=DATA,
+            help="argument of the network; repeat it",
         ),
-        click.option("--no-guards", "guards", flag_value="off", help="do not look for AMP misuse"),
-        click.option("--model-arg", "model_args", multiple=True, metavar="NAME=VALUE", help="argument of the network"),
-        click.option("--config", "-c", "config_file", metavar="FILE", help="YAML file of settings"),
-        click.option(
+        option(
+            "--strict-guards",
+            "guards",
+            flag_value="strict",
+            group=DIVERGENCE,
+            help="treat AMP misuse in your code as an error",
+        ),
+        option("--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"),
+        option("--config", "-c", "config_file", type=FILE, group=SETTINGS, help="YAML file of settings"),
+        option(
             "--set",
             "overrides",
             multiple=True,
             metavar="A.B=C",
-            help="a setting by its path: recipe.optimizer.eps=1e-4",
+            group=SETTINGS,
+            help="a setting by its path: recipe.optimizer.eps=1e-4; repeat it",
         ),
     ]
     return _add(options, function)
@@ -179,33 +212,49 @@ def recipe_options(function: Function) -> Function:
 def output_options(function: Function) -> Function:
     """Add where results go and how much is printed."""
     options = [
-        click.option("--output-dir", "-o", metavar="DIR", help="run directory  [default: runs/COMMAND-HASH]"),
-        click.option("--force", is_flag=True, help="ignore records of earlier calls and run again"),
+        option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
+        option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
         wait_option(),
-        click.option("--dry-run", is_flag=True, help="print what would run, and exit"),
-        click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table"),
-        click.option("--no-progress", is_flag=True, help="no progress bars; a plain line each minute instead"),
-        click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr"),
+        option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
+    ]
+    return _add(options, printing_options(function))
+
+
+def printing_options(function: Function) -> Function:
+    """Add what is printed while and after something runs."""
+    options = [
+        json_option(),
+        option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
+        option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
     ]
     return _add(options, function)
+
+
+def json_option() -> Callable[[Function], Function]:
+    """Return the option `--json`."""
+    text = "one JSON document on stdout instead of text"
+    return option("--json", "as_json", is_flag=True, group=OUTPUT, help=text)
 
 
 def margin_options(function: Function) -> Function:
     """Add the margins of the verdicts."""
     options = [
-        click.option(
+        option(
             "--margin",
             callback=lambda context, parameter, value: number_or_text(value),
             metavar="MARGIN",
-            help="equivalence margin of top-1: 0.5 (points), 10% (of the errors), 2sd (over seeds) or auto: the "
-            "smaller of 0.5 and 10%; choose it before the runs  [default: auto]",
+            group=COMPARISON,
+            help="equivalence margin of top-1: 0.5 (pp), 10% (of the errors), 2sd (over seeds) or auto, the smaller "
+            "of 0.5 and 10%; choose it before the runs  [default: auto]",
         ),
-        click.option(
+        option(
             "--time-margin",
             type=float,
             default=2.0,
             show_default=True,
-            help="equivalence margin in percent of the step time",
+            metavar="PERCENT",
+            group=COMPARISON,
+            help="equivalence margin of the step time",
         ),
     ]
     return _add(options, function)
@@ -221,18 +270,17 @@ def number_or_text(value: str | None) -> float | str | None:
 
 def objective_option(function: Function) -> Function:
     """Add what the recommendation optimizes."""
-    option = click.option(
+    return option(
         "--objective",
-        cls=RenamedOption,
-        type=click.Choice(get_args(Preference)),
+        type=Choice(get_args(Preference)),
         default="time",
         show_default=True,
+        group=COMPARISON,
         help="what the recommended arm improves while it keeps the accuracy",
-    )
-    return option(function)
+    )(function)
 
 
 def _add(options: Sequence[Callable[[Function], Function]], function: Function) -> Function:
-    for option in reversed(options):
-        function = option(function)
+    for add in reversed(options):
+        function = add(function)
     return function

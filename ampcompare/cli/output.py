@@ -1,14 +1,13 @@
-"""What a command writes to the standard streams: also where they are closed, and where its reader has gone."""
+"""What a command writes to the standard streams: also where they are closed, and where its reader has gone.
+
+Nothing heavy is imported at the top, so that the first page of help comes at once.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
-import tempfile
-import traceback
-
-import click
 
 __all__ = ["describe_unforeseen", "drop_output", "leave_closed_terminal", "open_standard_streams", "say"]
 
@@ -18,6 +17,8 @@ STREAMS = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr",
 
 def say(text: str, *, nl: bool = True) -> None:
     """Write a result to stdout as it is, colors included; if the reader has closed it, the command continues."""
+    import click
+
     try:
         click.echo(text, nl=nl, color=True)
     except BrokenPipeError:
@@ -49,6 +50,9 @@ def open_standard_streams() -> None:
 
 def describe_unforeseen(error: Exception) -> str:
     """Write the traceback of an error that no part of the program expects to a file; return one line that names it."""
+    import tempfile
+    import traceback
+
     what = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
     text = f"internal error: {' '.join(what.split())[:300]}"
     try:

@@ -7,30 +7,45 @@ from pathlib import Path
 import click
 
 from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.report_output import ReportTarget, target_from, write_report
+from ampcompare.cli.values import ARM, FILE, Choice, Place
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
 
 __all__ = ["command"]
 
+OUTPUT_PLACE = Place("FILE|DIR")
 
-@click.command("report")
-@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1)
-@click.option(
+
+@click.command(
+    "report",
+    cls=Command,
+    examples=[
+        ("The newest run, in a browser:", "ampcompare report --open"),
+        ("One run as a page:", "ampcompare report runs/first -o page.html"),
+        ("The same runs against another reference:", "ampcompare report runs/first --reference O1"),
+    ],
+)
+@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=FILE)
+@option(
     "--format",
     "form",
-    type=click.Choice(list(FORMATS)),
+    type=Choice(list(FORMATS)),
+    group=OUTPUT,
     help="what to write  [default: by the name of --output, else table]",
 )
-@click.option("--output", "-o", metavar="FILE|DIR", help="where to write it; - is standard output  [default: -]")
-@click.option("--open", "open_page", is_flag=True, help="write the HTML page and open it in a browser")
-@click.option("--reference", metavar="ARM", help="compare with this arm; nothing runs again  [default: as it was run]")
+@option("--output", "-o", type=OUTPUT_PLACE, group=OUTPUT, help="where to write it; - is standard output  [default: -]")
+@option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
+@option("--reference", type=ARM, group=ARMS, help="compare with this arm; nothing runs again  [default: as it was run]")
 @details_option
 def command(
     paths: tuple[str, ...], form: str | None, output: str | None, open_page: bool, reference: str | None, details: bool
 ) -> int:
-    """Render the records of run directories again; without a name, those of the newest one in runs/.
+    """Render the records of run directories again.
+
+    Without a name, those of the newest one in runs/ are shown.
 
     Instead of a run directory, a record.json or report.json can be named, or what `exec --record` wrote (several of
     these stand side by side). Several run directories of equal settings are one report. Those of different settings,
@@ -39,12 +54,6 @@ def command(
     Another --reference is one more look at the runs, which is counted in the run directory.
 
     Records that cannot be believed (edited, copied, of another cell) are left out and named; the exit code is then 2.
-
-    \b
-    Examples:
-      ampcompare report --open
-      ampcompare report runs/first -o page.html
-      ampcompare report runs/first --reference apex:O1
     """
     from ampcompare.legacy.record.summary import is_exec_record
 

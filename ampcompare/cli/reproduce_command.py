@@ -7,32 +7,46 @@ from typing import Any
 
 import click
 
+from ampcompare.claims.definition import OLD_STUDIES, STUDIES
+from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.launching import save_at_signals
+from ampcompare.cli.options import printing_options
+from ampcompare.cli.values import CLAIM, FOLDER, Choice
 from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
 from ampcompare.experiment.options import to_seconds
 
 __all__ = ["command"]
 
 
-@click.command("reproduce")
-@click.argument("study", metavar="articles")
-@click.argument("names", metavar="[CLAIM]...", nargs=-1)
-@click.option("--list", "only_list", is_flag=True, help="list the claims, and run nothing")
-@click.option(
-    "--budget", default="15m", show_default=True, metavar="TIME", help="wall time limit: no seed begins after it"
+@click.command(
+    "reproduce",
+    cls=Command,
+    examples=[
+        ("Which claims there are:", "ampcompare reproduce articles --list"),
+        ("Two of them, in at most five minutes:", "ampcompare reproduce articles o3-diverges o2-trains --budget 5m"),
+    ],
 )
-@click.option(
+@click.argument("study", metavar="articles", type=Choice(STUDIES, OLD_STUDIES))
+@click.argument("names", metavar="[CLAIM]...", nargs=-1, type=CLAIM)
+@option("--list", "only_list", is_flag=True, help="list the claims, and run nothing")
+@option("--budget", default="15m", show_default=True, metavar="TIME", help="wall time limit: no seed begins after it")
+@option(
     "--jobs",
     type=click.IntRange(1),
     default=1,
     show_default=True,
+    metavar="N",
     help="cells to run in parallel; no times are judged then",
 )
-@click.option("--output-dir", "-o", metavar="DIR", help="where records and reports go  [default: runs/reproduce-STUDY]")
+@option(
+    "--output-dir",
+    "-o",
+    type=FOLDER,
+    group=OUTPUT,
+    help="where records and reports go  [default: runs/reproduce-STUDY]",
+)
 @wait_option()
-@click.option("--json", "as_json", is_flag=True, help="one JSON document on stdout instead of the table")
-@click.option("--no-progress", is_flag=True, help="no progress bars; a plain line each minute instead")
-@click.option("--quiet", "-q", is_flag=True, help="no progress and no notes on stderr")
+@printing_options
 def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     """Run small versions of published claims, each with a verdict.
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, Command, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
 from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM
 from ampcompare.cli.waiting import typed_command, wait_seconds
-from ampcompare.errors import ConfigError, Ended
+from ampcompare.errors import Ended
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 from ampcompare.formatting import printable
@@ -27,61 +30,49 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "sources_from"]
 
-ARM_OPTIONS = (
-    "opt_level",
-    "loss_scale",
-    "keep_batchnorm_fp32",
-    "master_weights",
-    "cast_model_outputs",
-    "min_loss_scale",
-    "max_loss_scale",
-    "engine",
-    "dtype",
-    "bn_fp32",
-    "init_scale",
-    "growth_factor",
-    "backoff_factor",
-    "growth_interval",
-)
 
-
-@click.command("run")
-@click.option("--backend", metavar="NAME", help="fp32, apex, native, half, or one of another package  [default: fp32]")
-@click.option(
-    "--arm", "arm_text", metavar="ARM", help="backend and options in one word, such as apex:O2,loss_scale=128"
+@click.command(
+    "run",
+    cls=Command,
+    common=[
+        *("--arm", "--opt-level", "--arch", "--data", "--data-dir", "--epochs", "--batch-size", "--lr", "--optimizer"),
+        *("--recipe", "--device", "--seed", "--resume", "--output-dir", "--json"),
+    ],
+    examples=[
+        ("O2 on the bundled digits:", "ampcompare run --opt-level O2"),
+        ("ResNet-18 on CIFAR-10, in bf16:", "ampcompare run --arm bf16 --arch resnet18 --data cifar10"),
+        ("Resume from the newest checkpoint:", "ampcompare run --arm O1 --save-every-epochs 1 --resume auto"),
+    ],
 )
-@click.option("--opt-level", metavar="O0|O1|O2|O3", help="apex only  [default: O1]")
-@click.option(
-    "--engine",
-    metavar="auto|nvidia|compat",
-    help="apex only: the real Apex, or ampcompare's engine  [default: auto]",
+@option(
+    "--arm",
+    "arm_text",
+    type=ARM,
+    group=ARMS,
+    help="backend and options in one word: fp32, bf16, O2 or apex:O2,loss_scale=128  [default: fp32]",
 )
-@click.option("--loss-scale", metavar="dynamic|NUMBER", help="apex and half only")
-@click.option("--keep-batchnorm-fp32", metavar="true|false", help="apex only, at O2 and O3")
-@click.option("--master-weights", metavar="true|false", help="apex at O2 and O3, and half only")
-@click.option("--cast-model-outputs", metavar="DTYPE", help="apex only")
-@click.option("--min-loss-scale", metavar="NUMBER", help="apex only: lower bound of a dynamic loss scale")
-@click.option("--max-loss-scale", metavar="NUMBER", help="apex only: upper bound of a dynamic loss scale")
-@click.option("--dtype", metavar="float16|bfloat16", help="native and half only  [default: float16]")
-@click.option("--bn-fp32/--no-bn-fp32", default=None, help="half only: batch norm stays in fp32")
-@click.option("--init-scale", metavar="NUMBER", help="native, and half with a dynamic loss scale")
-@click.option("--growth-factor", metavar="NUMBER", help="native only")
-@click.option("--backoff-factor", metavar="NUMBER", help="native only")
-@click.option("--growth-interval", metavar="STEPS", help="native, and half with a dynamic loss scale")
-@click.option("--seed", type=int, help="random seed of weights, order and augmentation  [default: 0]")
-@click.option(
-    "--verify-resume",
-    is_flag=True,
-    help="train without and with a stop and a checkpoint, compare bit for bit; exit with 1 if they differ",
+@arm_options
+@option(
+    "--seed",
+    type=int,
+    metavar="N",
+    group=DATA,
+    help="random seed of weights, order and augmentation  [default: 0]",
 )
 @details_option
 @recipe_options
+@option(
+    "--verify-resume",
+    is_flag=True,
+    group=CHECKPOINTS,
+    help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
+)
 @launch_options
 @output_options
 def command(**parameters: Any) -> int:
     """Train one arm and print its row.
 
-    Defaults to fp32 on the bundled digits. Example: ampcompare run --backend apex --opt-level O2
+    Defaults to fp32 on the bundled digits. Running the same command again shows the finished record.
     """
     from ampcompare.cli.progress_display import Display
     from ampcompare.experiment.single_run import check_run, run_single, verify_single
@@ -119,7 +110,12 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     Raises:
         ConfigError: settings that cannot be used.
     """
-    derived = {"arm_text": _arm_text(parameters), "processes": count_processes(parameters)}
+    named = parameters["arm_text"]
+    arm = str(Arm.parse(named)) if named is not None else None
+    derived = {
+        "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
+        "processes": count_processes(parameters),
+    }
     return collect_settings(request_from({**parameters, **derived}), one_run=True)
 
 
@@ -162,20 +158,3 @@ def _show_verification(verification: Verification, *, as_json: bool) -> None:
             f"{stopped} and resumed: losses, loss scales, weights, optimizer, random generators and results are those "
             "of the unbroken run to the last bit"
         )
-
-
-def _arm_text(parameters: Mapping[str, Any]) -> str | None:
-    """Return the arm that the flags name, if any; otherwise a file may name one."""
-    given = {name: parameters[name] for name in ARM_OPTIONS if parameters[name] is not None}
-    text, backend = parameters["arm_text"], parameters["backend"]
-    if text is not None:
-        if backend is not None or given:
-            others = ", ".join(f"--{name.replace('_', '-')}" for name in [*(["backend"] if backend else []), *given])
-            raise ConfigError(f"--arm cannot be combined with {others}; use one or the other")
-        return str(Arm.parse(text))
-    if backend is None:
-        if not given:
-            return None
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ConfigError(f"{flags} belongs to a backend; name it with --backend")
-    return str(Arm.make(backend, **given))

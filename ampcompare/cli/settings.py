@@ -28,7 +28,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         values: dict[str, Any] = {}
         set_path(values, *parse_assignment(text, "--set"))
         layers.append(Layer(f"--set {text}", values))
-    paths = {parameter_of(path): path for _, path in RECIPE_OPTIONS} | OTHER_PARAMETERS
+    paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS} | OTHER_PARAMETERS
     from_environment: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     origins: dict[str, str] = {}

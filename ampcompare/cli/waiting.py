@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import click
-
+from ampcompare.cli.help import OUTPUT, option
 from ampcompare.errors import ConfigError
 
 __all__ = ["typed_command", "wait_option", "wait_seconds"]
@@ -20,12 +19,13 @@ FOREVER = "forever"
 
 def wait_option() -> Callable[..., Any]:
     """Return the option `--wait [TIME]`."""
-    return click.option(
+    return option(
         "--wait",
+        group=OUTPUT,
         is_flag=False,
         flag_value=FOREVER,
         metavar="[TIME]",
-        help="if another command uses the run directory, wait for it to end, at most this long",
+        help="wait while another command uses the run directory, at most this long",
     )
 
 

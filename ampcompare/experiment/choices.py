@@ -11,9 +11,9 @@ from ampcompare.backends.spec import BackendSpec
 from ampcompare.environment.apex import probe_apex
 from ampcompare.guards import catalog
 from ampcompare.settings.recipes.catalog import list_recipes
-from ampcompare.tasks.catalog import list_data, list_models
+from ampcompare.tasks.catalog import BUILTIN_MODELS, DATA_SETS, list_data, list_models, torchvision_models
 
-__all__ = ["Choice", "list_choices"]
+__all__ = ["Choice", "data_names", "list_choices", "model_names"]
 
 Choice = tuple[str, bool, str]
 
@@ -38,6 +38,17 @@ def list_choices() -> dict[str, list[Choice]]:
         "recipes": list_recipes(),
         "guards": [(name, True, guard.mistake) for name, guard in catalog.GUARDS.items()],
     }
+
+
+def model_names() -> list[str]:
+    """Return the names of all models, those of torchvision too, which is not imported for it."""
+    others = torchvision_models() or {}
+    return [*BUILTIN_MODELS, *(name for name, classifies in others.items() if classifies)]
+
+
+def data_names() -> list[str]:
+    """Return the names of all data sets; after `imagefolder:` a path follows."""
+    return [name.removesuffix("PATH") for name in DATA_SETS if name != "module:factory"]
 
 
 def _arm(backend: str, spec: BackendSpec) -> Choice:

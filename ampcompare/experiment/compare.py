@@ -41,6 +41,8 @@ from ampcompare.report.tensorboard import EventFiles
 
 __all__ = ["ComparisonOutcome", "PlannedComparison", "plan_comparison", "requested_seeds", "run_comparison"]
 
+DEFAULT_SEEDS = "0-2"
+
 
 @dataclass(frozen=True)
 class PlannedComparison:
@@ -121,7 +123,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     sources = collect_settings(options.settings)
     margin = _margin(options, sources)
     criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
-    rows = tuple(matrix_rows(sources, arms=options.arms, sweep=options.sweep))
+    rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:
         raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
@@ -138,7 +140,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
-    plan = replace(plan_with_published(sources, rows, seeds), timing_rounds=options.timing_rounds)
+    plan = replace(plan_with_published(sources, rows, seeds, options.reference), timing_rounds=options.timing_rounds)
     is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
     if options.timing_rounds and (options.jobs > 1 or is_elsewhere):
         raise ConfigError(
@@ -208,8 +210,12 @@ def run_comparison(
 
 
 def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
-    """Return the seeds as text: those asked for, or else of recipe or file, or else the one of the settings."""
-    texts = (options.seeds, matrix_seeds(sources.matrix), str(sources.config.recipe.seed))
+    """Return the seeds as text: those asked for, or else of recipe or file, or else three.
+
+    Settings that name one seed, `recipe.seed`, ask for that one.
+    """
+    one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
+    texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)
     return next(text for text in texts if text is not None).strip()
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.analysis.comparability import settings
-from ampcompare.backends.arm import Arm
+from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.errors import ConfigError, close_matches
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
 
-__all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_setting", "first_matching"]
+__all__ = ["DEFAULT_ARMS", "Row", "crossed", "expand_matrix", "find_reference", "find_setting", "first_matching"]
 
 DEFAULT_ARMS = (
     "fp32",
@@ -51,12 +51,12 @@ class Row:
 
 
 def crossed(arms: Sequence[str], vary: Vary) -> list[Row]:
-    """Return every arm with every combination of the values of settings.
+    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings.
 
     Raises:
         ConfigError: an arm that cannot be used.
     """
-    texts = [str(Arm.parse(arm)) for arm in arms]
+    texts = [str(arm) for arm in parse_arms(arms)]
     places = [place for place, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
     return [Row(text, dict(zip(places, values, strict=True))) for text in texts for values in combinations]
@@ -88,12 +88,18 @@ def find_setting(name: str, said: str) -> str:
 
 
 def expand_matrix(
-    matrix: Matrix, *, arms: Sequence[str] = (), vary: Vary = (), by_hand: Collection[str] = ()
+    matrix: Matrix,
+    *,
+    arms: Sequence[str] = (),
+    reference: str | None = None,
+    vary: Vary = (),
+    by_hand: Collection[str] = (),
 ) -> list[Row]:
     """Return the rows that a file describes, or those asked for in its place.
 
     Args:
         arms: in place of those of the file; its rows give way too.
+        reference: an arm, or the label of a row; an arm that no row has is added in front.
         vary: in place of what the file varies of the same settings, else crossed with it; rows give way too.
         by_hand: places of settings that were given one value, which are then not varied by the file.
 
@@ -111,12 +117,36 @@ def expand_matrix(
             row = Row(str(Arm.parse(given["arm"])), {place: value for place, value in places.items() if kept(place)})
             if row not in rows:
                 rows.append(row)
+        if reference is not None and find_reference(rows, reference) is None:
+            rows.insert(0, Row(str(Arm.parse(reference))))
         return rows
     axes: dict[str, Sequence[Any]] = {
         find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
     }
     axes = {place: values for place, values in axes.items() if kept(place)} | dict(vary)
-    return crossed(list(arms) or matrix.arms or list(DEFAULT_ARMS), list(axes.items()))
+    chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
+    rows = crossed(chosen, list(axes.items()))
+    if reference is not None and find_reference(rows, reference) is None:
+        return crossed([reference, *chosen], list(axes.items()))
+    return rows
+
+
+def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
+    """Return the row that the others are compared with; None if no row has the arm.
+
+    Args:
+        reference: the label of a row, or an arm, whose first row is meant; None for fp32, or else the first row.
+
+    Raises:
+        ConfigError: it is neither a label nor an arm.
+    """
+    if reference is None:
+        return next((row for row in rows if row.arm == "fp32"), rows[0] if rows else None)
+    named = next((row for row in rows if row.label == reference), None)
+    if named is not None:
+        return named
+    arm = str(Arm.parse(reference))
+    return next((row for row in rows if row.arm == arm), None)
 
 
 def first_matching(matrix: Matrix, arm: str | None) -> Row | None:

@@ -96,8 +96,11 @@ class CompareOptions:
 
     Attributes:
         settings: of all cells, and the rows that a recipe or file describes.
-        arms: such as "fp32" or "apex:O2"; by default those of recipe and file, or else nine.
-        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file.
+        arms: such as "fp32" or "bf16,apex:O2"; by default those of recipe and file, or else nine.
+        reference: the arm that the others are compared with, added if it is none of them; by default fp32, or else the
+            first.
+        seeds: such as "0-4", or "auto": as many as the margin needs; by default those of recipe and file, or else
+            three.
         budget_seconds: wall time limit of seeds "auto".
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
         margin: equivalence margin of top-1 as in `Criteria`; by default that of recipe and file, or else "auto".
@@ -120,6 +123,7 @@ class CompareOptions:
 
     settings: SettingsRequest = field(default_factory=SettingsRequest)
     arms: tuple[str, ...] = ()
+    reference: str | None = None
     seeds: str | None = None
     budget_seconds: float = 1800.0
     sweep: tuple[tuple[str, Sequence[Any]], ...] = ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampcompare.errors import ConfigError
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_setting
+from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
 from ampcompare.experiment.run_order import balanced_rows
 from ampcompare.files.read import FileFault, parse_yaml
 from ampcompare.records.published import Published
@@ -126,11 +126,14 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
     return plan_rows(base, crossed(arms, vary), seeds)
 
 
-def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
-    """Train each row with each seed; the first row of fp32, or else the first of all, is the reference.
+def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
+    """Train each row with each seed.
+
+    Args:
+        reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
 
     Raises:
-        ConfigError: a setting that cannot be used, or a row that is there twice.
+        ConfigError: a setting that cannot be used, a row that is there twice, or no row of the reference.
     """
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
@@ -140,8 +143,10 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int]) -> Pla
             raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
         named[row.label] = row
     cells = [_cell(base, row.arm, row.varied, seed) for seed in seeds for row in named.values()]
-    reference = next((label for label, row in named.items() if row.arm == "fp32"), next(iter(named)))
-    plan = Plan(tuple(named), reference, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
+    base_row = find_reference(rows, reference)
+    if base_row is None:
+        raise ConfigError(f"the reference {reference!r} is none of the arms {', '.join(named)}")
+    plan = Plan(tuple(named), base_row.label, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
     return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
 
 

@@ -128,14 +128,22 @@ def matrix_seeds(matrix: Matrix) -> str | None:
     return ",".join(map(str, seeds)) if isinstance(seeds, list) else None if seeds is None else str(seeds)
 
 
-def matrix_rows(sources: SettingsSources, *, arms: Sequence[str] = (), sweep: Vary = ()) -> list[Row]:
-    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
-    return expand_matrix(sources.matrix, arms=arms, vary=sweep, by_hand=sources.fixed)
+def matrix_rows(
+    sources: SettingsSources, *, arms: Sequence[str] = (), reference: str | None = None, sweep: Vary = ()
+) -> list[Row]:
+    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms.
+
+    Args:
+        reference: an arm that is added if no row has it.
+    """
+    return expand_matrix(sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed)
 
 
-def plan_with_published(sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+def plan_with_published(
+    sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None
+) -> Plan:
     """Return the plan of a comparison, with what was published for its recipe."""
-    return replace(plan_rows(sources.config, rows, seeds), published=_published(sources, rows))
+    return replace(plan_rows(sources.config, rows, seeds, reference), published=_published(sources, rows))
 
 
 def published_for_run(sources: SettingsSources) -> Published | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
 
-__all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm", "parse_arm_or_level"]
+__all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_arm"]
 
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
@@ -44,17 +43,6 @@ def explain_arm(arm: Arm) -> Explanation:
     if parts.twin is not None:
         parts = replace(parts, twin=str(Arm.parse(parts.twin)))
     return Explanation(str(arm), parts, bytes_per_parameter(arm))
-
-
-def parse_arm_or_level(text: str) -> Arm:
-    """Read an arm, or an opt level with its options such as `O2,loss_scale=128`.
-
-    A mistyped level such as `02` is read as a level too, so that the message says what is wrong with it.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    return Arm.parse(f"apex:{text}" if re.match(r"[Oo0]\d", text) else text)
 
 
 def bytes_per_parameter(arm: Arm) -> BytesPerParameter | None:

@@ -54,14 +54,14 @@ class ParallelConfig(Frozen):
 
     kind: Literal["none", "ddp", "apex-ddp", "dp"] = Field(
         "none",
-        description="ddp (torch), apex-ddp, dp (one process, many GPUs) or none; default with several processes: ddp",
+        description="DDP of torch or of Apex; dp: one process with many GPUs. ddp by default with several processes",
     )
     sync_bn: Literal["none", "torch", "apex"] = Field(
         "none", description="SyncBatchNorm implementation that replaces batch norm"
     )
-    bucket_cap_mb: Positive | None = Field(None, description="ddp and apex-ddp only: MiB of gradients reduced together")
-    delay_allreduce: bool = Field(False, description="apex-ddp only: reduce once, at the end of the backward pass")
-    find_unused_parameters: bool = Field(False, description="ddp only: some parameters may get no gradient")
+    bucket_cap_mb: Positive | None = Field(None, description="ddp, apex-ddp: MiB of gradients reduced together")
+    delay_allreduce: bool = Field(False, description="apex-ddp: reduce once, at the end of the backward pass")
+    find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
     backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
         "auto", description="torch.distributed backend; auto: nccl on GPUs and gloo on CPUs"
     )
@@ -109,9 +109,9 @@ class RunConfig(Frozen):
     parallel: ParallelConfig = ParallelConfig()
     launcher: Literal["auto", "torchrun", "spawn", "slurm"] = Field(
         "auto",
-        description="what starts the processes; auto forks one, spawns several, and has torchrun join machines",
+        description="what starts the processes; auto: a fork for one, torchrun for several",
     )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:INDEX")
+    device: str = Field("auto", description="where to train; auto: a GPU if there is one")
     cpu_half: Literal["auto", "emulated", "native"] = Field(
         "auto",
         description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "
@@ -119,35 +119,31 @@ class RunConfig(Frozen):
     )
     on_nan: Literal["stop", "continue", "skip", "rollback"] = Field(
         "stop",
-        description="when training has diverged: stop, continue, or rollback to the last good state; "
-        "skip drops each update with a non-finite loss before that",
+        description="when training diverges: stop, continue, or go back to a good state (rollback); skip: also drop "
+        "each update with a non-finite loss before that",
     )
-    rollback_every: PositiveInt = Field(100, description="on_nan rollback only: snapshot interval in steps")
-    max_rollbacks: PositiveInt = Field(3, description="on_nan rollback only: how often a run may go back")
+    rollback_every: PositiveInt = Field(100, description="with rollback: steps between snapshots")
+    max_rollbacks: PositiveInt = Field(3, description="with rollback: how often a run may go back")
     stop_loss_scale: Positive | None = Field(
         None, description="fail as diverged when a loss scale falls below this value"
     )
     max_skipped: PositiveInt | None = Field(
         None, description="fail as diverged when more consecutive steps than this are skipped"
     )
-    nan_patience: PositiveInt = Field(
-        10, description="applied steps in a row with a non-finite loss that count as divergence"
-    )
+    nan_patience: PositiveInt = Field(10, description="steps in a row with a non-finite loss that count as divergence")
     drain_every: PositiveInt = Field(
-        20, description="log interval: steps between two reads of losses and loss scales from the device"
+        20, description="steps between two reads of losses and loss scales from the device"
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps left out of step times")
-    workers: Annotated[int, Field(ge=0)] = Field(0, description="loader processes")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps that are left out of step times")
+    workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes")
     pin_memory: bool | None = Field(
-        None, description="bring batches to a GPU through pinned memory, without waiting for the copy; on by default"
+        None, description="copy batches to a GPU from pinned memory, without waiting; on by default"
     )
-    prefetch: Annotated[int, Field(ge=0)] = Field(
-        0, description="batches copied to a GPU ahead of the step that uses them, during its computation"
-    )
-    threads: PositiveInt = Field(1, description="threads of one operation on the CPU")
+    prefetch: Annotated[int, Field(ge=0)] = Field(0, description="batches that are copied to a GPU ahead of their step")
+    threads: PositiveInt = Field(1, description="CPU threads of one operation")
     tf32: Literal["torch", "on", "off"] = Field(
         "torch",
-        description="fp32 products and convolutions in TF32 on a GPU; torch: as torch has it, convolutions only",
+        description="TF32 for fp32 products and convolutions on a GPU; torch: its own setting, convolutions only",
     )
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
     guards: Literal["warn", "strict", "off"] = Field(
@@ -155,9 +151,7 @@ class RunConfig(Frozen):
         description="AMP misuse in your code or in another package, checked until the timed steps: a note, an error, "
         "or not checked",
     )
-    stall_timeout: Positive = Field(
-        300.0, description="seconds that ranks wait for a stalled one before the run fails and names it"
-    )
+    stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
     saving: SavingConfig = SavingConfig()
 
     @model_validator(mode="before")

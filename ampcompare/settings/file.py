@@ -60,7 +60,7 @@ class Matrix(_Part):
     """The parts of a file that are about several runs, not about the settings of one."""
 
     title: str = Field("", description="one line for `ampcompare list`")
-    arms: list[str] | None = Field(None, description="arms of a comparison, such as [fp32, 'apex:O2']")
+    arms: list[str] | None = Field(None, description="arms of a comparison, such as [fp32, bf16, 'apex:O2']")
     seeds: int | str | list[int] | None = Field(None, description="such as 0-4, [0, 2, 7] or auto")
     margin: float | str | None = Field(None, description="equivalence margin of top-1: 0.5 (points), 10%, 2sd or auto")
     vary: dict[str, list[Any]] | None = Field(None, description="settings with the values that are crossed with arms")
@@ -71,6 +71,11 @@ class Matrix(_Part):
     scales: dict[str, dict[str, Any]] = Field(
         {}, description="smaller shapes by name: what differs there, rows and values in the same order"
     )
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _one_text_is_a_list(cls, arms: Any) -> Any:
+        return [arms] if isinstance(arms, str) else arms
 
     @field_validator("rows")
     @classmethod

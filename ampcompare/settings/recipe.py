@@ -38,7 +38,7 @@ class DataConfig(Frozen):
         "digits",
         description="digits, synthetic, mnist, fashion-mnist, cifar10, cifar100, imagefolder[:PATH] or module:factory",
     )
-    dir: str | None = Field(None, description="folder of the downloaded sets, or of imagefolder without a path")
+    dir: str | None = Field(None, description="folder of downloaded sets, or of imagefolder without a path")
     download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
     image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
     train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
@@ -72,31 +72,37 @@ class OptimizerConfig(Frozen):
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch's optimizer of this name")
     lr: Positive = Field(0.05, description="base learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="sgd only")
-    nesterov: bool = Field(False, description="sgd only: Nesterov momentum")
-    weight_decay: NonNegative = Field(1e-4, description="weight decay of all parameters without their own")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of sgd")
+    nesterov: bool = Field(False, description="Nesterov momentum of sgd")
+    weight_decay: NonNegative = Field(1e-4, description="weight decay of parameters without their own")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    eps: NonNegative = Field(1e-8, description="adam and adamw only")
-    norm_weight_decay: NonNegative | None = Field(None, description="weight decay of the parameters of norms")
-    bias_weight_decay: NonNegative | None = Field(None, description="weight decay of biases, those of norms apart")
+    eps: NonNegative = Field(1e-8, description="term in the denominator of adam and adamw")
+    norm_weight_decay: NonNegative | None = Field(None, description="weight decay of normalization layers")
+    bias_weight_decay: NonNegative | None = Field(
+        None, description="weight decay of biases outside normalization layers"
+    )
     groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
     layer_lr: Literal["none", "larc", "lars"] = Field(
-        "none", description="layer-wise rates by the norms of weight and gradient; larc never goes beyond lr"
+        "none", description="layer-wise learning rates by the norms of weight and gradient; larc: at most the base rate"
     )
-    trust_coefficient: Positive = Field(0.02, description="layer_lr only: LARC/LARS trust coefficient")
+    trust_coefficient: Positive = Field(0.02, description="trust coefficient of LARC and LARS")
     implementation: Literal["default", "foreach", "fused"] = Field(
         "default",
-        description="of the step: foreach updates lists of tensors, fused does all of it in one kernel; default: torch "
-        "chooses, one tensor after another on a CPU and foreach on a GPU",
+        description="how the optimizer steps: foreach: lists of tensors, fused: one kernel, default: torch chooses",
     )
     skip_on_device: bool = Field(
         False,
-        description="skip a step that overflowed without asking the host, in any implementation: dynamic scales do not "
-        "wait for a GPU",
+        description="skip an overflowed step on the GPU, so that a dynamic loss scale does not wait for the host",
     )
-    lr_base: Positive | None = Field(None, description="learning rate at a total batch of lr_base_batch; gives lr")
-    lr_base_batch: PositiveInt = Field(256, description="total batch that lr_base belongs to")
-    lr_rule: Literal["linear", "sqrt"] = Field("linear", description="how lr follows the total batch from lr_base")
+    lr_base: Positive | None = Field(
+        None, description="learning rate at the base batch size; the rate follows the total batch size from there"
+    )
+    lr_base_batch: PositiveInt = Field(
+        256, description="base batch size: the total that the base learning rate belongs to"
+    )
+    lr_rule: Literal["linear", "sqrt"] = Field(
+        "linear", description="how the learning rate follows the total batch size"
+    )
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
@@ -122,10 +128,12 @@ class OptimizerConfig(Frozen):
 class ScheduleConfig(Frozen):
     """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
 
-    name: Literal["constant", "step", "cosine"] = Field("cosine", description="shape after the warm-up")
-    warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up from 0 to the learning rate")
-    step_epochs: PositiveInt = Field(30, description="epochs between two drops of the step schedule")
-    gamma: Positive = Field(0.1, description="factor of one drop of the step schedule")
+    name: Literal["constant", "step", "cosine"] = Field(
+        "cosine", description="shape of the learning rate after the warm-up"
+    )
+    warmup_epochs: NonNegative = Field(1.0, description="epochs of linear warm-up")
+    step_epochs: PositiveInt = Field(30, description="step schedule: epochs between two drops")
+    gamma: Positive = Field(0.1, description="step schedule: factor of a drop")
 
 
 class Recipe(Frozen):
@@ -137,17 +145,15 @@ class Recipe(Frozen):
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt = Field(5, description="passes over the training set")
     max_steps: PositiveInt | None = Field(None, description="stop after this many updates, regardless of epochs")
-    batch_size: PositiveInt = Field(64, description="samples in one update of one process")
-    global_batch_size: PositiveInt | None = Field(
-        None, description="samples in one update of all processes; gives batch_size"
-    )
-    grad_accum_steps: PositiveInt = Field(1, description="micro-batches that one update is made of")
+    batch_size: PositiveInt = Field(64, description="samples in one update of each process")
+    global_batch_size: PositiveInt | None = Field(None, description="samples in one update of all processes together")
+    grad_accum_steps: PositiveInt = Field(1, description="micro-batches in one update")
     clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the target that all classes divide"
+        0.0, description="share of the target that is spread over all classes"
     )
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="decay of an exponential moving average of the weights, which is evaluated as well"
+        None, description="decay of an EMA of the weights, which is evaluated as well"
     )
     channels_last: bool = Field(False, description="memory format of models and images")
     cudnn_benchmark: bool = Field(
@@ -160,7 +166,7 @@ class Recipe(Frozen):
         False, description="record the whole step as one CUDA graph and repeat it; needs a GPU and a fused optimizer"
     )
     tta: Literal["none", "flips", "shifts"] = Field(
-        "none", description="test-time augmentation: further views of an image whose logits are averaged with its own"
+        "none", description="test-time augmentation: average the logits over further views of an image"
     )
     early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better top-1")
     target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(

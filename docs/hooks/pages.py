@@ -98,17 +98,26 @@ def command_reference() -> str:
 
 
 def _body(command: click.Command, context: click.Context) -> Iterator[str]:
+    from ampcompare.cli.help import GROUPS, group_of
+
     usage = " ".join(command.collect_usage_pieces(context))
     yield from ("```text", f"{context.command_path} {usage}", "```", "")
     paragraphs = (command.help or "").strip().split("\n\n")
     for paragraph in paragraphs[1:]:
         yield from (_plain(paragraph), "")
+    if examples := getattr(command, "examples", ()):
+        yield from (
+            "```text",
+            *(line for question, answer in examples for line in (f"# {question}", answer)),
+            "```",
+            "",
+        )
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
-    if options:
-        yield from ("| option | meaning | environment |", "|---|---|---|")
-        for option in options:
-            yield _row(option, context)
-        yield ""
+    for group in GROUPS:
+        if members := [option for option in options if group_of(option) == group]:
+            yield from (f"**{group}**", "", "| option | meaning | environment |", "|---|---|---|")
+            yield from (_row(option, context) for option in members)
+            yield ""
     if command.epilog:
         yield from (_plain(command.epilog), "")
 

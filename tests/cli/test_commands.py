@@ -94,7 +94,7 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
 
 def test_compare_json_is_the_comparison(call: Call, tmp_path: Path) -> None:
     """With `--json` stdout is exactly one document, the same that `report.json` holds."""
-    done = call("compare", *MLP, "--arm", "fp32", "--json", "-o", str(tmp_path), tiny=True)
+    done = call("compare", *MLP, "--arm", "fp32", "--seeds", "0", "--json", "-o", str(tmp_path), tiny=True)
     assert done.code == 0
     assert done.json() == json.loads((tmp_path / "report.json").read_text())
     assert read_comparison(tmp_path / "report.json").seeds == [0]
@@ -102,7 +102,7 @@ def test_compare_json_is_the_comparison(call: Call, tmp_path: Path) -> None:
 
 def test_compare_and_its_failures(call: Call, tmp_path: Path) -> None:
     """A failed arm is a row and the exit code 0, under `--strict` 3; only failures give 3 too."""
-    picky = ["compare", "--arch", "mymod:Picky", "-o", str(tmp_path)]
+    picky = ["compare", "--seeds", "0", "--arch", "mymod:Picky", "-o", str(tmp_path)]
     done = call(*picky, "--arm", "fp32", "--arm", "half", tiny=True)
     assert done.code == 0
     assert "failed: RuntimeError: no float16, please" in done.out
@@ -172,7 +172,8 @@ def test_a_file_can_hold_a_whole_comparison(call: Call, tmp_path: Path) -> None:
         ("arms: [fp32, 'half:bn_fp32']\nseeds: [3, 5]", {3, 5}),
         ("arms: [fp32, 'half:bn_fp32']\nseeds: 0-2", {0, 1, 2}),
         ("arms: [fp32, 'half:bn_fp32']\nrecipe: {seed: 4}", {4}),
-        ("arms: [fp32, 'half:bn_fp32']", {0}),
+        ("arms: [fp32, 'half:bn_fp32']", {0, 1, 2}),
+        ("arms: fp32,half:bn_fp32", {0, 1, 2}),
     ):
         file.write_text(text)
         cells = call("compare", "--dry-run", "--json", "-c", str(file)).json()["cells"]

@@ -25,8 +25,8 @@ def test_a_level(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["02"], "capital letter O"),
-        (["o1"], "capital letter O"),
+        (["02"], "letter O, not with a zero"),
+        (["bf61"], "did you mean 'bf16'?"),
         (["O7"], "expected one of O0, O1, O2, O3"),
         (["nativ"], "did you mean 'native'?"),
         (["O1", "--arch", "mlp", "--data", "digit"], "digits"),

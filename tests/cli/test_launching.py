@@ -51,7 +51,9 @@ def test_what_does_not_fit(call: Call, tmp_path: Path, words: list[str], message
 def test_jobs_of_slurm(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no sbatch, `--launcher slurm` is one line for an unfit machine; `--jobs` is not for it at all."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = call("compare", "--launcher", "slurm", "--arm", "fp32", "-o", str(tmp_path / "out"), tiny=True)
+    done = call(
+        "compare", "--launcher", "slurm", "--seeds", "0", "--arm", "fp32", "-o", str(tmp_path / "out"), tiny=True
+    )
     assert done.code == 4
     assert "--launcher slurm needs sbatch, which is not on the path" in done.err
     assert len(done.lines) == 1
@@ -100,7 +102,7 @@ def test_kinds_are_an_axis(call: Call, tmp_path: Path) -> None:
     rows = {f"{arm} kind={kind}" for arm in ("fp32", "apex:O2") for kind in ("ddp", "apex-ddp")}
     assert {cell["arm"] for cell in planned["cells"]} == rows
 
-    done = call("compare", "--arm", "apex:O2", *words, tiny=True)
+    done = call("compare", "--seeds", "0", "--arm", "apex:O2", *words, tiny=True)
     assert done.code == 0, done.err
     records = read_comparison(tmp_path / "report.json").records
     assert {(record.config.arm, record.config.parallel.kind) for record in records} == {

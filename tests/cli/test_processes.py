@@ -21,9 +21,10 @@ SMALL = [
 ]
 IMPORTED = """
 import sys
+before = set(sys.modules)
 from ampcompare.cli import main
 code = main(sys.argv[1:])
-print(*sorted(name for name in sys.modules if "." not in name), file=sys.stderr)
+print(*sorted(name for name in set(sys.modules) - before if "." not in name), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -37,12 +38,20 @@ def _imported(*words: str) -> set[str]:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     """One comparison by the real command, and its folder."""
     folder = tmp_path_factory.mktemp("ran")
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, cwd=folder, check=True)
     return done, folder
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"], ["list"]])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], ["-V"]])
+def test_the_first_page_imports_next_to_nothing(words: list[str]) -> None:
+    """The first page and the version load neither click nor typing nor tempfile, whose import takes longer."""
+    assert not _imported(*words) & {"click", "pydantic", "typing", "tempfile", "traceback"}
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["run", "-h"], ["compare", "--help"], ["--version"], ["list"]]
+)
 def test_looking_around_imports_nothing_heavy(words: list[str]) -> None:
     """Help, version and list answer without torch, numpy or scipy, and without what draws progress."""
     assert not _imported(*words) & {"torch", "torchvision", "numpy", "scipy", "sklearn", "rich"}
@@ -56,7 +65,7 @@ def test_report_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Pa
 def test_compare_imports_no_torch(tmp_path: Path) -> None:
     """The process of `compare` leaves torch to the cells, with event files for TensorBoard too."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "-o", str(tmp_path / "out")]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "-o", str(tmp_path / "out")]
     imported = _imported(*words, "--tensorboard", str(tmp_path / "tb"))
     assert "tensorboard" in imported
     assert not imported & {"torch", "torchvision", "tensorflow"}
@@ -82,7 +91,7 @@ def test_a_full_disk_behind_stdout(ran: tuple[subprocess.CompletedProcess[str], 
 
 def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
-    words = ["compare", *SMALL, "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+    words = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
     for command, code in ((["list"], 0), (words, 0), ([*words, "--fail-on", "accuracy<100"], 1)):
         there, here = os.pipe()
         os.close(there)

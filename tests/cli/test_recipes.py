@@ -15,7 +15,7 @@ import yaml
 from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
-APEX = ("--recipe", "seeds/r50-imagenet-apex", "--size", "small")
+APEX = ("--recipe", "articles/r50-imagenet-apex", "--size", "small")
 LITTLE = ("--arch", "mlp", "--epochs", "1", "--train-size", "256", "--val-size", "64", "--device", "cpu")
 
 
@@ -50,7 +50,7 @@ def test_one_arm_of_a_recipe(call: Call, tmp_path: Path) -> None:
     assert "75.79" not in done.out
     for split in ("train", "val"):
         (tmp_path / "images" / split / "healthy").mkdir(parents=True)
-    leaves = ["run", "--recipe", "seeds/r18-leaves", "--data-dir", str(tmp_path / "images"), "--dry-run"]
+    leaves = ["run", "--recipe", "articles/r18-leaves", "--data-dir", str(tmp_path / "images"), "--dry-run"]
     first = call(*leaves).json()
     assert (first["arm"], first["recipe"]["optimizer"]["lr"]) == ("fp32", 0.1)
     third = call(*leaves, "--arm", "native:fp16", "--lr", "0.3").json()
@@ -61,7 +61,7 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     """Flags win over a recipe: a value given by hand takes the place of those that it varies, arms of its arms."""
 
     def labels(*words: str) -> list[str]:
-        recipe = ("compare", "--recipe", "seeds/r50-imagenet-fp16bn", "--size", "small", "--dry-run", "--json")
+        recipe = ("compare", "--recipe", "articles/r50-imagenet-fp16bn", "--size", "small", "--dry-run", "--json")
         return sorted(cell["arm"] for cell in call(*recipe, *words).json()["cells"])
 
     assert len(labels()) == 5
@@ -74,7 +74,19 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
 
 def test_a_value_by_hand_can_be_a_published_one(call: Call, tmp_path: Path) -> None:
     """A figure at a learning rate stands beside the arm that was given that rate; others are shown without a row."""
-    words = ("compare", "--recipe", "seeds/r18-leaves", "--arm", "fp32", "--lr", "0.1", "--workers", "0")
+    words = (
+        "compare",
+        "--recipe",
+        "articles/r18-leaves",
+        "--arm",
+        "fp32",
+        "--seeds",
+        "0",
+        "--lr",
+        "0.1",
+        "--workers",
+        "0",
+    )
     done = call(*words, *LITTLE, "--data", "digits", "--image-size", "8", "--batch-size", "16", "-o", str(tmp_path))
     rows = call("report", str(tmp_path), "--format", "json").json()["published"]["rows"]
     assert [row["row"] for row in rows if row["name"] == "fp32"] == ["fp32"]
@@ -87,11 +99,13 @@ def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path)
     words = (
         "compare",
         "--recipe",
-        "seeds/r50-imagenet-amp",
+        "articles/r50-imagenet-amp",
         "--data",
         "digits",
         "--nproc-per-node",
         "1",
+        "--seeds",
+        "0",
         "--workers",
         "0",
     )
@@ -104,7 +118,10 @@ def test_departures_from_what_was_published_are_said(call: Call, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (("--recipe", "seeds/r50-imagenet-apx"), ["no recipe 'seeds/r50-imagenet-apx'", "seeds/r50-imagenet-apex"]),
+        (
+            ("--recipe", "articles/r50-imagenet-apx"),
+            ["no recipe 'articles/r50-imagenet-apx'", "articles/r50-imagenet-apex"],
+        ),
         (("--recipe", "digits", "--size", "small"), ["recipe digits has no size 'small'"]),
         (("--recipe", "cifar10-r18", "--size", "smal"), ["did you mean 'small'?"]),
         (("--size", "small"), ["--size small is for a recipe", "--recipe"]),
@@ -140,7 +157,19 @@ def test_a_recipe_of_ones_own(call: Call, tmp_path: Path) -> None:
         "arms: [fp32]\nreference: {source: our spring, figures: [{arm: fp32, top1: 97.2, memory_mib: 40}]}\n"
         "scales: {small: {recipe: {epochs: 1}}}\n"
     )
-    done = call("compare", "--recipe", str(path), "--size", "small", "--device", "cpu", "-o", str(tmp_path / "out"))
+    done = call(
+        "compare",
+        "--recipe",
+        str(path),
+        "--size",
+        "small",
+        "--device",
+        "cpu",
+        "--seeds",
+        "0",
+        "-o",
+        str(tmp_path / "out"),
+    )
     assert done.code == 0
     assert "Published: our spring; one run per line." in done.out
     row = next(line for line in done.out.partition("as published")[2].splitlines() if line.startswith("fp32"))
@@ -179,10 +208,10 @@ def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:
     def cells(*words: str) -> list[dict[str, object]]:  # their order is drawn for each plan
         return sorted(call("compare", *words, "--dry-run", "--json").json()["cells"], key=lambda cell: cell["cell"])
 
-    words = ("--recipe", "seeds/r18-leaves", "--size", "small", "--label-smoothing", "0.1")
+    words = ("--recipe", "articles/r18-leaves", "--size", "small", "--label-smoothing", "0.1")
     shown = call("config", "show", "--origin", *words)
     assert shown.code == 0
-    assert 'name: "digits"  # recipe seeds/r18-leaves, size small' in shown.out
+    assert 'name: "digits"  # recipe articles/r18-leaves, size small' in shown.out
     path = tmp_path / "again.yaml"
     path.write_text(shown.out)
     assert yaml.safe_load(shown.out)["recipe"]["label_smoothing"] == 0.1
@@ -220,5 +249,5 @@ def test_recipes_are_listed(call: Call) -> None:
     """`list recipes` names each with its title."""
     done = call("list", "recipes")
     assert done.code == 0
-    assert "seeds/r50-imagenet-apex" in done.out
+    assert "articles/r50-imagenet-apex" in done.out
     assert "arms" not in done.out.split()

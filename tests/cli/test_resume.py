@@ -122,7 +122,22 @@ def test_a_resumed_run_is_verified(call: Call, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_reaches_all_cells_that_run(tmp_path: Path) -> None:
     """Cells that run at the same time all save before the comparison ends."""
-    words = ["compare", *TINY, "--arm", "fp32", "--arm", "native:bf16", "--jobs", "2", "--epochs", "5000", "-o", "out"]
+    words = [
+        "compare",
+        "--seeds",
+        "0",
+        *TINY,
+        "--arm",
+        "fp32",
+        "--arm",
+        "native:bf16",
+        "--jobs",
+        "2",
+        "--epochs",
+        "5000",
+        "-o",
+        "out",
+    ]
     process = subprocess.Popen([sys.executable, "-m", "ampcompare", *words], stderr=subprocess.PIPE, cwd=tmp_path)
     with process:
         deadline = time.monotonic() + 90
@@ -140,7 +155,21 @@ def test_sigterm_reaches_all_cells_that_run(tmp_path: Path) -> None:
 
 def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
     """The cell saves, the comparison ends with 143, and with `--resume auto` the cell goes on."""
-    words = [sys.executable, "-m", "ampcompare", "compare", *TINY, "--arm", "fp32", "--epochs", "5000", "-o", "out"]
+    words = [
+        sys.executable,
+        "-m",
+        "ampcompare",
+        "compare",
+        "--seeds",
+        "0",
+        *TINY,
+        "--arm",
+        "fp32",
+        "--epochs",
+        "5000",
+        "-o",
+        "out",
+    ]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     with process:
         deadline = time.monotonic() + 60

@@ -73,7 +73,7 @@ def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) 
     """A field with one line in `RECIPE_OPTIONS` has help, a flag, a setting path, bounds and a place in the schema."""
     field = '    loss_tail: Positive = Field(1.0, description="weight of the tail of the loss")\n'
     checkout.insert("settings/recipe.py", "    early_stop:", field)
-    checkout.insert("cli/options.py", '    ("--early-stop"', '    ("--loss-tail", "recipe.loss_tail"),\n')
+    checkout.insert("cli/options.py", '    ("--early-stop"', '    ("--loss-tail", "recipe.loss_tail", SCHEDULE),\n')
 
     assert "--loss-tail" in checkout.run("run", "--help")
     assert "loss_tail: 2.5  # " in checkout.run("config", "show", "--origin", "--loss-tail", "2.5")

@@ -16,8 +16,9 @@ from ampcompare.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.load_several import reload_experiments
+from ampcompare.experiment.matrix import crossed
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import make_plan
+from ampcompare.experiment.plan import make_plan, plan_rows
 from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
@@ -66,7 +67,7 @@ def _compare(
     folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
 ) -> Comparison:
     terms = options.pop("terms", Criteria(margin=0.5))
-    plan = make_plan(RunConfig(), arms, seeds)
+    plan = plan_rows(RunConfig(), crossed(arms, ()), seeds, options.pop("reference", None))
     return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
 
 
@@ -144,6 +145,17 @@ def test_a_margin_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
     assert (changed.look, changed.error_rate) == (2, pytest.approx(0.005))
     assert changed.headline[0] == "Changed after runs were seen: margin 3 pp instead of 0.5 pp."
     assert read_looks(tmp_path)[1].changes == ["margin 3 pp instead of 0.5 pp"]
+
+
+def test_a_reference_chosen_after_the_runs_is_named(tmp_path: Path) -> None:
+    """Another reference on the same runs trains nothing, is another look, and is named first; so is a report of it."""
+    _compare(tmp_path, range(3))
+    launcher = Pretend()
+    changed = _compare(tmp_path, range(3), launcher=launcher, reference="half")
+    assert (launcher.launched, changed.look, changed.reference) == (0, 2, "half")
+    assert changed.headline[0] == "Changed after runs were seen: reference half instead of fp32."
+    assert {row.arm: row.accuracy_verdict for row in changed.arms} == {"fp32": "better", "half": ""}
+    assert reload_comparison(tmp_path).reference == "half"
 
 
 def test_cells_that_ran_again_are_named(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def jobs_of(folder: Path) -> dict[str, str]:
 def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) -> None:
     """After SIGKILL the same command waits for the jobs that run, submits none anew, and ends with the table."""
     go, out = tmp_path / "go", tmp_path / "out"
-    words = ["compare", "--launcher", "slurm", "--arm", "fp32", "--arm", "native:bf16", *SMALL]
+    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32", "--arm", "native:bf16", *SMALL]
     words += ["--arch", "launched:waits_for", "--model-arg", f"file={go}", "-o", str(out)]
     command = [sys.executable, "-m", "ampcompare", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -236,6 +236,12 @@ HARMLESS = {
         else:
             scaler = torch.cuda.amp.GradScaler()
     """,
+    "autocast that is off where the pass runs": """
+        with torch.autocast("cuda", enabled=args.amp):
+            loss = model(batch)
+            if not args.amp:
+                loss.backward()
+    """,
     "words in a text": '''
         """How to use apex: from apex import amp; scaler.step(optimizer)."""
         print("autocast")

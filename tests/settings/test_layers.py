@@ -97,7 +97,7 @@ def test_a_group_is_not_a_value() -> None:
         ({"zzz": 1}, "known are title, arms"),
         ({"rows": [{"lr": 1}]}, "every row names an arm"),
         ({"reference": {"source": "x", "figures": [{"arm": "fp32", "top": 1}]}}, "'reference.figures.0.top'"),
-        ({"arms": "fp32"}, "arms"),
+        ({"arms": 1}, "arms"),
     ],
 )
 def test_what_a_file_may_not_hold(values: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Context, Event, Kind, plain
+from ampcompare.lint.event import Context, Event, Kind, conditions, contradict, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, keyword, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
@@ -25,9 +25,15 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     for trace in module.traces:
         for event in trace:
             block = event.autocast() if event.kind is Kind.BACKWARD else None
-            if block is not None:
+            if block is not None and _may_be_on(block, event):
                 shown = f"the autocast block begins in line {block.node.lineno}"
                 yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
+
+
+def _may_be_on(block: Context, event: Event) -> bool:
+    """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
+    enabled = None if block.call is None else keyword(block.call, "enabled")
+    return enabled is None or not contradict(conditions(enabled, True), event.facts)
 
 
 def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, ...]:
@@ -159,7 +165,10 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
 def _reached(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
     """Return whether a checkpoint belongs to the training for which the loss scale was made."""
     home, here = module.names.scope_of[maker], module.names.scope_of[save]
-    if home in here.enclosing() or (home.owner is not None and home.owner is here.owner):
+    kept = home.owner is not None and any(
+        maker in values for name, values in home.owner.values.items() if name.startswith("self.")
+    )
+    if home in here.enclosing() or (kept and home.owner is here.owner):
         return True
     return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
 

@@ -9,8 +9,9 @@ from typing import Any
 from ampcompare.errors import ConfigError, close_matches
 from ampcompare.settings.file import SettingsFile, read_settings
 
-__all__ = ["list_recipes", "load_recipe"]
+__all__ = ["list_recipes", "load_recipe", "recipe_names"]
 
+OLD_FOLDERS = {"seeds/": "articles/"}
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -22,7 +23,7 @@ def _paths() -> dict[str, Path]:
 
 
 def load_recipe(name: str) -> SettingsFile:
-    """Read a recipe by its name, such as `seeds/r50-imagenet-apex`.
+    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too.
 
     Raises:
         ConfigError: there is none of that name; the nearest is named.
@@ -30,6 +31,9 @@ def load_recipe(name: str) -> SettingsFile:
     import yaml
 
     known = _paths()
+    for old, new in OLD_FOLDERS.items():
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
     if name not in known:
         last = {full.rpartition("/")[2]: full for full in known}
         close = close_matches(name, [*known, *last])
@@ -37,6 +41,11 @@ def load_recipe(name: str) -> SettingsFile:
         raise ConfigError(f"there is no recipe {name!r}; {hint}")
     values: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     return read_settings(values, f"recipe {name}")
+
+
+def recipe_names() -> list[str]:
+    """Return the name of each recipe."""
+    return list(_paths())
 
 
 def list_recipes() -> list[tuple[str, bool, str]]:

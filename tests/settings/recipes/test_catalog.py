@@ -16,11 +16,11 @@ from ampcompare.settings.recipes.catalog import list_recipes, load_recipe
 NAMES = [
     "cifar10-r18",
     "digits",
-    "seeds/loader-study",
-    "seeds/r18-leaves",
-    "seeds/r50-imagenet-amp",
-    "seeds/r50-imagenet-apex",
-    "seeds/r50-imagenet-fp16bn",
+    "articles/loader-study",
+    "articles/r18-leaves",
+    "articles/r50-imagenet-amp",
+    "articles/r50-imagenet-apex",
+    "articles/r50-imagenet-fp16bn",
 ]
 
 
@@ -48,7 +48,7 @@ def test_a_recipe_can_be_planned(name: str) -> None:
         assert config.recipe.data.name in ("digits", "ampcompare.tasks.bright:bright_digits")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("seeds/")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("articles/")])
 def test_published_figures_have_their_rows(name: str) -> None:
     """At each scale every published figure stands beside the same row of the recipe."""
     recipe = load_recipe(name)
@@ -69,7 +69,7 @@ def test_published_figures_have_their_rows(name: str) -> None:
 
 def test_learning_rates_follow_the_batch() -> None:
     """The study over batch sizes keeps one learning rate per sample, as published and small."""
-    recipe = load_recipe("seeds/r50-imagenet-fp16bn")
+    recipe = load_recipe("articles/r50-imagenet-fp16bn")
     layers = [Layer("recipe", recipe.settings)]
     for matrix, below in (
         (recipe.matrix, layers),
@@ -94,8 +94,8 @@ def test_the_recipe_of_the_digits_is_what_runs_without_one() -> None:
     ("name", "meant"),
     [
         ("digit", "'digits'"),
-        ("r18-leafs", "'seeds/r18-leaves'"),
-        ("seeds/r50-imagenet-apx", "'seeds/r50-imagenet-apex'"),
+        ("r18-leafs", "'articles/r18-leaves'"),
+        ("articles/r50-imagenet-apx", "'articles/r50-imagenet-apex'"),
     ],
 )
 def test_a_mistyped_name_has_its_nearest(name: str, meant: str) -> None:

@@ -1,0 +1,149 @@
+"""The group of commands: each is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import Any
+
+import click
+
+from ampcompare import __version__
+from ampcompare.cli import COMMANDS, SUMMARY, overview
+from ampcompare.cli.output import describe_unforeseen, drop_output
+from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
+from ampcompare.errors import AmpCompareError, close_matches
+
+__all__ = ["cli", "run_group"]
+
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+SILENT_SECONDS = 2.0
+OTHER_VARIABLES = ("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_STARTED_BY")
+RESUMED = ("run", "compare", "reproduce")
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands by name; imports one only to run it or to show its own help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ampcompare.cli.{cmd_name}_command")
+        command: click.Command = module.command
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                flag = max(parameter.opts, key=len)
+                parameter.envvar = variable_name(cmd_name, flag)
+                if isinstance(parameter, RenamedOption) and flag in OLD_NAMES:
+                    parameter.old_envvar = variable_name(cmd_name, OLD_NAMES[flag])
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            name, command, rest = super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = close_matches(args[0], COMMANDS)
+            if not close:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
+
+        if name is not None and command is not None and not ctx.resilient_parsing:
+            _note_unused_variables(name, command)
+        return name, command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where the reader of its output, such as `head`, has seen enough, that is no failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would make an exit code of its own of it, that of a gate that has failed
+            drop_output()
+            return 0
+        except (KeyboardInterrupt, click.Abort):
+            goes_on = ctx.invoked_subcommand in RESUMED
+            rest = "; the same command starts with the first cell that has no record" if goes_on else ""
+            return _fail(f"interrupted{rest}", 130)
+
+    def get_help(self, ctx: click.Context) -> str:
+        return overview().rstrip("\n")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Return the commands that begin so, each with its summary, and the flags of the group."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+
+
+def _note_unused_variables(name: str, command: click.Command) -> None:
+    """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
+    known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
+    renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
+    prefix = f"AMPCOMPARE_{name}_".upper()
+    for variable in sorted(os.environ):
+        word = variable.removeprefix("AMPCOMPARE_")
+        of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
+        if word == variable or variable in (*known, *renamed, *OTHER_VARIABLES) or of_another:
+            continue
+        close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
+        hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
+        click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
+
+
+@click.command(cls=_LazyGroup, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
+@click.option(
+    "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
+)
+def cli(local_rank: str | None) -> None:
+    """Hold the commands; each has a file of its own."""
+
+
+def _underscores_too(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def run_group(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code; errors meant for users are one line on stderr."""
+    try:
+        result = cli.main(
+            arguments,
+            prog_name="ampcompare",
+            standalone_mode=False,
+            token_normalize_func=_underscores_too,
+        )
+        return result if isinstance(result, int) else 0
+    except AmpCompareError as error:
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", 130)
+    except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
+        drop_output()
+        what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
+        return _fail(f"{what}{error.strerror or error}", 4)
+    except Exception as error:
+        return _fail(describe_unforeseen(error), INTERNAL_ERROR)
+
+
+def _fail(message: str, code: int) -> int:
+    from ampcompare.formatting import printable
+    from ampcompare.launch.distributed_env import rank_of
+
+    if (rank := rank_of()) > 0:  # what stops every rank is said once; the others wait until it has been
+        time.sleep(SILENT_SECONDS)
+        if code == 2:
+            return code
+        message = f"rank {rank}: {message}"
+    click.echo(f"ampcompare: {printable(message, 2000)}", err=True)
+    return code

@@ -1,0 +1,190 @@
+"""Options in groups, the common ones in `-h` and all of them in `--help`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from ampcompare.cli.renamed import OLD_NAMES, RenamedOption
+
+__all__ = [
+    "ARMS",
+    "CHECKPOINTS",
+    "COMPARISON",
+    "DATA",
+    "DIVERGENCE",
+    "GROUPS",
+    "MACHINE",
+    "OPTIMIZER",
+    "OTHER",
+    "OUTPUT",
+    "PROCESSES",
+    "SCHEDULE",
+    "SETTINGS",
+    "Command",
+    "Option",
+    "group_of",
+    "option",
+]
+
+ARMS = "Arms"
+COMPARISON = "Seeds and verdicts"
+DATA = "Data and model"
+OPTIMIZER = "Optimizer"
+SCHEDULE = "Schedule"
+PROCESSES = "Several processes"
+DIVERGENCE = "Divergence and misuse"
+CHECKPOINTS = "Checkpoints"
+MACHINE = "Machine and timing"
+SETTINGS = "Settings"
+OTHER = "Options"
+OUTPUT = "Output"
+GROUPS = (
+    *(ARMS, COMPARISON, DATA, OPTIMIZER, SCHEDULE, PROCESSES, DIVERGENCE, CHECKPOINTS, MACHINE, SETTINGS, OTHER),
+    OUTPUT,
+)
+MAX_WIDTH = 100
+NO_BREAK = "\u00a0"
+BOUND = r"[\d.<=]*x[\d.<>=]*\]$"  # as click writes it
+BOUND_ALONE, BOUND_BEHIND = re.compile(rf"  \[{BOUND}"), re.compile(rf"; {BOUND}")
+DEFAULT = re.compile(r"\[default: [^\]]{1,30}\]")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Option(RenamedOption):
+    """An option in a group of the help.
+
+    Attributes:
+        group: one of `GROUPS`.
+    """
+
+    def __init__(self, *names: Any, group: str = OTHER, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return flags and text; `--[no-]flag` where the option has both forms.
+
+        A bound such as `x>=1` is left to the message that refuses a value.
+        """
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        flags, text = record
+        if self.secondary_opts:
+            first, *others = sorted(self.opts, key=len, reverse=True)
+            flags = ", ".join([*others, f"--[no-]{first.removeprefix('--')}"])
+        return flags, BOUND_ALONE.sub("", BOUND_BEHIND.sub("]", text))
+
+
+def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:
+    """Return the decorator of an option in a group."""
+    return click.option(*names, cls=Option, group=group, **settings)
+
+
+def group_of(parameter: click.Parameter) -> str:
+    """Return the group of an option; those of plain click stand under `OTHER`."""
+    return parameter.group if isinstance(parameter, Option) else OTHER
+
+
+class Command(click.Command):
+    """A command with a short help and a long one.
+
+    Args:
+        common: flags that the short help shows, in order; without any it shows all.
+        examples: lines of what is asked, each with the command that answers.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        common: Sequence[str] = (),
+        examples: Sequence[tuple[str, str]] = (),
+        **settings: Any,
+    ) -> None:
+        settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
+        super().__init__(*arguments, **settings)
+        self.common = tuple(common)
+        self.examples = tuple(examples)
+        self._short = _help_flag(["-h"], "show the common options", self.get_short_help)
+        self._long = _help_flag(["--help"], "show all options", self.get_help)
+        self._only = _help_flag(["-h", "--help"], "show this help", self.get_help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:  # it would also suggest old names, which help hides
+            shown = [name for name in error.possibilities or () if name not in OLD_NAMES.values()]
+            raise click.NoSuchOption(error.option_name, possibilities=shown, ctx=error.ctx) from None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *([self._short] if self.common else [])]
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        return self._long if self.common else self._only
+
+    def get_short_help(self, ctx: click.Context) -> str:
+        """Return usage, summary, common options and examples, for a command that has common options."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        summary = (self.help or "").partition("\n\n")[0]
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(summary)
+        shown = [_with_flag(self.params, flag) for flag in self.common]
+        _write_options(formatter, "Common options", shown, ctx)
+        self._format_examples(formatter)
+        formatter.write("\n--help lists all options.\n")
+        return formatter.getvalue().rstrip("\n").replace(NO_BREAK, " ")
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the long help: all options in their groups."""
+        return super().get_help(ctx).replace(NO_BREAK, " ")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self._format_examples(formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options group by group."""
+        flags = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        for name in GROUPS:
+            _write_options(formatter, name, [each for each in flags if group_of(each) == name], ctx)
+
+    def _format_examples(self, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            formatter.write("\nExamples:\n")
+        for question, command in self.examples:
+            formatter.write(f"  {question}\n    {command}\n")
+
+
+def _help_flag(names: list[str], text: str, help_of: Callable[[click.Context], str]) -> Option:
+    """Return a flag that prints a help and ends the command."""
+
+    def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            click.echo(help_of(context), color=context.color)
+            context.exit()
+
+    return Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=show, group=OUTPUT)
+
+
+def _write_options(
+    formatter: click.HelpFormatter, title: str, options: Sequence[click.Option], ctx: click.Context
+) -> None:
+    records = [record for each in options if (record := each.get_help_record(ctx)) is not None]
+    rows = [(flags, DEFAULT.sub(lambda match: match[0].replace(" ", NO_BREAK), text)) for flags, text in records]
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows, col_max=26)
+
+
+def _with_flag(parameters: Sequence[click.Parameter], flag: str) -> click.Option:
+    return next(each for each in parameters if isinstance(each, click.Option) and flag in each.opts)

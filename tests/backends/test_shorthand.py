@@ -1,0 +1,118 @@
+"""Short ways to write an arm, and several arms in one text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampcompare.backends.arm import Arm, parse_arms, same_arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.backends.shorthand import SHORTHANDS, full_name
+from ampcompare.errors import ConfigError
+
+SPELLINGS = {
+    "fp32": ["fp32", "FP32", "float32"],
+    "apex:O0": ["O0", "o0", "apex:o0", "Apex:O0"],
+    "apex:O1": ["O1", "o1", "apex", "APEX:O1", "apex:opt_level=o1"],
+    "apex:O2": ["O2", "o2", "apex:o2", "Apex:O2"],
+    "apex:O3": ["O3", "apex:O3"],
+    "native:fp16": ["fp16", "amp", "AMP", "float16", "native", "native:FP16", "amp:fp16"],
+    "native:bf16": ["bf16", "BF16", "bfloat16", "native:bfloat16", "amp:bf16"],
+    "half": ["half", "Half"],
+    "half:bn_fp32": ["half:bn_fp32", "HALF:bn_fp32"],
+    "half:dtype=bf16": ["half:bf16", "half:BF16", "half:dtype=bfloat16"],
+    "apex:O2,loss_scale=128": ["O2,loss_scale=128", "o2:loss_scale=128", "Apex:O2,loss_scale=128.0"],
+    "native:fp16,init_scale=4": ["fp16,init_scale=4", "amp:init_scale=4"],
+    "fp32:tf32": ["fp32:tf32", "fp32,tf32"],
+}
+CASES = [(text, arm) for arm, texts in SPELLINGS.items() for text in texts]
+
+
+@pytest.mark.parametrize(("text", "arm"), CASES)
+def test_every_spelling_is_the_canonical_arm(text: str, arm: str) -> None:
+    """A spelling reads as its arm, which is what records and digests hold."""
+    assert str(Arm.parse(text)) == arm
+    assert Arm.parse(text) == Arm.parse(arm)
+
+
+def test_every_shorthand_is_tried() -> None:
+    """No word of a backend escapes the test above, each is in lower case, and none hides a backend."""
+    assert set(SHORTHANDS) <= {text.lower() for text, _ in CASES}
+    assert all(word == word.lower() for word in SHORTHANDS)
+    assert not set(SHORTHANDS) & set(BUILT_IN)
+    assert sum(len(spec.shorthands) for spec in BUILT_IN.values()) == len(SHORTHANDS)
+
+
+@given(st.lists(st.sampled_from([case for case in CASES if case[1] != "half:dtype=bf16"]), min_size=1, max_size=6))
+def test_a_list_is_its_arms(cases: list[tuple[str, str]]) -> None:
+    """Spellings joined by commas read as their arms, in order, whatever options stand between."""
+    text = ",".join(text for text, _ in cases)
+    options = ("fp16", "bf16")  # of half, and arms by themselves
+    if any(
+        "bn_fp32" in first and second.split(",")[0].lower() in options for (first, _), (second, _) in pairwise(cases)
+    ):
+        with pytest.raises(ConfigError, match="can be an option of the arm before it"):
+            parse_arms([text])
+    else:
+        assert [str(arm) for arm in parse_arms([text])] == [arm for _, arm in cases]
+
+
+@pytest.mark.parametrize(
+    ("texts", "arms"),
+    [
+        (["fp32,bf16,O2"], ["fp32", "native:bf16", "apex:O2"]),
+        (
+            ["apex:O2,loss_scale=128,keep_batchnorm_fp32=false,half"],
+            ["apex:O2,loss_scale=128,keep_batchnorm_fp32=false", "half"],
+        ),
+        (["half,bf16"], ["half", "native:bf16"]),
+        (["half:bf16,fp32"], ["half:dtype=bf16", "fp32"]),
+        (["half:bn_fp32,dtype=bf16,bf16"], None),
+        (["half:bn_fp32,native:bf16"], ["half:bn_fp32", "native:bf16"]),
+        (["fp32", "O1, O2 ,"], ["fp32", "apex:O1", "apex:O2"]),
+        (["actnn:bits=2,over=apex:O2+loss_scale=128,fp32"], ["actnn:bits=2,over=apex:O2+loss_scale=128", "fp32"]),
+    ],
+)
+def test_lists(texts: list[str], arms: list[str] | None) -> None:
+    """A word is an arm unless it is an option of the arm before it; where it could be both, that is an error."""
+    if arms is None:
+        with pytest.raises(ConfigError, match="'bf16' can be an option of the arm before it, or the arm 'native:bf16'"):
+            parse_arms(texts)
+        return
+    assert [str(arm) for arm in parse_arms(texts)] == arms
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fp32,natve:fp16", "unknown backend 'natve': did you mean 'native'?"),
+        ("fp32,bf61", "no option 'bf61': did you mean 'bf16'?"),
+        ("", "unknown backend ''"),
+        (",", "unknown backend ''"),
+    ],
+)
+def test_bad_lists(text: str, message: str) -> None:
+    """A mistyped word of a list is named."""
+    with pytest.raises(ConfigError, match=message):
+        parse_arms([text])
+
+
+def test_a_backend_in_python() -> None:
+    """`Arm.make` takes the backend in any case, and names the arm where a shorthand is given as a backend."""
+    assert Arm.make("Apex", opt_level="o2") == Arm.parse("apex:O2")
+    assert Arm.make("amp", dtype="bf16") == Arm.parse("bf16")
+    with pytest.raises(ConfigError, match="did you mean the arm 'native:bf16'"):
+        Arm.make("bf16")
+    assert full_name("nothing") is None
+
+
+def test_the_arm_of_a_table() -> None:
+    """A reference is found under another spelling; what is no arm stays as it is."""
+    assert same_arm("O2", ["baseline", "apex:O2"]) == "apex:O2"
+    assert same_arm("apex:O2", ["o2", "fp32"]) == "o2"
+    assert same_arm("Baseline", ["baseline"]) == "Baseline"
+    assert same_arm("bf16", ["fp32"]) == "bf16"
+    assert same_arm(None, ["fp32"]) is None

@@ -1,0 +1,259 @@
+"""The help of commands: groups, the short and the long one, examples that parse, and completion by the shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from ampcompare import __version__
+from ampcompare.cli import COMMANDS, cli, main
+from ampcompare.cli.help import GROUPS, OTHER, Command, Option, group_of
+from ampcompare.cli.values import Choice, Name
+
+Call = Callable[..., Any]
+WIDE = ("run", "compare", "explain")  # commands of so many options that -h shows the common ones alone
+ENTRY = re.compile(r"^  (?:-\w, )?--[\w\[\]-]+", flags=re.MULTILINE)
+
+
+def _command(name: str) -> Command:
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, Command)
+    return command
+
+
+def _help(name: str, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, flag]) == 0
+    return capsys.readouterr().out
+
+
+def _sections(text: str) -> dict[str, str]:
+    parts = re.split(r"^(\S.*):\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_one_group(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--help` has each option once, under a group in the fixed order; a command of many options leaves none over."""
+    text = _help(name, "--help", capsys, monkeypatch)
+    sections = _sections(text)
+    titles = [title for title in sections if title != "Examples"]
+    assert titles == [group for group in GROUPS if group in titles]
+    if name in WIDE:
+        assert OTHER not in titles
+    for option in _command(name).params:
+        if not isinstance(option, click.Option):
+            continue
+        flag = max(option.opts, key=len).removeprefix("--")
+        entry = re.compile(rf"^  (-\w, )?--(\[no-\])?{flag}\b(?!-)", re.MULTILINE)
+        found = [title for title in titles if entry.search(sections[title])]
+        assert found == [group_of(option)], flag
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_80_columns(
+    name: str, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line is wider than the terminal, and no help says `of apex`, a default of none, or the name of a YAML key."""
+    text = _help(name, flag, capsys, monkeypatch)
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert not re.search(r"of apex|\[default: (none|None)\]|<=?x|x>=", text)
+    assert not re.search(r"\b(lr_base|layer_lr|on_nan|lr_base_batch|batch_size|drain_every)\b(?!=)", text)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_the_short_help_is_short(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-h` shows at most 15 options, two or three examples, and where the others are."""
+    text = _help(name, "-h", capsys, monkeypatch)
+    assert 8 <= len(ENTRY.findall(text)) <= 15
+    assert len(text.splitlines()) < 55
+    assert text.endswith("--help lists all options.\n")
+    assert len(_help(name, "--help", capsys, monkeypatch)) > 2 * len(text)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WIDE])
+def test_few_options_have_one_help(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the options are few, -h and --help are the same."""
+    assert _help(name, "-h", capsys, monkeypatch) == _help(name, "--help", capsys, monkeypatch)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse(name: str) -> None:
+    """The example of each question is a command line that the program reads."""
+    command = _command(name)
+    assert 2 <= len(command.examples) <= 3
+    for question, line in command.examples:
+        assert question.endswith((":", "?"))
+        program, called, *words = shlex.split(line.partition(">")[0].rpartition("|")[2])
+        assert (program, called) == ("ampcompare", name)
+        command.make_context(name, words)
+
+
+def test_the_first_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """-h and --help of the program are one page of 80 columns with every command, and click gives the same page."""
+    assert main(["-h"]) == 0
+    page = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == page
+    assert cli.get_help(click.Context(cli)) + "\n" == page
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", page, flags=re.MULTILINE)
+    assert [line for line in page.splitlines() if len(line) > 81] == []
+    for line in re.findall(r"^    ampcompare (.*)$", page, flags=re.MULTILINE):
+        called, *words = shlex.split(line)
+        _command(called).make_context(called, words)
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both flags print the version."""
+    assert main([flag]) == 0
+    assert capsys.readouterr().out == f"ampcompare, version {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--opt-level", "02"], "'02' is not one of 'O0', 'O1', 'O2', 'O3'. Did you mean 'O2'?"),
+        (["run", "--engine", "nvida"], "Did you mean 'nvidia'?"),
+        (["compare", "--on-nan", "roll-back"], "Did you mean 'rollback'?"),
+        (["exec", "--engine", "compt", "x.py"], "Did you mean 'compat'?"),
+        (["reproduce", "article"], "Did you mean 'articles'?"),
+    ],
+)
+def test_a_mistyped_word_is_met_by_the_nearest(call: Call, words: list[str], message: str) -> None:
+    """A word that is none of the choices ends with exit code 2 and the word that was meant, before anything runs."""
+    done = call(*words)
+    assert done.code == 2
+    assert message.replace("'", "").lower() in done.err.replace("'", "").lower()
+
+
+def test_a_mistyped_option_is_met_by_the_present_names(call: Call) -> None:
+    """The nearest options are named, and old names are not among them."""
+    done = call("run", "--lrr", "1")
+    assert done.code == 2
+    assert "--lr" in done.err
+    assert "--layer-lr" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("value", "word"),
+    [("O2", "O2"), ("o2", "O2"), ("Apex-DDP", "apex-ddp"), ("apex_ddp", "apex-ddp"), ("bfloat16", "bf16")],
+)
+def test_choices_are_read_in_any_case(value: str, word: str) -> None:
+    """Case and underscores do not matter, and further words stand for a choice."""
+    assert Choice(["O2", "apex-ddp", "bf16"], {"bfloat16": "bf16"}).convert(value, None, None) == word
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "some"),
+    [
+        ([], "co", {"compare", "convert", "config"}),
+        (["run", "--arm"], "O", {"O0", "O1", "O2", "O3"}),
+        (["run", "--arm"], "apex:", {"apex:O0", "apex:O1", "apex:O2", "apex:O3"}),
+        (["compare", "--arm"], "fp32,bf", {"fp32,bf16"}),
+        (["compare", "--reference"], "hal", {"half", "half:bn_fp32"}),
+        (["explain"], "bf", {"bf16"}),
+        (["doctor", "--for"], "nativ", {"native:fp16", "native:bf16"}),
+        (["run", "--arch"], "con", {"convnet"}),
+        (["run", "--data"], "ci", {"cifar10", "cifar100"}),
+        (["run", "--recipe"], "articles/r18", {"articles/r18-leaves"}),
+        (["run", "--backend"], "a", {"apex", "accelerate"}),
+        (["run", "--optimizer"], "ad", {"adam", "adamw"}),
+        (["run"], "--opt", {"--opt-level", "--optimizer"}),
+        (["reproduce", "articles"], "o3", {"o3-diverges"}),
+    ],
+)
+def test_the_shell_completes(words: list[str], begun: str, some: set[str]) -> None:
+    """Commands, flags, arms, lists of arms, architectures, data, recipes and claims are offered by their beginning."""
+    found = ShellComplete(cli, {}, "ampcompare", "_AMPCOMPARE_COMPLETE").get_completions(words, begun)
+    values = {item.value for item in found}
+    assert some <= values
+    assert all(value.lower().startswith(begun.lower()) for value in values)
+
+
+def test_paths_are_left_to_the_shell() -> None:
+    """Options that take a file or a folder have the shell complete it, and metavars say which."""
+    shell = ShellComplete(cli, {}, "ampcompare", "_AMPCOMPARE_COMPLETE")
+    for words, kind in (
+        (["run", "-o"], "dir"),
+        (["run", "-c"], "file"),
+        (["compare", "--data-dir"], "dir"),
+        (["judge"], "file"),
+    ):
+        assert [(item.value, item.type) for item in shell.get_completions(words, "a/b")] == [("a/b", kind)]
+
+
+def test_torchvision_models_complete_without_torch() -> None:
+    """The names of torchvision's classifiers are read from its sources."""
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    found = ShellComplete(cli, {}, "ampcompare", "_AMPCOMPARE_COMPLETE").get_completions(["run", "-a"], "resnet1")
+    assert {item.value for item in found} >= {"resnet18", "resnet101"}
+
+
+def test_plain_options_stand_under_options() -> None:
+    """An option of plain click, as another package writes it, is shown too."""
+
+    @click.command("x", cls=Command)
+    @click.option("--plain", help="of plain click")
+    @click.option("--mine", cls=Option, group="Arms", type=Name("WORD", list), help="in a group")
+    def command(plain: str, mine: str) -> None:
+        """Do nothing."""
+
+    text = command.get_help(click.Context(command, info_name="x"))
+    assert _sections(text)["Options"].split()[:2] == ["--plain", "TEXT"]
+    assert _sections(text)["Arms"].split()[:2] == ["--mine", "WORD"]
+
+
+@pytest.mark.parametrize(
+    ("words", "arms", "reference"),
+    [
+        (["--arm", "fp32,bf16,O2"], {"fp32", "native:bf16", "apex:O2"}, "fp32"),
+        (["--arm", "bf16", "--arm", "O2", "--reference", "o2"], {"native:bf16", "apex:O2"}, "apex:O2"),
+        (["--arm", "bf16", "--reference", "O2"], {"native:bf16", "apex:O2"}, "apex:O2"),
+        (["--backend", "apex", "--opt-level", "O2"], {"fp32", "apex:O2"}, "fp32"),
+        (["--opt-level", "o3", "--reference", "amp"], {"native:fp16", "apex:O3"}, "native:fp16"),
+        (["--backend", "fp32"], {"fp32"}, "fp32"),
+    ],
+)
+def test_arms_of_a_comparison(words: list[str], arms: set[str], reference: str) -> None:
+    """Every way to name arms gives the same rows, and the reference is added if it is none of them."""
+    from ampcompare.cli.compare_command import command, options_from
+    from ampcompare.experiment.compare import plan_comparison
+
+    with command.make_context("compare", [*words, "--device", "cpu"]) as context:
+        plan = plan_comparison(options_from(context.params)).plan
+    assert (set(plan.arms), plan.reference, plan.seeds) == (arms, reference, (0, 1, 2))
+
+
+def test_one_arm_by_its_level(call: Call) -> None:
+    """`run --opt-level O1` alone means Apex."""
+    assert call("run", "--opt-level", "o1", "--dry-run").json()["arm"] == "apex:O1"
+    assert call("run", "--arm", "amp", "--dry-run").json()["arm"] == "native:fp16"
+
+
+def test_old_names_of_recipes_and_studies(call: Call, tmp_path: Path) -> None:
+    """`seeds/...` still names the recipes of the articles, and help shows the new name alone."""
+    old, new = (
+        call("compare", "--recipe", f"{folder}/r18-leaves", "--size", "small", "--dry-run", "--json").json()["cells"]
+        for folder in ("seeds", "articles")
+    )
+    assert sorted(cell["cell"] for cell in old) == sorted(cell["cell"] for cell in new)
+    assert "seeds/" not in call("list", "recipes").out
+    assert call("reproduce", "seeds", "--list").out == call("reproduce", "articles", "--list").out

@@ -1,0 +1,64 @@
+"""The rows of a comparison, and which of them the others are compared with."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, expand_matrix, find_reference
+from ampcompare.experiment.plan import plan_rows
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.file import Matrix
+
+SIZES = (("recipe.batch_size", (16, 32)),)
+
+
+def _arms(rows: list[Row]) -> list[str]:
+    return [row.arm for row in rows]
+
+
+def test_arms_are_lists_too() -> None:
+    """A text may hold several arms, on the command line and in a file."""
+    assert _arms(crossed(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
+    assert _arms(expand_matrix(Matrix(arms=["fp32,O1"]))) == ["fp32", "apex:O1"]
+    assert _arms(expand_matrix(Matrix.model_validate({"arms": "fp32,O1"}))) == ["fp32", "apex:O1"]
+
+
+def test_a_reference_that_is_there_stays_in_its_place() -> None:
+    """An arm that a row has is not added again, in whatever spelling."""
+    assert _arms(expand_matrix(Matrix(), arms=["fp32", "O2"], reference="o2")) == ["fp32", "apex:O2"]
+    assert len(expand_matrix(Matrix(), reference="apex:O2")) == len(DEFAULT_ARMS)
+
+
+def test_a_reference_that_is_missing_comes_first() -> None:
+    """An arm that no row has is added in front: with every value of a sweep, and to the rows of a file."""
+    assert _arms(expand_matrix(Matrix(), arms=["bf16"], reference="O2")) == ["apex:O2", "native:bf16"]
+    swept = expand_matrix(Matrix(), arms=["bf16"], reference="O2", vary=SIZES)
+    assert [row.label for row in swept] == [
+        *("apex:O2 batch_size=16", "apex:O2 batch_size=32", "native:bf16 batch_size=16", "native:bf16 batch_size=32")
+    ]
+    rows = Matrix(rows=[{"arm": "half", "recipe.optimizer.lr": 0.1}])
+    assert [row.label for row in expand_matrix(rows, reference="fp32")] == ["fp32", "half lr=0.1"]
+
+
+def test_the_reference_of_rows() -> None:
+    """By default fp32 or the first; else the first row of the arm, or the row of that label."""
+    rows = crossed(["half", "fp32"], SIZES)
+    assert find_reference(rows, None) == rows[2]
+    assert find_reference(rows[:2], None) == rows[0]
+    assert find_reference(rows, "Half") == rows[0]
+    assert find_reference(rows, "half batch_size=32") == rows[1]
+    assert find_reference(rows, "O2") is None
+    with pytest.raises(ConfigError, match="unknown backend 'natve'"):
+        find_reference(rows, "natve")
+
+
+def test_a_plan_holds_its_reference() -> None:
+    """The plan names the reference; its cells, folder and seeds are those of another reference."""
+    rows = crossed(["fp32", "O2"], ())
+    plan, other = (plan_rows(RunConfig(), rows, [0, 1], reference) for reference in (None, "O2"))
+    assert (plan.reference, other.reference) == ("fp32", "apex:O2")
+    assert plan.digest() == other.digest()
+    assert {cell.digest() for cell in plan.cells} == {cell.digest() for cell in other.cells}
+    with pytest.raises(ConfigError, match="the reference 'half' is none of the arms fp32, apex:O2"):
+        plan_rows(RunConfig(), rows, [0], "half")
