@@ -48,8 +48,8 @@ def speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Itera
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        (arms, why), *more = ((names_of(arms, everyone), why) for arms, why in unknown)
-        yield f"Speed of {arms} is not known: {why}{''.join(f'; of {arms}: {why}' for arms, why in more)}."
+        (names, why), *rest = [(names_of(arms, everyone), why) for arms, why in unknown]
+        yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
 def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
