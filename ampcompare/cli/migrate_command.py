@@ -45,7 +45,7 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
     if verify:
         from ampcompare.migrate.verify import verify_script
 
-        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=_say)
+        return verify_script(paths[0], list(paths[1:]), steps=steps, target=target, say=click.echo)
     for path in paths:
         if not Path(path).exists():
             raise ConfigError(f"there is no file or folder {path}")
