@@ -11,13 +11,11 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
-from ampcompare.formatting import printable
 
 __all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run"]
 
 DEFAULT_FOLDER = Path("runs")
 CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
-MAX_SHOWN = 4  # arms
 RESULTS = ("completed", "diverged")
 
 
@@ -40,20 +38,6 @@ class RunFolder:
     cells: tuple[int, int | None] = (0, None)
     headline: str = ""
     fault: str = ""
-
-    def row(self) -> list[str]:
-        """Return folder, date, tag, arms, seeds, cells and headline as text."""
-        done, planned = self.cells
-        more = f" and {len(self.arms) - MAX_SHOWN} more" if len(self.arms) > MAX_SHOWN else ""
-        return [
-            printable(str(self.path), 80),
-            f"{self.changed:%Y-%m-%d %H:%M}",
-            printable(self.tag, 30) or "-",
-            printable(", ".join(self.arms[:MAX_SHOWN]) + more, 100) or "-",
-            _ranges(self.seeds) or "-",
-            f"{done}" if planned is None else f"{done}/{planned}",
-            printable(self.fault or self.headline, 300) or "-",
-        ]
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
@@ -149,14 +133,3 @@ def _changed(path: Path) -> float:
         except OSError:
             continue
     return max(times)
-
-
-def _ranges(seeds: tuple[int, ...]) -> str:
-    """Return seeds as they are written, such as `0-2,7`."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], seed]
-        else:
-            parts.append([seed])
-    return ",".join("-".join(map(str, part)) for part in parts)

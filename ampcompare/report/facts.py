@@ -1,4 +1,4 @@
-"""What stands beside and below the one table: notes of rows, what all arms share, and which times are no results."""
+"""What stands in and below the one table: notes of rows, what all arms share, and which times are no results."""
 
 from __future__ import annotations
 

@@ -116,7 +116,11 @@ def test_a_reference_that_diverged(make_record: MakeRecord) -> None:
 
 def test_a_diverged_reference_comes_first(make_record: MakeRecord) -> None:
     """Where the reference itself diverged, its learning rate is the cause, and the next one is a usual one."""
-    records = [make_record("fp32", seed, status="diverged", lr=1e30) for seed in range(3)]
+    records = [make_record("fp32", seed, status="diverged") for seed in range(3)]
+    config = records[0].config
+    optimizer = config.recipe.optimizer.model_copy(update={"lr": 1e30})
+    config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"optimizer": optimizer})})
+    records[0] = records[0].model_copy(update={"config": config})
     records += [make_record("half", seed, status="failed", error="overflow") for seed in range(3)]
     first, second = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED).next_steps
     assert "--lr 0.1 " in f"{first.command} "
