@@ -35,7 +35,7 @@ SECONDS_BETWEEN_LINES = 2.0
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=click.Path())
 def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
-    """Rewrite scripts of Apex for torch.amp: patch on stdout, remarks on stderr.
+    """Rewrite scripts of Apex for torch.amp: patch, or result of --verify, on stdout, remarks on stderr.
 
     PATHS are files, folders and notebooks. What cannot be rewritten surely stays, with a comment above the line.
 
