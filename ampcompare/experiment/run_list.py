@@ -16,6 +16,7 @@ __all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_r
 
 DEFAULT_FOLDER = Path("runs")
 CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
+RESULTS = ("completed", "diverged")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class RunFolder:
 
     Attributes:
         changed: when a cell or a report was last written.
-        cells: that are done, and that were planned; the latter None without a plan.
+        cells: that completed or diverged, and that were planned; the latter None without a plan.
         headline: of its last report; "" where it has none.
         fault: why its files cannot be read; "" if they can.
     """
@@ -79,7 +80,9 @@ def describe_run(path: Path) -> RunFolder:
         records = [_document(record) for record in sorted(path.glob("cells/*/record.json"))]
         arms = tuple(dict.fromkeys(str(record.get("arm")) for record in records))
         seeds = {record["config"]["recipe"]["seed"] for record in records}
-        return RunFolder(path, changed, "", arms, tuple(sorted(map(int, seeds))), (len(records), None))
+        return RunFolder(
+            path, changed, "", arms, tuple(sorted(map(int, seeds))), (sum(map(_has_result, records)), None)
+        )
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error) if isinstance(error, FileFault) else "a file does not hold what it should"
         return RunFolder(path, changed, fault=f"cannot be read: {why}")
@@ -87,7 +90,7 @@ def describe_run(path: Path) -> RunFolder:
 
 def _planned(path: Path, changed: datetime, plan: Mapping[str, Any], report: Mapping[str, Any]) -> RunFolder:
     cells = {str(label): str(cell) for label, cell in plan["cells"].items()}
-    done = sum((path / "cells" / cell / "record.json").is_file() for cell in cells.values())
+    done = sum(_is_result(path / "cells" / cell / "record.json") for cell in cells.values())
     headline = report.get("headline")
     return RunFolder(
         path,
@@ -98,6 +101,18 @@ def _planned(path: Path, changed: datetime, plan: Mapping[str, Any], report: Map
         (done, len(cells)),
         str(headline[0]) if isinstance(headline, list) and headline else "",
     )
+
+
+def _is_result(record: Path) -> bool:
+    """Return whether a cell was trained to its end; one whose record is damaged is not."""
+    try:
+        return _has_result(_document(record))
+    except FileFault:
+        return False
+
+
+def _has_result(record: Mapping[str, Any]) -> bool:
+    return record.get("status") in RESULTS
 
 
 def _document(path: Path) -> Mapping[str, Any]:

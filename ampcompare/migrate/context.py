@@ -28,6 +28,7 @@ class Core:
         torch: the name by which the module knows torch.
         target: "torch" or "precision".
         findings: notes on what differs.
+        native: whether torch.amp is used in other branches, which must stay as they are.
     """
 
     tree: Tree
@@ -40,6 +41,7 @@ class Core:
     order: Order
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
+    native: bool = False
     always: bool = False
     update: str = ""
     consumed: list[Backward] = field(default_factory=list)

@@ -11,6 +11,7 @@ from ampcompare.migrate.evaluation import cast_evaluation
 from ampcompare.migrate.finding import Finding
 from ampcompare.migrate.forward import find_forward
 from ampcompare.migrate.names import Names
+from ampcompare.migrate.native import check_native
 from ampcompare.migrate.order import find_order
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
@@ -20,8 +21,6 @@ from ampcompare.migrate.state import rewrite_state
 from ampcompare.migrate.tree import Function, Tree
 
 __all__ = ["rewrite_core"]
-
-NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
 
 
 def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str) -> list[Finding]:
@@ -34,9 +33,11 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
         return []
     _refuse(tree, names, sites)
+    native = check_native(tree, names, sites)
     scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision")
     order = find_order(tree, sites, scalers.name)
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
+    core.native = native
     create_scalers(core)
     if target == "precision":
         rewrite_for_precision(core)
@@ -59,10 +60,6 @@ def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
                 raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
-        if isinstance(node, (ast.Name, ast.Attribute)) and (meaning := names.meaning(node)) is not None:
-            tail = meaning.rpartition(".")[2]
-            if meaning.startswith(NATIVE) and tail in ("autocast", "GradScaler"):
-                raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
     stepped = {each.optimizer.rpartition(".")[2] for each in sites.steps}
     for backward in sites.backwards:
         for key in backward.optimizers:
@@ -213,6 +210,8 @@ def _steps(core: Core) -> None:
     for step in core.sites.steps:
         if not _is_scaled(core, step.function, step.optimizer):
             continue
+        if core.native:
+            raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({step.optimizer})")
         if core.order.updates.get(id(step.call), True):

@@ -60,7 +60,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     inside = "self." if scalers.home == "self" else ""
     conditions = _conditions(tree, initialize)
     enabled = list(settings.enabled)
-    hoisted = single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
+    hoisted = not core.native and single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
     if hoisted:
         enabled = [_text_of_test(tree, each.test) for each in reversed(conditions)] + enabled
     arguments = ['"cuda"', *settings.arguments]
@@ -302,6 +302,8 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(elements) == 1 and isinstance(target, ast.Name):
         elements = [target]
+    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and key_of(target.elts[0]):
+        elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
     for each in elements:
         key = key_of(each)
         if key is None:

@@ -9,7 +9,7 @@ from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.tree import Block, Tree
 
-__all__ = ["import_from_engine", "rewrite_imports", "torch_name"]
+__all__ = ["import_from_engine", "import_functools", "rewrite_imports", "torch_name"]
 
 CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
@@ -23,6 +23,14 @@ def torch_name(tree: Tree, names: Names, edits: Edits) -> tuple[str, ast.stmt | 
                     return alias.asname or "torch", None
     body = [each for each in tree.module.body if not _is_prologue(each)]
     return "torch", body[0] if body else None
+
+
+def import_functools(tree: Tree, edits: Edits) -> None:
+    """Import functools at the top of a module that has not."""
+    body = [each for each in tree.module.body if not _is_prologue(each)]
+    imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
+    if "functools" not in imported:
+        edits.before(body[0], ["import functools"])
 
 
 def _is_prologue(statement: ast.stmt) -> bool:

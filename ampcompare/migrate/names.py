@@ -80,13 +80,28 @@ class Names:
                 self.imports.append((node, alias))
 
     def _find_shadowing(self) -> dict[str, list[ast.AST]]:
-        """Return the functions that have a parameter of the same name as an import."""
+        """Return the functions where a name of an import means something else: a parameter or a local variable."""
         found: dict[str, list[ast.AST]] = {}
         for node in self.tree.nodes:
             if isinstance(node, ast.arg) and node.arg in self._meanings:
                 function = self.tree.parent(self.tree.parent(node))
                 found.setdefault(node.arg, []).append(function)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in self._meanings:
+                scope = self.tree.function(node)
+                if scope is not None and not self._reaches(scope, node.id):
+                    found.setdefault(node.id, []).append(scope)
         return found
+
+    @staticmethod
+    def _reaches(function: ast.AST, name: str) -> bool:
+        """Return whether a name bound in a function can still mean an import: one in it, or it is global there."""
+        for node in ast.walk(function):
+            if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+                return True
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                if any((alias.asname or alias.name.split(".")[0]) in (name, "*") for alias in node.names):
+                    return True
+        return False
 
     def _is_shadowed(self, node: ast.Name) -> bool:
         functions = self._shadowing.get(node.id)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["place_unscale"]
 
 
+# The limit is their second argument.
+CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
+
+
 def place_unscale(core: Core) -> None:
     """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`.
 
@@ -107,9 +111,34 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
             )
         missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
         if any(_varies(tree, test, loop) for test in missing):
-            raise Unsure(read.node, PACE)
+            _clip_scaled(core, optimizer, step, reads, read)
+            return
     statements = {_collapsed(core, read) for read in reads}
     _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
+
+
+def _clip_scaled(core: Core, optimizer: str, step: Step, reads: list[Read], slow: Read) -> None:
+    """Clip gradients that stay scaled, at a limit that is scaled as they are, where no one reads their norm."""
+    scaler = core.scaler(step.call, optimizer)
+    limits: list[ast.expr] = []
+    for read in reads:
+        call = read.statement.value if isinstance(read.statement, ast.Expr) else None
+        known = isinstance(call, ast.Call) and core.names.meaning(call.func) in CLIPS
+        if not known or not isinstance(call, ast.Call) or any(isinstance(each, ast.Starred) for each in call.args):
+            raise Unsure(slow.node, PACE)
+        named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
+        limits += [*call.args[1:2], *named][:1]
+    if len(limits) != len(reads):
+        raise Unsure(slow.node, PACE)
+    for read, limit in zip(reads, limits, strict=True):
+        text = core.tree.source(limit)
+        plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
+        core.edits.replace(limit, f"{text if plain else f'({text})'} * {scaler}.get_scale()")
+        core.note(
+            read.node,
+            "gradients are clipped in every micro-batch, while they are scaled: the limit is scaled too; clipping once "
+            "per step is what GradScaler is made for",
+        )
 
 
 def _collapsed(core: Core, read: Read) -> ast.stmt:

@@ -11,7 +11,7 @@ from ampcompare.migrate.casts import cast_notes
 from ampcompare.migrate.core import rewrite_core
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
-from ampcompare.migrate.imports import import_from_engine, rewrite_imports, torch_name
+from ampcompare.migrate.imports import import_from_engine, import_functools, rewrite_imports, torch_name
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.sites import Unsure
 from ampcompare.migrate.texts import rewrite_texts
@@ -94,6 +94,8 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
     findings = sorted(set(findings))
     if edits and above is not None and _needs_torch(edits, torch):
         edits.before(above, [f"import {torch}"])
+    if edits and "functools.partial(" in edits.inserted():
+        import_functools(tree, edits)
     _mark(tree, edits, findings)
     result = join_branches(edits.result()) if edits else text
     return Migration(result, findings, len(names.uses), len(kept))

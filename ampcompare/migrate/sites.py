@@ -26,6 +26,8 @@ INITIALIZE = (
     "min_loss_scale",
     "max_loss_scale",
 )
+# Words in the names of what a loop over parameters goes over; `hparams` is none.
+PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
 
@@ -239,11 +241,31 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
             argument = key_of(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
                 raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
+            if _copies_weights(tree, node):
+                continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), (argument,)))
         elif tree.function(node) in functions and (_clips(node) or _reads_grad(tree, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in ast.walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
+
+
+def _copies_weights(tree: Tree, call: ast.Call) -> bool:
+    """Return whether master weights are only saved, or go through a loop that only copies into them."""
+    loop, outer = tree.statement(call), tree.parent(call)
+    if isinstance(outer, ast.Call) and key_of(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
+        save = loop.value if isinstance(loop, ast.Expr) else None
+        return isinstance(save, ast.Call) and key_of(save.func) == "torch.save"
+    if not isinstance(loop, ast.For) or call not in ast.walk(loop.iter):
+        return False
+    return all(
+        isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Call)
+        and isinstance(each.value.func, ast.Attribute)
+        and each.value.func.attr == "copy_"
+        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(each))
+        for each in loop.body
+    )
 
 
 def _clips(node: ast.AST) -> bool:
@@ -280,5 +302,6 @@ def _reading(tree: Tree, node: ast.AST) -> ast.stmt:
 
 
 def _is_over_parameters(loop: ast.For) -> bool:
-    text = ast.unparse(loop.iter)
-    return any(word in text for word in ("param", "master", "group"))
+    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in ast.walk(loop.iter))
+    words = {word for name in names for word in str(name).lower().split("_")}
+    return bool(words & PARAMETERS)

@@ -8,6 +8,7 @@ from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.names import Names
+from ampcompare.migrate.optimizers import add_argument, rewrite_optimizer
 from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Unsure, collect_sites
 from ampcompare.migrate.tree import Tree
@@ -29,6 +30,10 @@ DDP_ARGUMENTS = (
     "gradient_predivide_factor",
     "gradient_average_split_factor",
     "prof",
+)
+BUFFERS = (
+    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
+    "broadcast_buffers=False keeps them apart"
 )
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
@@ -53,6 +58,7 @@ class Twins:
         self._core = core
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
+        self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
         """Rewrite a use; return False where current Apex still has it and torch has no twin.
@@ -66,7 +72,7 @@ class Twins:
             return self._imported(node, meaning, IMPORTED[meaning])
         parts = meaning.split(".")
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
-            return self._optimizer(node, parts[-1])
+            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
@@ -82,9 +88,7 @@ class Twins:
                 "keep the model in fp32, use autocast and GradScaler",
             )
         if meaning.startswith(STAYS):
-            if meaning.startswith(("apex.optimizers", "apex.pyprof")) or not self._note_once(parts):
-                return False
-            return False
+            return self._stays(node, meaning)
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
             raise Unsure(node, f"{meaning} is passed on as a value")
         raise Unsure(node, f"{meaning} has no twin in torch")
@@ -92,8 +96,12 @@ class Twins:
     def _note(self, node: ast.AST, message: str) -> None:
         self.findings.append(Finding(node.lineno, node.col_offset, NOTE, message))  # type: ignore[attr-defined]
 
-    def _note_once(self, parts: list[str]) -> bool:
-        return True
+    def _stays(self, node: ast.AST, meaning: str) -> bool:
+        """Note once per name that a part of Apex stays."""
+        if meaning not in self._staying:
+            self._staying.add(meaning)
+            self._note(node, f"{meaning} stays: torch has no twin, and current Apex still has it")
+        return False
 
     def _call(self, node: ast.AST) -> ast.Call | None:
         parent = self._tree.parent(node)
@@ -154,12 +162,17 @@ class Twins:
         bound = dict(zip(DDP_ARGUMENTS, call.args, strict=False))
         bound |= {str(each.arg): each.value for each in call.keywords}
         known = {name: value for name, value in bound.items() if name in DDP_ARGUMENTS}
-        if len(known) < len(bound) or len(bound) == 1:  # torch's own arguments, which Apex would refuse
+        if len(known) < len(bound):  # torch's own arguments, which Apex would refuse
+            return
+        self._note(call, BUFFERS)
+        if len(bound) == 1:
             return
         average = known.get("gradient_average")
         if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
             raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
-        for name in ("allreduce_communicators", "allreduce_trigger_params", "retain_allreduce_buffers"):
+        kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
+        names = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
+        for name in names:
             value = known.get(name)
             if value is not None and not (isinstance(value, ast.Constant) and not value.value):
                 raise Unsure(call, f"{name} has no twin in torch's DistributedDataParallel")
@@ -178,67 +191,15 @@ class Twins:
 
     def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
+        if isinstance(self._tree.parent(node), ast.ClassDef):
+            self._note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
+            return False
         if call is None:
             raise Unsure(node, "FusedRMSNorm is passed on as a value; its twin is torch.nn.RMSNorm with eps=1e-5")
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
-            self._add_argument(call, "eps=1e-5")
-        return True
-
-    def _add_argument(self, call: ast.Call, text: str) -> None:
-        end = self._tree.span(call)[1] - 1
-        inner = self._tree.text[self._tree.span(call.func)[1] : end].rstrip()
-        separator = "" if inner.endswith("(") else (" " if inner.endswith(",") else ", ")
-        at = self._tree.span(call.func)[1] + len(inner)
-        self._edits.replace_span(at, at, f"{separator}{text}")
-
-    def _optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
-        call = self._call(node)
-        twin = OPTIMIZERS[name]
-        if call is None:
-            raise Unsure(node, f"{name} is passed on as a value; its twin {twin.torch} has other arguments")
-        tree = self._tree
-        if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
-            raise Unsure(call, f"the arguments of {name} cannot be told apart; name them")
-        target = twin.torch
-        given = {each.arg: each.value for each in call.keywords if each.arg is not None}
-        spread = any(each.arg is None for each in call.keywords)
-        for argument in given:
-            if argument not in twin.arguments and argument not in ("fused", "maximize"):
-                raise Unsure(call, f"{name}({argument}=...) has no twin in {target}")
-        if name == "FusedAdam":
-            mode, bias = given.get("adam_w_mode"), given.get("bias_correction")
-            if mode is not None and not isinstance(mode, ast.Constant):
-                raise Unsure(call, "adam_w_mode is chosen at run time: AdamW if true, Adam if not")
-            if isinstance(mode, ast.Constant) and not mode.value:
-                target = "torch.optim.Adam"
-            if bias is not None and not (isinstance(bias, ast.Constant) and bias.value):
-                raise Unsure(call, "FusedAdam without bias correction has no twin in torch")
-        late = given.get("wd_after_momentum") or given.get("adagrad_w_mode")
-        if late is not None and not (isinstance(late, ast.Constant) and not late.value):
-            raise Unsure(call, f"{name} with another order of weight decay has no twin in torch")
-        if spread:
-            self._note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
-        arguments = [tree.source(each) for each in call.args]
-        arguments += [
-            f"{each.arg}={tree.source(each.value)}" if each.arg else f"**{tree.source(each.value)}"
-            for each in call.keywords
-            if each.arg not in twin.dropped
-        ]
-        added = [
-            f"{key}={value}"
-            for key, value in twin.added
-            if key not in given and not spread and target != "torch.optim.Adam"
-        ]
-        if "fused" not in given:
-            added.append("fused=True")
-        full = f"{self._torch}{target.removeprefix('torch')}"
-        if any(each.arg in twin.dropped for each in call.keywords):
-            self._edits.replace(call, f"{full}({', '.join([*arguments, *added])})")
-        else:
-            self._edits.replace(node, full)
-            self._add_argument(call, ", ".join(added))
+            add_argument(self._tree, self._edits, call, "eps=1e-5")
         return True
 
     # amp

@@ -107,6 +107,7 @@ def _shared(comparison: Comparison) -> str:
             shared += texts
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
+    line = line[:1].upper() + line[1:]
     engines = _by_backend(comparison)
     if engines and not _engines_differ(comparison):
         line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."

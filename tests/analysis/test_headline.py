@@ -11,10 +11,12 @@ import pytest
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import read_table
 from ampcompare.analysis.external import judge
+from ampcompare.analysis.headline import warnings_and_answer
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.look import Look
 from ampcompare.records.run import EngineInfo, Resumption, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -243,6 +245,12 @@ def test_a_changed_margin_stands_first(runs: Any) -> None:
     assert comparison.headline[:2] == [warning, "1 record is not used; the details have the reason."]
     assert comparison.headline[2].startswith("Use half")
     assert "Not used: a: bad." in comparison.reading
+    look = Look(
+        number=2, error_rate=0.005, reference="fp32", arms=["fp32", "half"], seeds=[0], cells={}, margin=3,
+        time_margin=0.02, changes=["margin 3 pp instead of 0.5 pp"],
+    )  # fmt: skip
+    comparison = comparison.model_copy(update={"look": 2, "looks": [look]})
+    assert warnings_and_answer(comparison) == (comparison.headline[:2], comparison.headline[2:])
 
 
 def test_a_conditional_verdict_recommends_nothing(runs: Any, make_record: MakeRecord) -> None:

@@ -1,0 +1,69 @@
+"""Files that use torch.amp beside Apex: where the two cannot meet, the core of Apex can be rewritten all the same."""
+
+from __future__ import annotations
+
+import ast
+
+from ampcompare.migrate.names import Names
+from ampcompare.migrate.sites import Sites, Unsure
+from ampcompare.migrate.tree import Tree
+
+__all__ = ["check_native"]
+
+NATIVE = ("torch.cuda.amp", "torch.amp", "torch.autocast", "torch.cpu.amp")
+
+
+def check_native(tree: Tree, names: Names, sites: Sites) -> bool:
+    """Return whether torch.amp is used in the branches of an `if` that do not use Apex.
+
+    Raises:
+        Unsure: the two may meet.
+    """
+    found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
+    alive = [node for node in found if not _is_dead(tree, node)]
+    if not alive:
+        return False
+    apart = not sites.backwards and not sites.masters and sites.initializes
+    for node in alive:
+        if not apart or not all(_is_apart(tree, node, each.statement) for each in sites.initializes):
+            raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
+    return True
+
+
+def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
+    if isinstance(node.ctx, ast.Store) or (meaning := names.meaning(node)) is None:
+        return False
+    return meaning.startswith(NATIVE) and meaning.rpartition(".")[2] in ("autocast", "GradScaler")
+
+
+def _is_dead(tree: Tree, node: ast.AST) -> bool:
+    """Return whether an object is only bound to a name of the module that nothing reads."""
+    statement = tree.statement(node)
+    if not isinstance(statement, ast.Assign) or tree.function(statement) is not None:
+        return False
+    targets = {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    if len(targets) != len(statement.targets):
+        return False
+    words = {each.value for each in tree.nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    read = {each.id for each in tree.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return not targets & (read | words)
+
+
+def _is_apart(tree: Tree, node: ast.AST, initialize: ast.stmt) -> bool:
+    """Return whether two places are in different branches of one `if`, and the first only chooses something."""
+    statement = tree.statement(node)
+    if not isinstance(statement, ast.Assign):
+        return False
+    for outer in tree.ancestors(statement):
+        if isinstance(outer, ast.If):
+            sides = [
+                [_is_below(tree, each, place) for each in (outer.body, outer.orelse)]
+                for place in (statement, initialize)
+            ]
+            if sides in ([[True, False], [False, True]], [[False, True], [True, False]]):
+                return True
+    return False
+
+
+def _is_below(tree: Tree, block: list[ast.stmt], statement: ast.stmt) -> bool:
+    return any(each is statement or each in tree.ancestors(statement) for each in block)
