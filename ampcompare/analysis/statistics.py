@@ -341,7 +341,7 @@ def _verdict(
         max(step.confidence for step in steps),
     )  # fmt: skip
     if -margin.size < different.low and different.high < margin.size:
-        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand beside an interval
+        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand next to an interval
         # inside the margin.
         different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
     matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
