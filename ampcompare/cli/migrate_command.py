@@ -25,8 +25,8 @@ SECONDS_BETWEEN_LINES = 2.0
         ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
     ],
-    epilog="Exit codes: 0 nothing is left by hand; 1 something is, or a file cannot be read, parsed or written; 2 usage. "
-    "Of --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
+    epilog="Exit codes: 0 nothing is left by hand; 1 something is, or a file cannot be read, parsed or written; "
+    "2 usage. Of --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
