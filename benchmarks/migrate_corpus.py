@@ -22,7 +22,7 @@ from ampcompare.migrate.rewrite import migrate_text
 
 
 def clips_scaled(text: str) -> bool:
-    """Return whether a function steps a scaler and clips, but never unscales."""
+    """Return whether a function steps a scaler and clips, but neither unscales nor scales the limit."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
@@ -32,7 +32,7 @@ def clips_scaled(text: str) -> bool:
                 steps
                 and "scale" in names
                 and names & {"clip_grad_norm_", "clip_grad_value_"}
-                and "unscale_" not in names
+                and not names & {"unscale_", "get_scale"}
             ):
                 return True
     return False

@@ -31,6 +31,29 @@ for step in range(12):
     optimizer.zero_grad()
 """
 
+CHOSEN = """
+import sys
+import torch
+from apex import amp
+from apex.optimizers import FusedAdam, FusedSGD
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).cuda()
+chosen = {"adam": FusedAdam, "sgd": FusedSGD}[sys.argv[1]]
+optimizer = chosen(model.parameters(), lr=0.01)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for step in range(12):
+    x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
+    if step == 5:
+        x = x * float(sys.argv[2])
+    loss = torch.nn.functional.cross_entropy(model(x), y) / 2
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 0.1)
+    if step % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
 
 def test_equal_runs_are_equal_to_the_last_bit() -> None:
     """NaN is equal to NaN here."""
@@ -85,6 +108,22 @@ def test_a_rewritten_script_trains_the_same(
     assert f"10 steps, {skipped} skipped" in said[0]
     assert f"10 steps, {skipped} skipped" in said[1]
     assert script.read_text(encoding="utf-8") == SCRIPT
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "factor", "skipped"), [("adam", "1", 0), ("sgd", "1", 0), ("sgd", "1e4", 1)])
+def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
+    tmp_path: Path, optimizer: str, factor: str, skipped: int
+) -> None:
+    """But for roundings: the norm is of scaled gradients; an overflow skips the same step."""
+    script = tmp_path / "train.py"
+    script.write_text(CHOSEN, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [optimizer, factor], steps=6, target="torch", say=said.append) == 0
+    assert said[-1] == f"verdict: {WITHIN}"
+    assert f"6 steps, {skipped} skipped" in said[0]
+    assert f"6 steps, {skipped} skipped" in said[1]
 
 
 @pytest.mark.integration
