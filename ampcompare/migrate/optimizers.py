@@ -190,7 +190,7 @@ def _assigned(parent: ast.AST, value: ast.expr) -> ast.Name | None:
 
 
 def _loads(tree: Tree, variable: ast.Name) -> Iterator[ast.Name]:
-    """Yield the places where a variable is read, but for those that it reaches only after it was bound anew.
+    """Yield the places where a variable is read, except those that it reaches only after it was bound again.
 
     They are in its function, or anywhere if it is of the module or global.
     """
