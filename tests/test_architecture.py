@@ -51,7 +51,7 @@ TORCH_FREE = (
     *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "migrate", "mistakes", "records"),
     *("report", "settings", "source"),
 )
-HEAVY = {"libcst", "numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
+HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shutil
@@ -90,6 +91,23 @@ def test_requirements_are_lower_bounds(metadata: Path) -> None:
     assert {"torch", "torchvision", "numpy", "scipy", "scikit-learn", "click", "pydantic", "safetensors"} <= names
     assert "apex" not in names
     assert not [line for line in lines if re.search(r"==|<|~=|!=", line)]
+
+
+def test_what_is_imported_is_required(metadata: Path) -> None:
+    """Each package that a file imports, wherever in it, is a requirement or of an extra, or one of those brings it."""
+    text = (metadata / "requires.txt").read_text(encoding="utf-8")
+    required = set(re.findall(r"^[\w-]+", text, flags=re.MULTILINE))
+    modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}
+    known = {modules.get(name, name).replace("-", "_") for name in required} | {"PIL", "pydantic_core"}
+    imported: dict[str, Path] = {}
+    for path in (ROOT / "ampcompare").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported.update(dict.fromkeys((alias.name.partition(".")[0] for alias in node.names), path))
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported[node.module.partition(".")[0]] = path
+    others = set(imported) - set(sys.stdlib_module_names) - {"ampcompare"}
+    assert not {name: imported[name] for name in others - known}
 
 
 def test_sources_are_packaged(metadata: Path) -> None:

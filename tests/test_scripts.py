@@ -334,7 +334,7 @@ def test_unit_is_an_option_of_pytest(frame: Frame) -> None:
 def test_demo_runs_the_comparison(frame: Frame) -> None:
     """The demo passes its arguments on and its exit code back, and says how to reach the command."""
     done = frame.run("scripts/demo", "--epochs", "1", STUB_COMMAND="3")
-    assert frame.calls()[-1] == "ampcompare compare --output-dir runs/demo --epochs 1"
+    assert frame.calls()[-1] == "ampcompare compare --seeds 0-4 --margin 0.5 --output-dir runs/demo --epochs 1"
     assert done.returncode == 3
     assert "activate" in done.stderr.splitlines()[-1]
 

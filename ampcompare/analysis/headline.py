@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from ampcompare.analysis.headline_accuracy import accuracy_sentences, outcome_sentences
 from ampcompare.analysis.headline_cost import memory_sentence, speed_sentences
 from ampcompare.analysis.learning import idle_some, idle_verdict, too_wide
+from ampcompare.analysis.looks import changes_sentence
 from ampcompare.analysis.phrases import count_of, quality_of
 from ampcompare.analysis.recommendation import recommended, use_sentence
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 
-__all__ = ["headline"]
+__all__ = ["CORRECTED", "headline", "warnings_and_answer"]
+
+CORRECTED = "what its records give is shown."  # the end of a warning about a report that says something else
 
 
 def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
@@ -28,6 +31,17 @@ def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
     for record in comparison.records:
         by_arm.setdefault(record.arm, []).append(record)
     return [*warnings, *_excluded(comparison), *_answer(comparison, by_arm)]
+
+
+def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
+    """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
+    look = next((look for look in comparison.looks if look.number == comparison.look), None)
+    warnings = {*_excluded(comparison), *changes_sentence(look.changes if look else [])}
+    sentences = comparison.headline
+    count = 0
+    while count < len(sentences) and (sentences[count] in warnings or sentences[count].endswith(CORRECTED)):
+        count += 1
+    return list(sentences[:count]), list(sentences[count:])
 
 
 def _excluded(comparison: Comparison) -> Iterable[str]:

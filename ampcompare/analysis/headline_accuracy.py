@@ -24,55 +24,72 @@ def accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], quali
     """Yield what was shown of these rows, then what is open, then what could not be compared.
 
     Args:
-        rows: arms besides the reference of which nothing was said yet.
+        rows: arms besides the reference of which nothing was said yet; something was said of all others.
     """
     everyone = [row.arm for row in comparison.arms if row.arm != comparison.reference]
+    said = set(everyone).difference(row.arm for row in rows)
     words = {row.arm: row.accuracy_verdict for row in rows}
+    reference = comparison.reference
 
     def those(*beginnings: str) -> list[ArmSummary]:
-        return [row for row in rows if words[row.arm].startswith(beginnings)]
+        return [row for row in rows if row.arm not in said and words[row.arm].startswith(beginnings)]
 
-    reference = comparison.reference
-    if same := those(IDENTICAL):
-        arms = [row.arm for row in same]
-        subject = with_verb(arms, everyone, "is", "are")
+    tried = [row for row in those(IDENTICAL) if row.pairs >= MIN_PAIRS]
+    if those(*KEPT):
+        kept = [row for row in rows if row in tried or row in those(*KEPT)]
+        yield _kept(kept, everyone, said, comparison, quality)
+        said.update(row.arm for row in kept)
+    if same := [row.arm for row in those(IDENTICAL)]:
+        subject = with_verb(same, everyone, "is", "are", said=said)
         yield f"{subject} identical to {reference}, every loss and all weights to the last bit."
-    if kept := those(*KEPT):
-        yield _kept(kept, everyone, comparison, quality)
+        said.update(same)
     for word in ("better", "worse"):
-        if those(word):
-            yield _different(word, those(word), everyone, comparison, quality)
-    yield from _open(those("inconclusive"), everyone, comparison, quality)
+        if different := those(word):
+            yield _different(word, different, everyone, comparison, quality)
+            said.update(row.arm for row in different)
+    yield from _open(those("inconclusive"), everyone, said, comparison, quality)
     for row in those("conditional on"):
         share, _, rest = row.accuracy_verdict.removeprefix("conditional on ").partition(" (")
         yield (
             f"{label_of(row)} is {rest.removesuffix(')')} only on the {share} that both it and {reference} completed, "
             "so it is not recommended."
         )
-    yield from _not_compared(those("not comparable"), everyone, reference)
+        said.add(row.arm)
+    yield from _not_compared(those("not comparable"), everyone, said, reference)
     idle: dict[str, list[str]] = {}
     for row in those(LEARNED_NOTHING):
         idle.setdefault(row.accuracy_verdict, []).append(row.arm)
-    yield from (f"{with_verb(arms, everyone, word, word)}." for word, arms in idle.items())
+    for word, arms in idle.items():
+        yield f"{with_verb(arms, everyone, word, word, said=said)}."
+        said.update(arms)
     apart = [row.arm for row in rows if not words[row.arm] and row.completed and not row.pairs]
     if apart:
-        yield f"No verdict on {names_of(apart, everyone)}: no seed was completed by both sides."
+        yield f"No verdict on {names_of(apart, everyone, said)}: no seed was completed by both sides."
 
 
-def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], reference: str) -> Iterable[str]:
+def _not_compared(rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], reference: str) -> Iterable[str]:
     """Yield the arms that did not do the work of the reference, with one of the reasons."""
     if rows:
+        arms = [row.arm for row in rows]
         reasons = list(dict.fromkeys(row.accuracy_verdict for row in rows))
         reason = reasons[0].removeprefix("not comparable (").removesuffix(")")
         such = "such as " if len(reasons) > 1 else ""
-        yield f"Not compared with {reference}: {names_of([row.arm for row in rows], everyone)} ({such}{reason})."
+        yield f"Not compared with {reference}: {names_of(arms, everyone, said)} ({such}{reason})."
+        said.update(arms)
 
 
-def _kept(rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality) -> str:
-    what = f"{comparison.reference}'s {quality.name}{on_these_images(rows)}"
-    verb = with_verb([label_of(row) for row in rows], everyone, "keeps", "keep")
-    sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in rows) else "margin "
-    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{comparison.margin:g})."
+def _kept(
+    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
+) -> str:
+    """Return that these rows keep the accuracy, and which of them are identical."""
+    tested = [row for row in rows if row.accuracy_verdict != IDENTICAL]
+    what = f"{comparison.reference}'s {quality.name}{on_these_images(tested)}"
+    by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
+    verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
+    sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
+    same = [row.arm for row in rows if row not in tested]
+    identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
+    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{comparison.margin:g}){identical}."
 
 
 def on_these_images(rows: Sequence[ArmSummary]) -> str:
@@ -111,31 +128,34 @@ def with_interval(row: ArmSummary, quality: Quality) -> str:
 
 
 def _open(
-    rows: Sequence[ArmSummary], everyone: Sequence[str], comparison: Comparison, quality: Quality
+    rows: Sequence[ArmSummary], everyone: Sequence[str], said: set[str], comparison: Comparison, quality: Quality
 ) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
     few = [row for row in rows if row.accuracy_verdict == TOO_FEW]
     if few:
         seeds = max(row.pairs for row in few)
         arms = [row.arm for row in few]
-        whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone)}"
+        whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone, said)}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
+        said.update(arms)
     tested = [row for row in rows if row not in few and row.top1_difference_low is not None]
     if tested:
         arms = [row.arm for row in tested]
         width = f"±{comparison.margin:g}{quality.unit}"
         noun = "the interval reaches" if len(arms) == 1 else "their intervals reach"
         shown = f" ({with_interval(tested[0], quality)})" if len(arms) == 1 else ""
-        yield f"Inconclusive for {names_of(arms, everyone)}: {noun} beyond the margin of {width}{shown}."
+        yield f"Inconclusive for {names_of(arms, everyone, said)}: {noun} beyond the margin of {width}{shown}."
+        said.update(arms)
     others: dict[str, list[str]] = {}
     for row in rows:
         if row not in few and row not in tested and "not tested" not in row.accuracy_verdict:
             others.setdefault(row.accuracy_verdict, []).append(row.arm)
     for word, arms in others.items():
         why = word.removeprefix("inconclusive").strip(" ()")
-        yield f"Inconclusive for {names_of(arms, everyone)}{f': {why}' if why else ''}."
+        yield f"Inconclusive for {names_of(arms, everyone, said)}{f': {why}' if why else ''}."
+        said.update(arms)
 
 
 def outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:

@@ -44,22 +44,23 @@ def speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary]) -> Itera
         parts = [f"{label_of(row)} {_marked(row)}" for row in known[:MAX_NAMED]]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _unknown([row for row in rows if row not in known], everyone)
-    if unknown and not known:
-        yield f"Speed: not known: {'; '.join(why for _, why in unknown)}."
+    unknown = _unknown([row for row in rows if row not in known])
+    if len(unknown) == 1 and not known:
+        yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        yield f"Speed not known: {'; '.join(f'{arms}, {why}' for arms, why in unknown)}."
+        (names, why), *rest = [(names_of(arms, everyone), why) for arms, why in unknown]
+        yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
-def _unknown(rows: Sequence[ArmSummary], everyone: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the arms whose step times say nothing, and why: emulated ones first, then invalid ones, then the rest.
+def _unknown(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
+    """Return the arms whose step times say nothing, with one reason: emulated ones, then invalid ones, then the rest.
 
     An arm whose accuracy could not be compared for the same reason is left out.
     """
+    types = set()
     emulated: list[str] = []
     invalid: dict[str, str] = {}
-    others: dict[str, list[str]] = {}
-    types = set()
+    others: dict[str, str] = {}
     for row in rows:
         inside = row.time_verdict.partition(" (")[2].removesuffix(")")
         if row.time_verdict == row.accuracy_verdict:
@@ -70,21 +71,21 @@ def _unknown(rows: Sequence[ArmSummary], everyone: Sequence[str]) -> list[tuple[
         elif row.time_verdict.startswith("invalid measurement"):
             invalid[row.arm] = inside
         elif row.time_verdict.startswith("not comparable"):
-            others.setdefault(inside, []).append(row.arm)
+            others[row.arm] = inside
     found = []
     if emulated:
         verb = "is" if len(types) == 1 else "are"
-        found.append(
-            (
-                names_of(emulated, everyone),
-                f"{' and '.join(sorted(types))} {verb} emulated on this CPU, measure on a GPU",
-            )
-        )
+        why = f"{' and '.join(sorted(types))} {verb} emulated on this CPU, measure on a GPU"
+        found.append((emulated, why))
     if invalid:
-        arms = names_of(list(invalid), everyone)
-        of_whom = "" if len(invalid) == len(rows) else f" of {arms}"
-        found.append((arms, f"the measurement{of_whom} was invalid ({next(iter(invalid.values()))})"))
-    return [*found, *((names_of(arms, everyone), why) for why, arms in others.items())]
+        reasons = list(dict.fromkeys(invalid.values()))
+        such = "such as " if len(reasons) > 1 else ""
+        found.append((list(invalid), f"the measurement was invalid ({such}{reasons[0]})"))
+    if others:
+        reasons = list(dict.fromkeys(others.values()))
+        such = "several reasons, such as " if len(reasons) > 1 else ""
+        found.append((list(others), f"{such}{reasons[0]}"))
+    return found
 
 
 def _is_open(row: ArmSummary) -> bool:

@@ -54,9 +54,17 @@ def why_idle(record: RunRecord) -> str:
 
 
 def idle_verdict(records: Sequence[RunRecord]) -> str:
-    """Return the verdict on an arm of which no completed run learned anything; "" if one did, or none is there."""
-    reasons = [why_idle(record) for record in records if record.status == "completed"]
-    return f"{LEARNED_NOTHING} ({statistics.mode(reasons)})" if reasons and all(reasons) else ""
+    """Return the verdict on an arm of which no completed run learned anything; "" if one did, or none is there.
+
+    It has the reason of most runs, with the numbers of the best of them.
+    """
+    runs = [record for record in records if record.status == "completed"]
+    runs.sort(key=lambda run: run.summary.top1_final or 0.0, reverse=True)
+    reasons = [why_idle(record) for record in runs]
+    if not reasons or not all(reasons):
+        return ""
+    kind = statistics.mode(reason.partition(" ")[0] for reason in reasons)
+    return f"{LEARNED_NOTHING} ({next(reason for reason in reasons if reason.startswith(kind))})"
 
 
 def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:

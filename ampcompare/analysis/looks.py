@@ -68,13 +68,15 @@ def changed_terms(look: Look, others: Sequence[Look], left_out: Sequence[int] = 
     """Return what was chosen otherwise after runs were seen, in words.
 
     Args:
-        others: the other looks at the same run directory.
+        others: the other looks at the same run directory. The reference of one at a single arm, which compared
+            nothing, does not count.
         left_out: seeds of which the run directory holds runs that this look does not use.
     """
     words = []
     mine = _terms(look)
     for name, value in mine.items():
-        different = list(dict.fromkeys(terms[name] for terms in map(_terms, others) if terms[name] != value))
+        earlier = [_terms(other)[name] for other in others if name != "reference" or len(other.arms) > 1]
+        different = list(dict.fromkeys(term for term in earlier if term != value))
         if different:
             words.append(f"{name} {value} instead of {_named(different)}")
     again = [

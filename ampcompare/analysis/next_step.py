@@ -24,6 +24,7 @@ __all__ = ["next_steps"]
 
 MAX_STEPS = 3
 FIRST_SEEDS = 5  # where there are too few for a verdict
+MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
 MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
 MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
 SAFE_EPS = "1e-4"  # far above the least number of fp16
@@ -52,15 +53,21 @@ def _steps(
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     if typed is not None:
         yield from _missing(comparison, typed)
-    yield from _failed(comparison, by_arm)
     reference = by_arm.get(comparison.reference, [])
-    if blocked := _reference_step(comparison, reference, typed):
+    blocked = _reference_step(comparison, reference, typed)
+    if blocked:
         yield blocked
+    yield from _failed(comparison, by_arm)
+    if blocked:
         return
+    if not rows and typed is not None and typed.value("--arm"):
+        other = "fp32" if comparison.reference != "fp32" else "native:fp16"
+        command = TypedCommand((*typed.words, "--arm", other), typed.script)
+        yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
     for row in recommended(rows, comparison.prefer)[:1]:
         yield NextStep(
             command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
-            why=f"shows what to write in a training script for {row.arm}",
+            why=f"see what to write in a training script for {row.arm}",
         )
     if typed is not None:
         yield from _more_seeds(comparison, rows, by_arm, typed, next_error_rate)
@@ -79,7 +86,7 @@ def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     missing = [cell for cell in comparison.order if cell not in ended]
     if missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
-        yield NextStep(command=str(typed), why=f"does {runs} and keeps the others")
+        yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
 
 
 def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
@@ -88,7 +95,7 @@ def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
         if failed:
             yield NextStep(
                 command=shlex.join(["ampcompare", "doctor", "--for", _arm(failed)]),
-                why=f"checks what {_arm(failed)} needs here; the log is cells/{failed[0].cell}/log.txt in the run "
+                why=f"check what {_arm(failed)} needs here; the log is cells/{failed[0].cell}/log.txt in the run "
                 "directory",
             )
             return
@@ -103,7 +110,7 @@ def _reference_step(
     recipe = records[0].config.recipe
     name = comparison.reference
     if all(record.status == "diverged" for record in records):
-        lr = f"{recipe.optimizer.lr / 10:g}"
+        lr = f"{min(recipe.optimizer.lr / 10, MAX_LR):g}"
         return NextStep(
             command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
             why=f"{name} itself diverged; try a lower learning rate",
@@ -119,7 +126,7 @@ def _reference_step(
     epochs = max(10, 3 * recipe.epochs)
     return NextStep(
         command=str(typed.without("--max-steps").with_option("--epochs", f"{epochs}").elsewhere(f"epochs-{epochs}")),
-        why=f"trains until {name} has learned something; if it has not by then, try another --lr",
+        why=f"train until {name} has learned something; if it has not by then, try another --lr",
     )
 
 
@@ -139,12 +146,12 @@ def _more_seeds(
     more = {row.arm: int(match[1]) for row in rows if (match := MORE_SEEDS.fullmatch(row.accuracy_verdict))}
     if few and len(seeds) < MIN_PAIRS:
         count = FIRST_SEEDS - len(seeds)
-        what = f"gives verdicts: {count} more seeds"
+        what = f"for verdicts: {count} more seeds"
     elif more and next_error_rate > 0:
         count = max((number for number in more.values() if number <= MAX_MORE), default=min(more.values()))
         settled = [arm for arm, number in more.items() if number <= count]
         noun = "1 more seed" if count == 1 else f"{count} more seeds"
-        what = f"decides on {names_of(settled)}: {noun} at most"
+        what = f"to decide on {names_of(settled)}: {noun} at most"
     elif comparison.look and not next_error_rate and _is_open(rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
@@ -205,7 +212,7 @@ def _diverged(
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
         yield NextStep(
             command=shlex.join(["ampcompare", "explain", _arm(by_arm[arm])]),
-            why=f"shows what {arm} does to weights, gradients and the loss scale",
+            why=f"see what {arm} does to weights, gradients and the loss scale",
         )
 
 
@@ -214,10 +221,10 @@ def _times(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep
     if any("computed in fp32" in word for word in verdicts):
         yield NextStep(
             command=str(typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)),
-            why="on a machine with a GPU: measures step time and memory",
+            why="on a machine with a GPU: measure step time and memory",
         )
     elif any(word.startswith("invalid") for word in verdicts):
         yield NextStep(
             command=str(typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)),
-            why="on an idle machine: times all arms in turns",
+            why="on an idle machine: time all arms in turns",
         )

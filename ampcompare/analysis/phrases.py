@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ampcompare.records.comparison import ArmSummary, Comparison
@@ -45,27 +45,36 @@ def quality_of(comparison: Comparison) -> Quality:
     return Quality("accuracy" if name == "top-1" else name, judged.factor, unit, judged.decimals)
 
 
-def names_of(arms: Sequence[str], everyone: Sequence[str] = ()) -> str:
-    """Return arms as the subject of a sentence: `a`, `a and b`, `a, b, c and 4 more`, `all five arms`, `all but a`.
+def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection[str] = ()) -> str:
+    """Return arms as the subject of a sentence: `a`, `a and b`, `a, b, c and 4 more`, or of many what they are.
+
+    Which is `all five arms`, `all but a`, and `the other five arms` after sentences on all the others.
 
     Args:
         everyone: the arms that there are besides the reference; with none, all are named up to the limit.
+        said: arms of which sentences before have said something. They are not in `all but a`, which denies it of `a`.
     """
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {count_of(len(arms))} arms"
     left = [arm for arm in everyone if arm not in arms]
-    if len(arms) > MAX_NAMED and 0 < len(left) <= MAX_LEFT:
-        return f"all but {names_of(left)}"
+    if len(arms) > MAX_NAMED and left:
+        if set(left) <= set(said):
+            return f"the other {count_of(len(arms))} arms"
+        if len(left) <= MAX_LEFT and not set(left) & set(said):
+            return f"all but {names_of(left)}"
     if len(arms) > MAX_NAMED:
         arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
     *first, last = arms
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def with_verb(arms: Sequence[str], everyone: Sequence[str], one: str, several: str) -> str:
+def with_verb(
+    arms: Sequence[str], everyone: Sequence[str], one: str, several: str, *, said: Collection[str] = ()
+) -> str:
     """Return arms with a verb in the right number, as the beginning of a sentence."""
-    subject = names_of(arms, everyone)
-    subject = f"All{subject.removeprefix('all')}" if subject.startswith("all ") else subject
+    subject = names_of(arms, everyone, said)
+    if subject.startswith(("all ", "the other ")):
+        subject = subject[0].upper() + subject[1:]
     return f"{subject} {one if len(arms) == 1 else several}"
 
 

@@ -90,14 +90,14 @@ class Margin:
 class Verdict:
     """A fixed word on one arm, with the interval of the test that decided it, so that the two cannot disagree.
 
-    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave 0 out, and
-    `inconclusive` does none of these.
+    `equivalent` lies inside the margin, `non-inferior` above its lower end, `better` and `worse` leave 0 out and do not
+    lie inside the margin, and `inconclusive` does none of these.
 
     Attributes:
         word: "" if there is no effect.
         low: lower bound in the unit of the effect; None where nothing was tested, as the other bound.
         confidence: of the two-sided interval, at the level of Holm's step: 1 - 2 alpha for the one-sided tests of
-            equivalent and non-inferior, 1 - alpha for the others.
+            equivalent and non-inferior, 1 - alpha for the others, or more where those lie inside the margin.
     """
 
     word: str = ""
@@ -333,20 +333,27 @@ def _holm(effects: Sequence[Effect], claim: _Claim, margin: float, alpha: float)
 def _verdict(
     effect: Effect, different: _Step, non_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
 ) -> Verdict:
-    matters = not margin.practical or abs(effect.mean) > margin.size
-    if equivalent.shown:
-        return _worded(f"equivalent (±{margin.shown})", equivalent)
-    if different.shown and matters and effect.mean > 0:
-        return _worded("better", different)
-    if non_inferior.shown:
-        return _worded(f"non-inferior (margin {margin.shown})", non_inferior)
-    if different.shown and matters:
-        return _worded("worse", different)
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
     # one error it is the widest of them.
     steps = (different, non_inferior, equivalent)
-    low, high = min(step.low for step in steps), max(step.high for step in steps)
-    return Verdict(_inconclusive(effect, margin, alpha), low, high, max(step.confidence for step in steps))
+    hull = _Step(
+        different.shown, min(step.low for step in steps), max(step.high for step in steps),
+        max(step.confidence for step in steps),
+    )  # fmt: skip
+    if -margin.size < different.low and different.high < margin.size:
+        # The claim of equivalence stopped at a stricter step: without the hull, "worse" would stand next to an interval
+        # inside the margin.
+        different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
+    matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
+    if equivalent.shown:
+        return _worded(f"equivalent (±{margin.shown})", equivalent)
+    if matters and effect.mean > 0:
+        return _worded("better", different)
+    if non_inferior.shown:
+        return _worded(f"non-inferior (margin {margin.shown})", non_inferior)
+    if matters:
+        return _worded("worse", different)
+    return _worded(_inconclusive(effect, margin, alpha), hull)
 
 
 def _worded(word: str, step: _Step) -> Verdict:

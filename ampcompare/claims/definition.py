@@ -104,7 +104,7 @@ class Claim(_Part):
     Attributes:
         says: in one line, as published.
         published: the figures behind it.
-        margin: points of top-1 that do not matter.
+        margin: equivalence margin of top-1, in percentage points.
         needs_gpu: nothing that a CPU shows would speak for or against it.
         limits: how the small experiment differs from the published one; shown next to the verdict.
     """

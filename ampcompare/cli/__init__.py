@@ -22,7 +22,7 @@ COMMANDS = {
     "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of run directories again.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
-    "migrate": "Rewrite Apex scripts for torch.amp, and check that they train the same.",
+    "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",

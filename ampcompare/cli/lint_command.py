@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -99,7 +99,11 @@ def _shown(files: list[Path], no_progress: bool) -> Iterable[Path]:
     return _with_bar(files)
 
 
-def _with_bar(files: list[Path]) -> Iterator[Path]:
-    from tqdm import tqdm
-
-    yield from tqdm(files, desc="lint", unit=" files", leave=False, file=sys.stderr)
+def _with_bar(files: list[Path]) -> Iterable[Path]:
+    """Return files, with a bar on stderr that is cleared at the end; without rich just the files."""
+    try:
+        from rich.console import Console
+        from rich.progress import track
+    except ModuleNotFoundError:
+        return files
+    return track(files, "lint", console=Console(stderr=True), transient=True)

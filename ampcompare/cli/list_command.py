@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, Choice
 from ampcompare.errors import ConfigError
+from ampcompare.formatting import printable
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from ampcompare.experiment.run_list import RunFolder
+
+__all__ = ["command", "run_row"]
 
 KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
 RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
+MAX_SHOWN = 4  # arms
 
 
 @click.command(
@@ -55,5 +62,31 @@ def _list_runs(folder: str | None) -> int:
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
-    click.echo(listing([describe_run(path).row() for path in found], RUN_HEADERS, room()))
+    click.echo(listing([run_row(describe_run(path)) for path in found], RUN_HEADERS, room()))
     return 0
+
+
+def run_row(run: RunFolder) -> list[str]:
+    """Return folder, date, tag, arms, seeds, cells and headline of a run directory as text that steers no terminal."""
+    done, planned = run.cells
+    more = f" and {len(run.arms) - MAX_SHOWN} more" if len(run.arms) > MAX_SHOWN else ""
+    return [
+        printable(str(run.path), 80),
+        f"{run.changed:%Y-%m-%d %H:%M}",
+        printable(run.tag, 30) or "-",
+        printable(", ".join(run.arms[:MAX_SHOWN]) + more, 100) or "-",
+        _ranges(run.seeds) or "-",
+        f"{done}" if planned is None else f"{done}/{planned}",
+        printable(run.fault or run.headline, 300) or "-",
+    ]
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Return seeds as they are written, such as `0-2,7`."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], seed]
+        else:
+            parts.append([seed])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from ampcompare.cli.help import Command, option
+from ampcompare.cli.values import FILE, Choice
 from ampcompare.errors import ConfigError
 
 __all__ = ["command"]
@@ -17,27 +19,33 @@ SECONDS_BETWEEN_LINES = 2.0
 
 @click.command(
     "migrate",
-    epilog="Exit codes: 0 nothing is left by hand (with --verify: equal or within rounding); 1 something is left by "
-    "hand, or a file cannot be read, parsed or written (with --verify: different); 2 usage; "
-    "3 a script failed under --verify.",
+    cls=Command,
+    examples=[
+        ("What would change?", "ampcompare migrate train.py"),
+        ("Change all scripts of a folder:", "ampcompare migrate --write src"),
+        ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
+    ],
+    epilog="Exit codes: 0 nothing is left by hand; 1 something is, or a file cannot be read, parsed or written; 2 usage. Of "
+    "--verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
-@click.option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
-@click.option("--write", "mode", flag_value="write", help="change the files")
-@click.option(
+@option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
+@option("--write", "mode", flag_value="write", help="change the files")
+@option(
     "--to",
     "target",
-    type=click.Choice(["torch", "precision"]),
+    type=Choice(["torch", "precision"]),
     default="torch",
     show_default=True,
     help="torch.amp, or ampcompare's precision contract, which keeps O2 and O3",
 )
-@click.option("--verify", is_flag=True, help="run a script before and after on the CPU and compare step by step")
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
-@click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=click.Path())
+@option("--verify", is_flag=True, help="run a script before and after on the CPU and compare step by step")
+@option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, ...]) -> int:
-    """Rewrite scripts of Apex for torch.amp: patch on stdout, remarks on stderr.
+    """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
-    PATHS are files, folders and notebooks. What cannot be rewritten surely stays, with a comment above the line.
+    PATHS are files, folders and notebooks. The patch, or the result of --verify, is on stdout, remarks are on stderr.
+    What cannot be rewritten surely stays, with a comment above the line.
 
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: as it is on ampcompare's engine, and
     rewritten on torch.

@@ -8,7 +8,7 @@ import click
 
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
-from ampcompare.cli.report_output import ReportTarget, target_from, write_report
+from ampcompare.cli.report_output import ReportTarget, give_report, target_from
 from ampcompare.cli.values import ARM, FILE, Choice, Place
 from ampcompare.errors import ConfigError, RecordError
 from ampcompare.formatting import printable
@@ -65,14 +65,14 @@ def command(
     if of_exec:
         if reference is not None:
             raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-        write_report(_exec_report(of_exec, target), target, beside=None)
+        give_report(_exec_report(of_exec, target), target, beside=None)
         return 0
     if reference is not None and len(files) > 1:
         raise ConfigError("--reference is a look at the runs of one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.resolved(beside)
     text, excluded = _report(files, target, reference, details=details)
-    write_report(text, target, beside=beside)
+    give_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0

@@ -12,12 +12,12 @@ import click
 
 from ampcompare.cli.output import say
 from ampcompare.errors import ConfigError
-from ampcompare.files.write import write_atomically
 from ampcompare.formatting import printable
+from ampcompare.report.files import write_report
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.tables import room
 
-__all__ = ["ReportTarget", "target_from", "write_report"]
+__all__ = ["ReportTarget", "give_report", "target_from"]
 
 SUFFIXES = {
     ".html": "html",
@@ -79,7 +79,7 @@ def target_from(form: str | None, output: str | None, shown: bool) -> ReportTarg
     return ReportTarget(chosen, path / f"report{suffix}" if into_folder else path, shown)
 
 
-def write_report(text: str, target: ReportTarget, *, beside: Path | None) -> None:
+def give_report(text: str, target: ReportTarget, *, beside: Path | None) -> None:
     """Write a report to its file, and show it if that is asked for; without a file, to standard output.
 
     Raises:
@@ -89,7 +89,7 @@ def write_report(text: str, target: ReportTarget, *, beside: Path | None) -> Non
     if target.file is None:
         say(text, nl=False)
         return
-    write_atomically(target.file, text)
+    write_report(text, target.file)
     click.echo(f"report: {printable(str(target.file), 500)}", err=True)
     if target.shown and not webbrowser.open(target.file.resolve().as_uri()):
         click.echo("note: no browser was found; open that file, or copy it to a machine with one", err=True)

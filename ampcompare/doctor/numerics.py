@@ -1,4 +1,4 @@
-"""Switches that change numbers or times without a word in the script."""
+"""Switches that change numbers or times that no line of the script shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLES: dict[str, tuple[Verdict, str]] = {
     "ONEDNN_MAX_CPU_ISA": ("warning", "hides instructions of the CPU from oneDNN: other times, other rounding"),
     "ATEN_CPU_CAPABILITY": ("warning", "hides instructions of the CPU from torch: other times, other rounding"),
     "MKL_CBWR": ("note", "fixes MKL's code path: reproducible, slower"),
-    "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: times mean nothing"),
+    "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: step times are invalid"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
     "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
     "PYTORCH_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
@@ -58,7 +58,7 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
             findings.append(Check("Numerics", name, value, verdict, f"it {effect}", (f"unset {name}",)))
     if all(finding.name == "tf32" for finding in findings):
         findings.append(
-            Check("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that change numbers or times")
+            Check("Numerics", "variables", "none set", "ok", f"of the {len(VARIABLES)} that affect results or times")
         )
     return findings
 

@@ -28,7 +28,7 @@ from ampcompare.records.run import RunRecord
 
 __all__ = ["pilot_seeds", "run_auto", "seeds_needed"]
 
-PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms beside the reference; of more arms it is MAX_PILOT
+PILOT_SIZES = {1: 5, 2: 8, 3: 8}  # by the number of arms besides the reference; of more arms it is MAX_PILOT
 MAX_PILOT = 10
 
 
@@ -40,7 +40,7 @@ def pilot_seeds(others: int) -> range:
     the margin is 0.5.
 
     Args:
-        others: arms beside the reference.
+        others: arms besides the reference.
     """
     return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
 

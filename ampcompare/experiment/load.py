@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.analysis.criteria import Criteria, criteria_of
-from ampcompare.analysis.headline import headline
+from ampcompare.analysis.headline import CORRECTED, headline
 from ampcompare.analysis.looks import Design, changes_sentence, error_rate_of_next
 from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
@@ -191,7 +191,7 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
     differs = _first_difference(comparison, again) if comparison.margin_rule else ""
     if not excluded and not differs:
         return _with_headline(comparison, look)
-    said = [f"{path} says {differs}; what its records give is shown."] if differs and not excluded else []
+    said = [f"{path} says {differs}; {CORRECTED}"] if differs and not excluded else []
     return again.model_copy(update={"headline": [*said, *again.headline]})
 
 

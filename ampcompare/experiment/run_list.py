@@ -11,13 +11,12 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
-from ampcompare.formatting import printable
 
 __all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run"]
 
 DEFAULT_FOLDER = Path("runs")
 CHANGED = ("report.json", "plan.json", "cells")  # which every command writes that adds to a run directory
-MAX_SHOWN = 4  # arms
+RESULTS = ("completed", "diverged")
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class RunFolder:
 
     Attributes:
         changed: when a cell or a report was last written.
-        cells: that are done, and that were planned; the latter None without a plan.
+        cells: that completed or diverged, and that were planned; the latter None without a plan.
         headline: of its last report; "" where it has none.
         fault: why its files cannot be read; "" if they can.
     """
@@ -39,20 +38,6 @@ class RunFolder:
     cells: tuple[int, int | None] = (0, None)
     headline: str = ""
     fault: str = ""
-
-    def row(self) -> list[str]:
-        """Return folder, date, tag, arms, seeds, cells and headline as text."""
-        done, planned = self.cells
-        more = f" and {len(self.arms) - MAX_SHOWN} more" if len(self.arms) > MAX_SHOWN else ""
-        return [
-            printable(str(self.path), 80),
-            f"{self.changed:%Y-%m-%d %H:%M}",
-            printable(self.tag, 30) or "-",
-            printable(", ".join(self.arms[:MAX_SHOWN]) + more, 100) or "-",
-            _ranges(self.seeds) or "-",
-            f"{done}" if planned is None else f"{done}/{planned}",
-            printable(self.fault or self.headline, 300) or "-",
-        ]
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
@@ -95,7 +80,9 @@ def describe_run(path: Path) -> RunFolder:
         records = [_document(record) for record in sorted(path.glob("cells/*/record.json"))]
         arms = tuple(dict.fromkeys(str(record.get("arm")) for record in records))
         seeds = {record["config"]["recipe"]["seed"] for record in records}
-        return RunFolder(path, changed, "", arms, tuple(sorted(map(int, seeds))), (len(records), None))
+        return RunFolder(
+            path, changed, "", arms, tuple(sorted(map(int, seeds))), (sum(map(_has_result, records)), None)
+        )
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error) if isinstance(error, FileFault) else "a file does not hold what it should"
         return RunFolder(path, changed, fault=f"cannot be read: {why}")
@@ -103,7 +90,7 @@ def describe_run(path: Path) -> RunFolder:
 
 def _planned(path: Path, changed: datetime, plan: Mapping[str, Any], report: Mapping[str, Any]) -> RunFolder:
     cells = {str(label): str(cell) for label, cell in plan["cells"].items()}
-    done = sum((path / "cells" / cell / "record.json").is_file() for cell in cells.values())
+    done = sum(_is_result(path / "cells" / cell / "record.json") for cell in cells.values())
     headline = report.get("headline")
     return RunFolder(
         path,
@@ -114,6 +101,18 @@ def _planned(path: Path, changed: datetime, plan: Mapping[str, Any], report: Map
         (done, len(cells)),
         str(headline[0]) if isinstance(headline, list) and headline else "",
     )
+
+
+def _is_result(record: Path) -> bool:
+    """Return whether a cell was trained to its end; one whose record is damaged is not."""
+    try:
+        return _has_result(_document(record))
+    except FileFault:
+        return False
+
+
+def _has_result(record: Mapping[str, Any]) -> bool:
+    return record.get("status") in RESULTS
 
 
 def _document(path: Path) -> Mapping[str, Any]:
@@ -134,14 +133,3 @@ def _changed(path: Path) -> float:
         except OSError:
             continue
     return max(times)
-
-
-def _ranges(seeds: tuple[int, ...]) -> str:
-    """Return seeds as they are written, such as `0-2,7`."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and seed == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], seed]
-        else:
-            parts.append([seed])
-    return ",".join("-".join(map(str, part)) for part in parts)

@@ -20,7 +20,7 @@ def render_explanation(explanation: Explanation, *, width: int) -> str:
         for name, text in parts.does:
             lines += _hanging(f"  {name:<{NAMED}}", text, width)
     lines += _memory(explanation, width)
-    lines += ["", f"Its twin: {parts.twin or 'none'}", *_hanging("  ", parts.twin_is, width)]
+    lines += ["", f"Native equivalent: {parts.twin or 'none'}", *_hanging("  ", parts.twin_is, width)]
     if parts.differs:
         lines += ["", *textwrap.wrap(f"What differs (here {explanation.arm}, there {parts.twin})", width)]
         for text in parts.differs:

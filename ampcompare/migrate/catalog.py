@@ -97,7 +97,7 @@ TABLE = (
     Row('amp.initialize(model, optimizer, opt_level="O1")', 'scaler = torch.amp.GradScaler("cuda")', REWRITES,
         "the forward pass goes under `torch.autocast`; functions with other casts are named"),
     Row('initialize(..., opt_level="O0")', 'GradScaler("cuda", enabled=False)', REWRITES, "autocast is off too"),
-    Row('initialize(..., opt_level="O2")', "as for O1", NOTED, "[no twin](#o2-has-no-native-twin)"),
+    Row('initialize(..., opt_level="O2")', "as for O1", NOTED, "[no equivalent](#o2-has-no-native-equivalent)"),
     Row("initialize(..., opt_level=args.opt_level)", 'GradScaler("cuda", enabled=args.opt_level != "O0")', NOTED,
         "O2 and O3 become autocast"),
     Row("initialize(..., enabled=args.amp)", 'GradScaler("cuda", enabled=args.amp)', REWRITES),

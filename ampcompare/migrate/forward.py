@@ -230,7 +230,7 @@ def _all_blocks(function: Function) -> Iterator[Block]:
 
 
 def _loads(node: ast.AST) -> set[str]:
-    """Return the keys that an expression or statement reads, but for the functions that it calls."""
+    """Return the keys that an expression or statement reads, except the functions that it calls."""
     found: set[str] = set()
     called = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
     for each in ast.walk(node):

@@ -50,7 +50,7 @@ class ApexDDP(Parallel):
             return self._wrapper(model, **self._options)
 
     @contextmanager
-    def _local(self, models: Sequence[Any]) -> Iterator[None]:
+    def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
         """Keep gradients local; reduction is on again before the next forward pass, as Apex needs it."""
         for model in models:
             model.disable_allreduce()

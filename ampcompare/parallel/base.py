@@ -25,10 +25,6 @@ class Parallel(abc.ABC):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to call in training; the last step of preparation, since wrappers record dtypes."""
 
-    def no_sync(self, models: Sequence[nn.Module], *, enabled: bool) -> AbstractContextManager[None]:
-        """Return the context in which gradients stay local, for all but the last micro-batch."""
-        return self._local(models) if enabled else NO_CONTEXT
-
-    def _local(self, models: Sequence[Any]) -> AbstractContextManager[None]:
+    def no_sync(self, models: Sequence[Any]) -> AbstractContextManager[None]:
         """Return the context in which wrapped models exchange no gradients; one process exchanges none anyway."""
         return NO_CONTEXT

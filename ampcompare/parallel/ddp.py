@@ -47,7 +47,7 @@ class DDP(Parallel):
         return nn.parallel.DistributedDataParallel(model, **self._options)
 
     @contextmanager
-    def _local(self, models: Sequence[Any]) -> Iterator[None]:
+    def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(model.no_sync())

@@ -148,7 +148,7 @@ class Comparison(FrozenRecord):
     order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
     environment: dict[str, Any] = Field({}, description="what the machine offers")
     tag: str = ""
-    margin: float = Field(0.5, description="points of top-1 that do not matter")
+    margin: float = Field(0.5, description="equivalence margin of top-1, in percentage points")
     margin_rule: str = Field("", description="as it was given: points, 10%, 2sd or auto; empty in older reports")
     margin_reason: str = Field("", description="where the points of the rule come from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")

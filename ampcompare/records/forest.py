@@ -57,7 +57,7 @@ class Forest(FrozenRecord):
 
     schema_number: int = Field(SCHEMA, alias="schema")
     reference: str
-    margin: float = Field(description="points of top-1 that do not matter")
+    margin: float = Field(description="equivalence margin of top-1, in percentage points")
     time_margin: float = Field(description="share of the step time that does not matter")
     headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
     experiments: list[Experiment]

@@ -1,4 +1,4 @@
-"""What stands beside and below the one table: notes of rows, what all arms share, and which times are no results."""
+"""What stands in and below the one table: notes of rows, what all arms share, and which times are no results."""
 
 from __future__ import annotations
 
@@ -107,6 +107,7 @@ def _shared(comparison: Comparison) -> str:
             shared += texts
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
+    line = line[:1].upper() + line[1:]
     engines = _by_backend(comparison)
     if engines and not _engines_differ(comparison):
         line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."

@@ -1,4 +1,4 @@
-"""The report files of a run directory."""
+"""Reports as files: those of a run directory, and single ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.formats import FORMATS
 
-__all__ = ["log_links", "write_reports"]
+__all__ = ["log_links", "write_report", "write_reports"]
 
 LOG = "log.txt"
 CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
@@ -32,6 +32,15 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
         path = folder / form.file
         if not (is_unfinished and _age(path) < form.seconds):
             write_atomically(path, form.reporter(logs=log_links(comparison, [folder], folder)).render(comparison))
+
+
+def write_report(text: str, file: Path) -> None:
+    """Write one report to a file of any name, in one move.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+    write_atomically(file, text)
 
 
 def log_links(comparison: Comparison, runs: Iterable[Path], folder: Path) -> dict[str, str]:

@@ -46,13 +46,13 @@ class _Choice:
     step: int = 0
     stacked: bool = False
     fold: int | None = None
-    beside: bool = True
+    notes_column: bool = True
 
 
 def lay_out(overview: Overview, width: int | None, paint: Paint = lambda text, tone: text) -> LaidOut:
     """Return the table for a width, in characters; None for any width.
 
-    The first of these that fits is taken, each beside the column of notes or with the notes below: short words for
+    The first of these that fits is taken, each with a column of notes or with the notes below: short words for
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
 
     Args:
@@ -64,7 +64,7 @@ def lay_out(overview: Overview, width: int | None, paint: Paint = lambda text, t
         found = _laid_out(overview, choice, width, paint)
         if found is not None:
             return found
-    smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], beside=False)
+    smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
     return _laid_out(overview, smallest, None, paint) or LaidOut([], [], [])
 
 
@@ -113,8 +113,8 @@ def _choices(overview: Overview) -> Iterator[_Choice]:
             if folded is not None and longest <= folded:
                 continue
             for stacked in (False, True):
-                for beside in (True, False):
-                    yield _Choice(step, stacked, folded, beside)
+                for notes_column in (True, False):
+                    yield _Choice(step, stacked, folded, notes_column)
 
 
 def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Paint) -> LaidOut | None:
@@ -140,7 +140,7 @@ def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Pai
     tones: list[list[Tone]] = [[row[place].tone for row in overview.rows] for place in shown]
     rights = [columns[place][1].numeric for place in shown]
     everywhere, notes = _shared_notes(overview, notes)
-    if choice.beside and any(notes):
+    if choice.notes_column and any(notes):
         used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
         room = None if width is None else width - used
         if room is not None and room < MIN_NOTES:

@@ -31,6 +31,8 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     rate = (
         f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
     )
+    if comparison.look is not None and comparison.look > 1:
+        rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = f" {quality}: lower is better." if table and table.better == "lower" else ""
     lines = [

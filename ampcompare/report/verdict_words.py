@@ -56,7 +56,7 @@ def time_words(verdict: str, margin: float) -> str:
         "better": "faster",
         "worse": "slower",
         "equivalent": "equally fast",
-        "non-inferior": f"at most {100 * margin:g} % slower",
+        "non-inferior": f"step time at most {100 * margin:g} % longer",
     }
     return said.get(word, f"speed {word} ({detail})" if word == "conditional" else "")
 

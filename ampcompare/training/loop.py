@@ -42,16 +42,21 @@ def update(
         The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
         before clipping (None without clipping), and the outcome of the step.
     """
+    *early, last = microbatches
     count = len(microbatches)
     losses = []
-    for index, batch in enumerate(microbatches):
-        with parallel.no_sync(models, enabled=index < count - 1):
+    for batch in early:
+        with parallel.no_sync(models):
             with precision.autocast():
-                loss = loss_of(models, batch)
-                if count > 1:
-                    loss = loss / count
-            precision.backward(loss, optimizers, delay_unscale=index < count - 1)
+                loss = loss_of(models, batch) / count
+            precision.backward(loss, optimizers, delay_unscale=True)
         losses.append(loss.detach())
+    with precision.autocast():
+        loss = loss_of(models, last)
+        if early:
+            loss = loss / count
+    precision.backward(loss, optimizers)
+    losses.append(loss.detach())
     norm = None
     if clip_norm is not None:
         # Looked up on the module at each call, so that guards can replace it.

@@ -11,10 +11,12 @@ import pytest
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import read_table
 from ampcompare.analysis.external import judge
+from ampcompare.analysis.headline import warnings_and_answer
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.look import Look
 from ampcompare.records.run import EngineInfo, Resumption, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -153,7 +155,7 @@ def test_invalid_times(runs: Any) -> None:
     """An invalid measurement is no slow arm: its ratio is nowhere in the headline."""
     records = [runs("fp32", FP32), changed(runs("half", EQUAL, seconds=0.005), warmup_steps=80)]
     comparison = compare(*records)
-    assert "Speed: not known: the measurement was invalid (20 timed steps, 30 needed)." in first_lines(comparison)
+    assert "Speed is not known: the measurement was invalid (20 timed steps, 30 needed)." in first_lines(comparison)
     assert "0.50x" not in " ".join(comparison.headline)
     assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
     assert "--timing-rounds 3" in comparison.next_steps[0].command
@@ -167,7 +169,7 @@ def test_emulated_times(runs: Any) -> None:
         runs("native:bf16", EQUAL, device="cpu", seconds=0.02),
     )
     assert "native:bf16 takes 2.00x (2.00 to 2.00) the step time of fp32 on this CPU." in comparison.headline
-    assert "Speed not known: half, fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
+    assert "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU." in first_lines(comparison)
     assert any("--device cuda" in step.command for step in comparison.next_steps)
 
 
@@ -243,6 +245,12 @@ def test_a_changed_margin_stands_first(runs: Any) -> None:
     assert comparison.headline[:2] == [warning, "1 record is not used; the details have the reason."]
     assert comparison.headline[2].startswith("Use half")
     assert "Not used: a: bad." in comparison.reading
+    look = Look(
+        number=2, error_rate=0.005, reference="fp32", arms=["fp32", "half"], seeds=[0], cells={}, margin=3,
+        time_margin=0.02, changes=["margin 3 pp instead of 0.5 pp"],
+    )  # fmt: skip
+    comparison = comparison.model_copy(update={"look": 2, "looks": [look]})
+    assert warnings_and_answer(comparison) == (comparison.headline[:2], comparison.headline[2:])
 
 
 def test_a_conditional_verdict_recommends_nothing(runs: Any, make_record: MakeRecord) -> None:
@@ -262,13 +270,70 @@ def with_seed(record: RunRecord, seed: int) -> RunRecord:
 
 def test_identical_arms(runs: Any) -> None:
     """Equal bits are an observation, and no accuracy that was kept by a test."""
-    both = [
-        [changed(runs(arm, [right], losses=f"{right}"), weights_sha256=f"{right}")[0] for right in FP32[:3]]
-        for arm in ("fp32", "apex:O0")
-    ]
-    both = [[with_seed(record, seed) for seed, record in enumerate(records)] for records in both]
-    comparison = compare(*both)
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"))
     assert comparison.headline[0] == "apex:O0 is identical to fp32, every loss and all weights to the last bit."
+
+
+def identical_runs(runs: Any, *arms: str) -> list[list[RunRecord]]:
+    """Return runs of arms that ended with the same weights after the same losses."""
+    both = [
+        [changed(runs(arm, [right], losses=f"{right}"), weights_sha256=f"{right}")[0] for right in FP32] for arm in arms
+    ]
+    return [[with_seed(record, seed) for seed, record in enumerate(records)] for records in both]
+
+
+SIX = ("apex:O1", "apex:O2", "apex:O3", "half", "native:fp16", "native:bf16")
+
+
+def test_arms_that_keep_the_accuracy_stand_before_the_identical_one(runs: Any) -> None:
+    """The first sentence is about all arms that keep the accuracy, of which the identical one is one."""
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, EQUAL) for arm in SIX))
+    assert comparison.headline[0] == (
+        "All seven arms keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); apex:O0 is identical to the last bit."
+    )
+    assert sum("apex:O0 is identical" in line for line in comparison.headline) == 1
+
+
+def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: Any) -> None:
+    """Where an arm does not keep it, that one is the exception."""
+    others = [runs(arm, WORSE if arm == "half" else EQUAL) for arm in SIX]
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *others)
+    assert comparison.headline[0].startswith("All but half keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); ")
+    assert comparison.headline[1].startswith("half (Δ -8.90 pp, ")
+
+
+def test_open_arms_behind_an_identical_one_are_the_others(runs: Any) -> None:
+    """After the identical arm the rest are the others, not all but that one."""
+    noisy = [510, 511, 503, 498, 517]
+    comparison = compare(*identical_runs(runs, "fp32", "apex:O0"), *(runs(arm, noisy) for arm in SIX))
+    assert comparison.headline[:2] == [
+        "apex:O0 is identical to fp32, every loss and all weights to the last bit.",
+        "Inconclusive for the other six arms: their intervals reach beyond the margin of ±0.5 pp.",
+    ]
+
+
+def test_arms_behind_the_recommended_one_are_the_others(runs: Any) -> None:
+    """The recommended arm keeps the accuracy too, so the sentence on the rest does not except it."""
+    comparison = compare(runs("fp32", FP32), runs("apex:O0", EQUAL, seconds=0.005), *(runs(arm, EQUAL) for arm in SIX))
+    assert comparison.headline[0].startswith("Use apex:O0: ")
+    assert comparison.headline[1] == "The other six arms keep fp32's accuracy (Δ +0.02 pp, within ±0.5)."
+
+
+def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
+    """Emulated arms and invalid measurements are two groups; several reasons of one group are one example."""
+    invalid = [
+        changed(runs(arm, EQUAL, device="cpu"), warmup_steps=steps) for arm, steps in (("apex:O1", 80), ("apex:O2", 85))
+    ]
+    comparison = compare(
+        runs("fp32", FP32, device="cpu"),
+        runs("half", EQUAL, device="cpu", half="fp16 emulated"),
+        *invalid,
+    )
+    (line,) = [line for line in comparison.headline if line.startswith("Speed")]
+    assert line == (
+        "Speed of half is not known: fp16 is emulated on this CPU, measure on a GPU; "
+        "of apex:O1 and apex:O2: the measurement was invalid (such as 20 timed steps, 30 needed)."
+    )
 
 
 def test_a_worse_arm(runs: Any) -> None:

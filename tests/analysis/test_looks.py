@@ -87,6 +87,12 @@ def test_each_change_is_named(fields: dict[str, object], words: list[str]) -> No
     assert changed_terms(_look(2, **fields), [_look()]) == words
 
 
+def test_a_single_arm_has_no_reference() -> None:
+    """A look at one arm compared nothing: the reference that is added to it was not changed."""
+    alone = _look(arms=["half"], reference="half", cells={})
+    assert changed_terms(_look(2), [alone]) == []
+
+
 def test_seeds_that_only_the_folder_holds_are_named() -> None:
     """Runs that no look has used are left out too."""
     assert changed_terms(_look(), [], [0, 7, 8]) == ["left out: seeds 7, 8"]

@@ -75,7 +75,7 @@ def test_every_step_is_a_command_that_parses(compared: Any, case: dict[str, Any]
 def test_the_time_of_more_seeds(compared: Any) -> None:
     """Four more seeds of two arms of five seconds each are about 40 s."""
     (step,) = compared([500]).next_steps
-    assert step == NextStep(command=TYPED.replace("0-2", "0-4"), why="gives verdicts: 4 more seeds, about 40 s")
+    assert step == NextStep(command=TYPED.replace("0-2", "0-4"), why="for verdicts: 4 more seeds, about 40 s")
 
 
 def test_no_look_is_left(compared: Any) -> None:
@@ -112,3 +112,26 @@ def test_a_reference_that_diverged(make_record: MakeRecord) -> None:
         "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r-lr-0.005 --lr 0.005"
     ]
     assert works(comparison.next_steps[0])
+
+
+def test_a_diverged_reference_comes_first(make_record: MakeRecord) -> None:
+    """Where the reference itself diverged, its learning rate is the cause, and the next one is a usual one."""
+    records = [make_record("fp32", seed, status="diverged") for seed in range(3)]
+    config = records[0].config
+    optimizer = config.recipe.optimizer.model_copy(update={"lr": 1e30})
+    config = config.model_copy(update={"recipe": config.recipe.model_copy(update={"optimizer": optimizer})})
+    records[0] = records[0].model_copy(update={"config": config})
+    records += [make_record("half", seed, status="failed", error="overflow") for seed in range(3)]
+    first, second = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED).next_steps
+    assert "--lr 0.1 " in f"{first.command} "
+    assert second.command == "ampcompare doctor --for half"
+
+
+@pytest.mark.parametrize(("arm", "other"), [("half", "fp32"), ("fp32", "native:fp16")])
+def test_one_arm_gets_another(make_record: MakeRecord, arm: str, other: str) -> None:
+    """A single arm is compared with fp32, and fp32 with the arm of torch."""
+    typed = f"ampcompare compare --arm {arm} -o r"
+    records = [make_record(arm, 0, device="cuda:0")]
+    (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
+    assert step.command == f"{typed} --arm {other}"
+    assert works(step)

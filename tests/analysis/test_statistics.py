@@ -181,11 +181,28 @@ def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical:
     matters = not practical or abs(effect.mean) > margin
     assert {
         "equivalent": inside,
-        "better": low > 0 and matters,
-        "worse": high < 0 and matters,
+        "better": low > 0 and matters and not inside,
+        "worse": high < 0 and matters and not inside,
         "non-inferior": above,
         "inconclusive": not above and not inside and not (differs and matters),
     }[word]
+
+
+@pytest.mark.parametrize(("error", "word"), [(0.05, "worse"), (0.07, "inconclusive")])
+def test_worse_is_not_inside_the_margin(error: float, word: str) -> None:
+    """Among seven bad arms, the claim of no difference goes a step further than that of equivalence.
+
+    At 95 % the interval is inside the margin. At the stricter level of equivalence it is not, and leaves 0 out or not.
+    """
+    bad = [Effect(-5, 0.1, 0.05, 4, 5)] * 7
+    effect = Effect(-0.3, error * 5**0.5, error, 4, 5)
+    low, high = interval(effect, 0.95) or (0, 0)
+    assert low > -0.5
+    assert high < 0
+    verdict = decide([effect, *bad], Margin(0.5, "0.5"))[0]
+    assert verdict.word.startswith(word)
+    assert verdict.low is not None
+    assert verdict.low < -0.5
 
 
 def test_the_level_of_a_one_sided_test() -> None:

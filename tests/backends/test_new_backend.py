@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +44,8 @@ TINY += ["--batch-size", "16", "--device", "cpu", "--arch", "mlp", "--no-progres
 
 
 @pytest.fixture(scope="module")
-def ampcompare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Run `python ARGUMENTS` where the package of the backend is installed, and return stdout."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the package of the backend is installed."""
     folder = tmp_path_factory.mktemp("dummy")
     (folder / "dummy_backend.py").write_text(SPEC)
     (folder / "dummy_precision.py").write_text(PRECISION)
@@ -54,67 +53,52 @@ def ampcompare(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dummy\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[ampcompare.backends]\ndummy = dummy_backend:SPEC\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def module(folder: Path, forked_python: Any) -> Callable[..., str]:
+    """Run `python -m ARGUMENTS` in that folder, and return stdout."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
-        )
+        done = forked_python.run(["-m", *words], folder, environment, 240)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     return run
 
 
-def test_it_is_listed_explained_and_its_options_are_checked(ampcompare: Callable[..., str]) -> None:
+@pytest.mark.integration
+def test_it_is_listed_explained_and_its_options_are_checked(module: Callable[..., str]) -> None:
     """`list` shows its summary; `explain` its bytes and the arm to compare it with; the default option is written."""
-    assert "fp32 with gradients multiplied by a factor" in ampcompare("-m", "ampcompare", "list", "arms")
-    explained = json.loads(ampcompare("-m", "ampcompare", "explain", "dummy:2", "--json"))
+    assert "fp32 with gradients multiplied by a factor" in module("ampcompare", "list", "arms")
+    explained = json.loads(module("ampcompare", "explain", "dummy:2", "--json"))
     assert (explained["arm"], explained["twin"]) == ("dummy:2", "fp32")
     assert explained["bytes_per_parameter"]["weight"] == 4
 
 
 @pytest.mark.slow
-def test_it_trains_is_compared_reported_and_examined(ampcompare: Callable[..., str]) -> None:
-    """`compare` trains it beside fp32 with equal losses; the report has its row; `doctor` says that it can run."""
-    shown = json.loads(
-        ampcompare(
-            "-m",
-            "ampcompare",
-            "compare",
-            "--arm",
-            "fp32",
-            "--arm",
-            "dummy",
-            "--seeds",
-            "0",
-            *TINY,
-            "-o",
-            "out",
-            "--json",
-        )
-    )
+def test_it_trains_is_compared_reported_and_examined(module: Callable[..., str]) -> None:
+    """`compare` trains it next to fp32 with equal losses; the report has its row; `doctor` says that it can run."""
+    words = ["compare", "--arm", "fp32", "--arm", "dummy", "--seeds", "0", *TINY, "-o", "out", "--json"]
+    shown = json.loads(module("ampcompare", *words))
     assert [record["status"] for record in shown["records"]] == ["completed", "completed"]
     assert shown["records"][0]["summary"]["losses_sha256"] == shown["records"][1]["summary"]["losses_sha256"]
-    assert "dummy" in ampcompare("-m", "ampcompare", "report", "out")
-    needs = json.loads(ampcompare("-m", "ampcompare", "doctor", "--json"))
+    assert "dummy" in module("ampcompare", "report", "out")
+    needs = json.loads(module("ampcompare", "doctor", "--json"))
     assert "dummy" in json.dumps(needs)
 
 
 @pytest.mark.slow
-def test_it_converts_and_the_contract_runs_on_it(ampcompare: Callable[..., str]) -> None:
+def test_it_converts_and_the_contract_runs_on_it(module: Callable[..., str], folder: Path) -> None:
     """A checkpoint of it becomes one of torch.amp, and the contract tests take its arms from the description."""
-    ampcompare(
-        "-m", "ampcompare", "run", "--arm", "dummy", "--seeds", "0", *TINY, "--save-every-epochs", "1", "-o", "saved"
-    )
-    (checkpoint,) = {
-        path.parent for path in Path(ampcompare("-c", "import os; print(os.getcwd())").strip()).rglob("saved/**/*.pt")
-    }
-    ampcompare("-m", "ampcompare", "convert", str(sorted(checkpoint.glob("*.pt"))[-1]), "native.pt", "--to", "native")
+    words = ["run", "--arm", "dummy", "--seed", "0", *TINY, "--save-every-epochs", "1", "-o", "saved"]
+    module("ampcompare", *words)
+    checkpoint = sorted(folder.rglob("saved/**/*.pt"))[-1]
+    module("ampcompare", "convert", str(checkpoint), "native.pt", "--to", "native")
     contract = str(ROOT / "tests" / "precision" / "test_contract.py")
-    listed = ampcompare(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract
-    )
+    listed = module("pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract)
     assert "passed" in listed
 
 

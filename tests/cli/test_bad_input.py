@@ -226,7 +226,8 @@ def test_runs_of_different_recipes_are_no_table(call: Call, tmp_path: Path) -> N
     """Runs that differ in more than arm and seed are not averaged into one row: the difference is named."""
     for words in (["--seed", "0"], ["--seed", "1"], ["--arm", "half"]):
         assert call("run", "--arch", "mlp", "-o", str(tmp_path), *words, tiny=True).code == 0
-    assert [line.split()[0] for line in call("report", str(tmp_path)).out.splitlines()[2:4]] == ["fp32", "half"]
+    table = call("report", str(tmp_path)).out.partition("\n---")[2]
+    assert [line.partition(" ")[0] for line in table.splitlines()[1:4]] == ["fp32", "half", ""]
     assert call("run", "--arch", "mlp", "-o", str(tmp_path), "--lr", "0.5", tiny=True).code == 0
     _check(call("report", str(tmp_path)), 2, "different settings (recipe.optimizer.lr)", "record.json")
 

@@ -11,11 +11,11 @@ Call = Callable[..., Any]
 
 
 def test_a_level(call: Call) -> None:
-    """A level is an arm of apex, said with what it does and its twin, also as one document."""
+    """A level is an arm of apex, said with what it does and its native equivalent, also as one document."""
     done = call("explain", "O2")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("apex:O2: an fp16 model")
-    assert "Its twin: native:fp16" in done.out
+    assert "Native equivalent: native:fp16" in done.out
     assert call("explain", "apex:O2").out == done.out
     data = call("explain", "O2,loss_scale=128", "--json").json()
     assert (data["arm"], data["twin"], data["observed"]) == ("apex:O2,loss_scale=128", "native:fp16", None)

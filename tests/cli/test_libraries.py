@@ -40,7 +40,7 @@ def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.Monke
     monkeypatch.setattr("ampcompare.backends.accelerate.LIBRARY", absent)
     out = call("explain", "accelerate:bf16").out
     assert "not installed: pip install accelerate" in out
-    assert "Its twin: native:bf16" in out
+    assert "Native equivalent: native:bf16" in out
 
 
 def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.screen import Screen, run_on_terminal
 
 Call = Callable[..., Any]
 SCRIPT = 'from apex import amp\nm, o = amp.initialize(m, o, opt_level="01")\n'
@@ -92,9 +95,23 @@ def test_documents(call: Call, project: Path, form: str) -> None:
 
 
 def test_lint_loads_no_torch(project: Path) -> None:
-    """Neither torch nor LibCST is imported, so that a hook of pre-commit is quick."""
+    """Torch is not imported, so that a hook of pre-commit is quick."""
     call = "from ampcompare.cli import main; main(['lint', '.'])"
-    code = f"import sys; {call}; print({{'torch', 'libcst'}} & set(sys.modules))"
+    code = f"import sys; {call}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 
-    assert done.stdout.splitlines()[-1] == "set()"
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(("words", "shown"), [([], True), (["--no-progress"], False)])
+def test_many_files_on_a_terminal(project: Path, words: list[str], shown: bool) -> None:
+    """More than 200 files have a bar on a terminal, and nothing is left of it."""
+    for number in range(200):
+        (project / f"clean_{number}.py").write_text("import torch\n", encoding="utf-8")
+    code, pieces = run_on_terminal([sys.executable, "-m", "ampcompare", "lint", *words, "."], project)
+    text = re.sub(r"\x1b\[\?25[lh]", "", "".join(piece for _, piece in pieces))  # the cursor hides and shows
+    assert code == 1
+    assert ("100%" in text) == shown
+    lines = Screen(80).feed(text).text.splitlines()
+    assert lines[0].startswith("train.py:1:1: AMP301")
+    assert not [line for line in lines if "%" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -139,7 +140,7 @@ def equal_gradients(kind: str) -> list[bool]:
     for _ in range(2):  # the first backward pass of Apex's wrapper learns the order of gradients
         equal = []
         for index in range(4):
-            with loop.parallel.no_sync(loop.models, enabled=index < 3):
+            with loop.parallel.no_sync(loop.models) if index < 3 else contextlib.nullcontext():
                 loop.loss_of(loop.models, (images + dist.get_rank() + index, labels)).backward()
             grads = torch.cat([param.grad.flatten() for param in params if param.grad is not None])
             parts = [torch.empty_like(grads) for _ in range(2)]

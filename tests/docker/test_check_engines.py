@@ -55,15 +55,21 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, nvidia: Any, *argum
     return result.exit_code, result.output
 
 
-@pytest.mark.slow
-def test_engine_alone(script: ModuleType, forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the real Apex cannot run, the engine is held against what is known, and the output says it was alone."""
+@pytest.fixture
+def forked_script(script: ModuleType, forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module whose children are forked from a process that has torch loaded."""
 
     def run_forked(command: list[str], *, timeout: float, **_: Any) -> Any:
         return forked_python.run(command[1:], Path.cwd(), dict(os.environ), timeout)
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(**{**vars(script.subprocess), "run": run_forked}))
-    result = CliRunner().invoke(script.main, ["--device", "cpu"])
+    return script
+
+
+@pytest.mark.slow
+def test_engine_alone(forked_script: ModuleType) -> None:
+    """Where the real Apex cannot run, the engine is held against what is known, and the output says it was alone."""
+    result = CliRunner().invoke(forked_script.main, ["--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert result.output.count(" ok: compat alone, as the real Apex cannot run here") == 2
     assert "nothing was compared with the real Apex" in result.output
@@ -123,6 +129,6 @@ def test_surprises(script: ModuleType) -> None:
     assert script.surprises("O1", {**GOOD, "weights": [math.inf]}) == ["weights are not finite after a skipped update"]
 
 
-def test_engine_that_fails(script: ModuleType) -> None:
+def test_engine_that_fails(forked_script: ModuleType) -> None:
     """A measurement that ends badly gives the last line of its error as the reason."""
-    assert "apex is not installed" in script.in_child("nvidia", "O2", "cpu")
+    assert "apex is not installed" in forked_script.in_child("nvidia", "O2", "cpu")

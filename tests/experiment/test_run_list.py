@@ -16,7 +16,7 @@ def _make(folder: Path, moment: int, **plan: object) -> Path:
     cells = {"fp32@0": "a" * 12, "fp32@1": "b" * 12, "half@0": "c" * 12, "half@7": "d" * 12}
     for cell in list(cells.values())[:3]:
         (folder / "cells" / cell).mkdir(parents=True)
-        (folder / "cells" / cell / "record.json").write_text("{}")
+        (folder / "cells" / cell / "record.json").write_text('{"status": "completed"}')
     text = {"arms": ["fp32", "half"], "cells": cells, "terms": {"tag": "night"}, **plan}
     (folder / "plan.json").write_text(json.dumps(text))
     (folder / "report.json").write_text(json.dumps({"headline": ["Use half.", "It is fast."]}))
@@ -44,20 +44,26 @@ def test_none_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_what_a_run_says(tmp_path: Path) -> None:
-    """A row has the tag, arms, seeds, the cells that are done of those planned, and the headline."""
-    row = describe_run(_make(tmp_path / "a", 1000)).row()
-    assert row[2:] == ["night", "fp32, half", "0-1,7", "3/4", "Use half."]
+    """A run directory has its tag, arms and seeds, the number of cells done and planned, and the headline."""
+    run = describe_run(_make(tmp_path / "a", 1000))
+    assert (run.tag, run.arms, run.seeds, run.cells) == ("night", ("fp32", "half"), (0, 1, 7), (3, 4))
+    assert (run.headline, run.fault) == ("Use half.", "")
+
+
+def test_only_results_are_done(tmp_path: Path) -> None:
+    """A cell that failed, was interrupted, or whose record is damaged is not counted as done; a diverged one is."""
+    folder = _make(tmp_path / "a", 1000)
+    texts = ('{"status": "failed"}', '{"status": "diverged"}', "{")
+    for cell, text in zip(("a", "b", "c"), texts, strict=True):
+        (folder / "cells" / (12 * cell) / "record.json").write_text(text)
+    assert describe_run(folder).cells == (1, 4)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": 7, "arms": []}', '{"cells": {"x": "y"}, "arms": ["a"]}'])
 def test_a_damaged_plan_is_named(tmp_path: Path, text: str) -> None:
-    """A directory whose plan cannot be read has its reason in place of the headline, and hides no other."""
+    """A directory whose plan cannot be read has the reason in place of a headline, and hides no other."""
     folder = _make(tmp_path / "a", 1000)
     (folder / "plan.json").write_text(text)
-    assert describe_run(folder).row()[-1].startswith("cannot be read: ")
-
-
-def test_texts_are_harmless(tmp_path: Path) -> None:
-    """What a file says can neither steer a terminal nor break a line."""
-    folder = _make(tmp_path / "a", 1000, arms=["\x1b[2J", "b\nc"], terms={"tag": "\x07"})
-    assert all(cell.isprintable() for cell in describe_run(folder).row())
+    run = describe_run(folder)
+    assert run.fault.startswith("cannot be read: ")
+    assert not run.headline

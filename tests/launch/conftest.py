@@ -130,6 +130,16 @@ def waits_for(num_classes, sample_shape, file):
     return make(num_classes, sample_shape, lambda x: None)
 
 
+def waits_at_the_third_step(num_classes, sample_shape, file):
+    calls = []
+
+    def act(x):
+        calls.append(x)
+        while len(calls) == 3 and not os.path.exists(file):
+            time.sleep(0.1)
+    return make(num_classes, sample_shape, act)
+
+
 def out_of_memory(num_classes, sample_shape):
     def act(x):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

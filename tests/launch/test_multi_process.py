@@ -108,19 +108,26 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
 def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
     """The cell starts again when what started its ranks was killed: no step is there twice, and nothing is left."""
     notes: list[str] = []
+    go, out = tmp_path / "go", tmp_path / "cell"
+
+    def note(text: str) -> None:
+        notes.append(text)
+        go.touch()
+
     with MultiProcessLauncher("spawn") as launcher:
-        launcher.on_note = notes.append
+        launcher.on_note = note
 
         def kill(progress: Progress) -> None:
             if progress.steps and not notes and launcher._agent is not None:
                 launcher._agent.kill()
 
-        config = make_config(processes=2, recipe={"batch_size": 8, "epochs": 100}, drain_every=1)
-        record = launcher.launch(config, tmp_path, kill)
+        options = {"processes": 2, "recipe": {"batch_size": 8}, "drain_every": 1}
+        config = make_config("launched:waits_at_the_third_step", args={"file": str(go)}, **options)
+        record = launcher.launch(config, out, kill)
     assert record.status == "completed", record.error
     assert notes == ["the launcher of the ranks was killed by SIGKILL; fp32 starts again"]
-    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(record.summary.num_steps))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert [step.step for step in iter_steps(out / "steps.jsonl")] == list(range(4))
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.slow

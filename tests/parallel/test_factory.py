@@ -89,10 +89,9 @@ def test_reducing_is_on_again_after_an_error() -> None:
     """Gradients stay local inside the block only, also where it ends with an error."""
     parallel = ApexDDP(Wrapper)
     model: Any = parallel.wrap(nn.Linear(1, 1))
-    with parallel.no_sync([model], enabled=False):
-        assert model.reduces
+    assert model.reduces
     inside = []
-    with contextlib.suppress(ZeroDivisionError), parallel.no_sync([model], enabled=True):
+    with contextlib.suppress(ZeroDivisionError), parallel.no_sync([model]):
         inside.append(model.reduces)
         raise ZeroDivisionError
     assert inside == [False]

@@ -1,4 +1,4 @@
-"""Plots of what arms cost: peak memory, the time of a step, time to accuracy, and accuracy against time."""
+"""Plots of what arms cost: peak memory, step time, time to accuracy, and accuracy vs. time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
     return TrackPlot(
         "step-times",
-        "Time of a step",
+        "Step time",
         "After the warm-up: median; box: quartiles; whiskers: 5 to 95 %; quantiles are means over seeds.",
         ["arm", "milliseconds", "median ms", "5 to 95 %"],
         [
@@ -147,7 +147,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        "Accuracy against time",
+        "Accuracy vs. time",
         "Final top-1 and seconds of training: mean, and range over seeds. The dotted line joins arms that no shown arm "
         f"beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
         "seconds of training",

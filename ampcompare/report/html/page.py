@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ampcompare.analysis.headline import warnings_and_answer
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
@@ -51,12 +52,14 @@ class Html(Reporter):
         most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
         learning = learning_charts(arms, comparison.reference, most) + scaling_charts(arms, most)
         timing = [*time_charts(arms, comparison.reference, most), drift_chart(arms)]
-        title, *lead = [printable(line, MAX_LINE) for line in comparison.headline] or [_title(comparison)]
+        warnings, answer = warnings_and_answer(comparison)
+        title, *lead = [printable(line, MAX_LINE) for line in answer] or [_title(comparison)]
         links = [self.logs.get(record.cell, "") for record in comparison.records]
         settings = shared_settings(comparison)
         page: str = template("report.html.j2").render(
             title=title,
             lead=lead,
+            warnings=[printable(line, MAX_LINE) for line in warnings],
             next_steps=[
                 (printable(step.why, MAX_LINE), printable(step.command, MAX_LINE)) for step in comparison.next_steps
             ],

@@ -52,7 +52,7 @@ def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, 
 def _step(loop: Loop, microbatches: Sequence[tuple[Tensor, ...]], *, reduces: bool) -> float:
     # Without all-reduce, one no_sync context around all micro-batches replaces those around all but the last.
     parallel = loop.parallel if reduces else Single()
-    with nullcontext() if reduces else loop.parallel.no_sync(loop.models, enabled=True):
+    with nullcontext() if reduces else loop.parallel.no_sync(loop.models):
         start = loop.clock.mark()
         update(loop.models, loop.optimizers, loop.precision, parallel, loop.loss_of, microbatches, loop.clip_norm)
         end = loop.clock.mark()

@@ -128,6 +128,7 @@ def test_accumulation_and_override(write, legacy, tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "ampcompare: --opt-level O1 instead of the script's O2, without the script's keep_batchnorm_fp32",
         "ampcompare: 2 steps, 0 skipped, loss scale 65536; for more: ampcompare report steps.jsonl",
+        "ampcompare: to move this script to torch.amp, and check that it trains the same: ampcompare migrate train.py",
     ]
     rows = rows_of(tmp_path / "steps.jsonl")
     assert rows[0]["opt_level"] == rows[1]["opt_level"] == "O1"
@@ -254,7 +255,7 @@ SCALERS = """
 
 
 def test_grad_scaler_and_fp16_optimizer(write, legacy, python, tmp_path: Path) -> None:
-    """Each loss, scale, step and skip of a GradScaler and both FP16_Optimizers is in the record and the last line."""
+    """Losses, scales, steps and skips of a GradScaler and both FP16_Optimizers are recorded, and counted at the end."""
     write("train.py", SCALERS)
     done = legacy("--device", "cpu", "--record", "steps.jsonl", "train.py", PYTHONWARNINGS="ignore")
     assert done.returncode == 0, done.stderr
@@ -287,7 +288,9 @@ def test_grad_scaler_and_fp16_optimizer(write, legacy, python, tmp_path: Path) -
 
     steps = sum(one[0] == "step" for one in seen) + 1
     finals = [next(one[4] for one in reversed(seen) if one[:2] == ["backward", number]) for number in (0, 1, 2)]
-    assert done.stderr.splitlines()[-1] == (
+    counts, migrate = done.stderr.splitlines()[-2:]
+    assert migrate.endswith(": ampcompare migrate train.py")
+    assert counts == (
         f"ampcompare: {steps} steps, {skipped} skipped, loss scales {', '.join(f'{scale:g}' for scale in finals)}; "
         "for more: ampcompare report steps.jsonl"
     )

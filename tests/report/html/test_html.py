@@ -120,6 +120,15 @@ def test_the_answer_is_the_title(rich: Comparison) -> None:
     assert '<pre tabindex="0">ampcompare compare --seeds 0-4</pre><button type="button" class="copy' in text
 
 
+def test_a_warning_stands_above_the_title(rich: Comparison) -> None:
+    """What weakens the answer is read before it, and the page is still named by the answer."""
+    warning = "1 record is not used; the details have the reason."
+    weak = rich.model_copy(update={"headline": [warning, "Use half."], "excluded": ["a: bad"]})
+    text = FORMATS["html"].reporter().render(weak)
+    assert "<title>Use half. - ampcompare</title>" in text
+    assert text.index(warning) < text.index("<h1>Use half.</h1>")
+
+
 def test_a_comparison_without_a_headline_has_a_title(rich: Comparison) -> None:
     """A report of an earlier version is named by what it compares."""
     bare = rich.model_copy(update={"headline": []})
