@@ -1,4 +1,4 @@
-"""Files that use torch.amp and Apex: where the two cannot meet, the core of Apex can be rewritten all the same."""
+"""Files that use torch.amp as well as Apex: where the two cannot meet, the core of Apex is still rewritten."""
 
 from __future__ import annotations
 
