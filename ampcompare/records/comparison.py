@@ -99,8 +99,8 @@ class ArmSummary(FrozenRecord):
 
     @property
     def valid_time_ratio(self) -> float | None:
-        """The ratio of step times; None where the measurement is invalid, so that no table shows it as a result."""
-        return None if self.time_verdict.startswith("invalid") else self.time_ratio
+        """The ratio of step times; None where it is invalid or not comparable and thus no result."""
+        return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
 
 
 class Twin(FrozenRecord):

@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).with_name("rank.py")
 SECONDS = 60.0
 GRACE_SECONDS = 2.0
 POLL_SECONDS = 0.002
+RECONNECTIONS = 3  # in a session
 
 
 class Ranks:
@@ -31,6 +32,7 @@ class Ranks:
         self._python = python
         self._processes: list[Any] = []
         self._jobs = 0
+        self._reconnected = 0
 
     def __call__(self, world_size: int, function: Callable[..., Any], **arguments: Any) -> list[Any]:
         self._start(world_size)
@@ -51,8 +53,12 @@ class Ranks:
             stdin.flush()
         try:
             return self._collect(results)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            # gloo itself loses a connection now and then while it makes a group, before the function is called.
+            if "connectFullMesh failed" in str(error) and self._reconnected < RECONNECTIONS:
+                self._reconnected += 1
+                return self(world_size, function, **arguments)
             raise
 
     def _start(self, world_size: int) -> None:

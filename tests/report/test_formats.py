@@ -52,7 +52,7 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
     assert shown["top-1 %"] == "51.00 ± 0.00"
     assert shown["epoch (s)"] == "1.1 ± 0.1"
     assert shown["peak MiB"] == "3.0"
-    assert shown["rel. time"] == "1.91"
+    assert shown["rel. time"] == "-"  # emulated, so no result
     assert shown["final loss scale"] == "65536"
     assert shown["skipped steps"] == "3/120"
     assert shown["status"] == "ok"

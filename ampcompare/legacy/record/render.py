@@ -108,6 +108,7 @@ def _page(
     alone = f"{printable(str(first.header.get('script')), MAX_NAME)}: {in_words(first)}"
     page: str = template("exec.html.j2").render(
         title=alone if len(names) == 1 else f"{len(names)} records of exec side by side",
+        warnings=[],
         lead=lines,
         subtitle=names,
         sections=[("records", "Figures"), ("details", "What ran")],

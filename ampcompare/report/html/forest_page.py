@@ -27,6 +27,7 @@ def forest_page(forest: Forest) -> str:
     arms = list(dict.fromkeys(effect.arm for effect in forest.effects))
     page: str = template("forest.html.j2").render(
         title=f"{len(forest.experiments)} experiments side by side",
+        warnings=[],
         subtitle=[f"reference {printable(forest.reference, 60)}", *(printable(arm, 60) for arm in arms[:6])],
         sections=[("effects", "Differences"), ("details", "Details"), ("experiments", "Experiments")],
         plots=[_plot(forest, measure, arms) for measure in HEADERS],
