@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ampcompare.source.lines import SourceLines
+
 __all__ = ["Edit", "Finding", "Text", "apply_edits"]
 
 
@@ -40,32 +42,12 @@ class Finding:
     last_line: int = 0
 
 
-class Text:
-    """A text by lines and columns as `ast` counts them: columns in bytes of UTF-8."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._lines = [0]
-        position = 0
-        while position < len(text):
-            breaks = [found for found in (text.find("\n", position), text.find("\r", position)) if found >= 0]
-            if not breaks:
-                break
-            position = min(breaks)
-            position += 2 if text.startswith("\r\n", position) else 1
-            self._lines.append(position)
-
-    def offset(self, line: int, column: int) -> int:
-        """Return the place of a character in the text."""
-        start = self._lines[line - 1]
-        piece = self.text[start : start + column]
-        if piece.isascii():
-            return start + column
-        return start + len(self.text[start : start + column].encode()[:column].decode(errors="ignore"))
+class Text(SourceLines):
+    """A text with the places of nodes in it, and the edits of fixes."""
 
     def column(self, line: int, column: int) -> int:
         """Return a column in characters."""
-        return self.offset(line, column) - self._lines[line - 1]
+        return self.offset(line, column) - self.line_start(line)
 
     def start(self, node: ast.expr | ast.stmt) -> int:
         """Return where a node begins."""
@@ -81,13 +63,9 @@ class Text:
         """Return the text of a node as it is written."""
         return self.text[self.start(node) : self.end(node)]
 
-    def line_start(self, line: int) -> int:
-        """Return where a line begins; behind the last line, the end of the text."""
-        return self._lines[line - 1] if line <= len(self._lines) else len(self.text)
-
     def line_of(self, offset: int) -> int:
         """Return the line of a character."""
-        return bisect_right(self._lines, offset)
+        return bisect_right(self.starts, offset)
 
     def indent(self, node: ast.stmt) -> str:
         """Return the blanks in front of a statement."""

@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Function", "ModuleNames", "Scope", "dotted", "flat_values"]
+from ampcompare.source.syntax import dotted
+
+__all__ = ["Function", "ModuleNames", "Scope", "flat_values"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_ALIASES = 8
@@ -200,17 +202,6 @@ class ModuleNames:
     def resolve_here(self, node: ast.expr) -> str | None:
         """Return the full name of an expression, in the scope in which it stands."""
         return self.resolve(node, self.scope_of[node])
-
-
-def dotted(node: ast.AST) -> str | None:
-    """Return `a.b.c` as text; None for any other expression."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return ".".join([node.id, *reversed(parts)])
 
 
 def flat_values(values: list[ast.expr]) -> list[ast.expr]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ampcompare.migrate.scalers import ATTRIBUTE
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
-from ampcompare.migrate.tree import Function, Tree, key_of
+from ampcompare.migrate.tree import Function, Tree
+from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
@@ -189,7 +190,7 @@ def _binds(condition: ast.If, line: str) -> bool:
     owner = line.partition(f".{ATTRIBUTE}")[0]
     for node in ast.walk(condition):
         if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(key_of(target) == owner for target in node.targets):
+            if any(dotted(target) == owner for target in node.targets):
                 return True
     return False
 
@@ -204,7 +205,7 @@ def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], set
         for node in ast.walk(condition.test):
             if isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.Lambda)):
                 return False
-            if isinstance(node, ast.Call) and key_of(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
+            if isinstance(node, ast.Call) and dotted(node.func) not in ("hasattr", "getattr", "isinstance", "len"):
                 return False
     outermost = conditions[-1]
     if any(isinstance(each, ast.If) and outermost in each.orelse for each in [tree.parent(outermost)]):
@@ -267,7 +268,7 @@ def _carried(core: Core, initialize: Initialize) -> list[str]:
     if elsewhere and optimizers is not None and not (isinstance(optimizers, ast.Constant) and optimizers.value is None):
         elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
         for each in elements:
-            key = key_of(each)
+            key = dotted(each)
             if key is None:
                 raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
             lines.append(f"{key}.{ATTRIBUTE} = {inside}{core.scalers.names[0]}")
@@ -302,10 +303,10 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(elements) == 1 and isinstance(target, ast.Name):
         elements = [target]
-    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and key_of(target.elts[0]):
+    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
         elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
     for each in elements:
-        key = key_of(each)
+        key = dotted(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
         lines.append(

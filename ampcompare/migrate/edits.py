@@ -148,7 +148,7 @@ class Edits:
         moved = self._lines.pop(top)
         last = statement.end_lineno or statement.lineno
         if last > end:
-            stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+            stop = tree.line_start(last + 1)
             self._spans[(tree.starts[end], stop)] = ""
         for number in range(begin, end + 1):
             if number not in self._inside_strings():
@@ -262,7 +262,7 @@ class Edits:
     def _remove_lines(self, statement: ast.stmt) -> None:
         tree = self.tree
         first, last = tree.line_of(statement), statement.end_lineno or statement.lineno
-        stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+        stop = tree.line_start(last + 1)
         above = first - 1  # as many blank lines remain as the longer run around the statement had
         while (
             above >= 1
@@ -270,7 +270,7 @@ class Edits:
             and not (tree.line_text(above) + tree.line_text(last + 1)).strip()
         ):
             above, last = above - 1, last + 1
-            stop = tree.starts[last] if last < len(tree.starts) else len(tree.text)
+            stop = tree.line_start(last + 1)
         moved = self._lines.pop(first, None)
         self._spans[(tree.starts[first - 1], stop)] = ""
         if moved is not None and moved.before:

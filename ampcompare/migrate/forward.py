@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.order import functions_by_name
 from ampcompare.migrate.sites import Backward, Sites
-from ampcompare.migrate.tree import Block, Function, Tree, key_of
+from ampcompare.migrate.tree import Block, Function, Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["Forward", "find_forward", "model_keys"]
 
@@ -54,8 +55,8 @@ def model_keys(tree: Tree, sites: Sites) -> set[str]:
                 found |= _keys_in(target.elts[0])
     for node in tree.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
-            name = (key_of(node.value.func) or "").rpartition(".")[2]
-            if name in WRAPPERS and key_of(node.value.args[0]) in found:
+            name = (dotted(node.value.func) or "").rpartition(".")[2]
+            if name in WRAPPERS and dotted(node.value.args[0]) in found:
                 found |= _keys_in(node.targets[0])
     return found - {"_"}
 
@@ -65,7 +66,7 @@ def _keys_in(node: ast.AST | None) -> set[str]:
         return set()
     if isinstance(node, (ast.List, ast.Tuple)):
         return set().union(*(_keys_in(each) for each in node.elts))
-    key = key_of(node)
+    key = dotted(node)
     return {key} if key is not None else set()
 
 
@@ -150,7 +151,7 @@ class _Finder:
         first = 1 if cls is not None and arguments[:1] in (["self"], ["cls"]) else 0
         key = f"self.{function.name}" if cls is not None else function.name
         for node in tree.nodes:
-            if not (isinstance(node, ast.Call) and key_of(node.func) == key) or tree.function(node) is function:
+            if not (isinstance(node, ast.Call) and dotted(node.func) == key) or tree.function(node) is function:
                 continue
             passed = dict(zip(arguments[first:], node.args, strict=False))
             passed |= {str(each.arg): each.value for each in node.keywords}
@@ -183,10 +184,10 @@ class _Finder:
 
     def _calls_model(self, node: ast.AST) -> bool:
         for call in _own_calls(node):
-            key = key_of(call.func) or ""
+            key = dotted(call.func) or ""
             parts = key.split(".")
             if self._tails & set(parts) or any(
-                (key_of(each) or "").rpartition(".")[2] in self._tails for each in call.args
+                (dotted(each) or "").rpartition(".")[2] in self._tails for each in call.args
             ):
                 return True
         return False
@@ -237,7 +238,7 @@ def _loads(node: ast.AST) -> set[str]:
         if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load):
             if id(each) in called:
                 continue
-            key = key_of(each)
+            key = dotted(each)
             if key is not None and key != "self":
                 found.add(key)
     return found
@@ -249,14 +250,14 @@ def _defines(statement: ast.stmt, needed: set[str]) -> bool:
         return False
     for node in ast.walk(statement):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            if key_of(node) in needed:
+            if dotted(node) in needed:
                 return True
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            if key_of(node.value) in needed:
+            if dotted(node.value) in needed:
                 return True
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "update", "add_"):
-                if key_of(function.value) in needed:
+                if dotted(function.value) in needed:
                     return True
     return False

@@ -122,11 +122,6 @@ class Names:
             return None
         return ".".join([min(chosen, key=len), *reversed(parts)])
 
-    def is_ambiguous(self, name: str) -> bool:
-        """Return whether a name means something of Apex in one place and of torch in another."""
-        meanings = self._meanings.get(name, set())
-        return len({meaning.split(".")[0] for meaning in meanings}) > 1
-
     def local(self, meaning: str) -> str | None:
         """Return a name by which the module imports something, such as "torch"."""
         return next((name for name, meanings in self._meanings.items() if meanings == {meaning}), None)

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from ampcompare.migrate.catalog import OPTIMIZERS, Optimizer
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.sites import Unsure
-from ampcompare.migrate.tree import Tree, key_of
+from ampcompare.migrate.tree import Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["add_argument", "rewrite_optimizer"]
 
@@ -211,7 +212,7 @@ def _last_binding(tree: Tree, use: ast.Name) -> ast.Assign | None:
     while True:
         block = tree.block(current)
         for each in reversed(block[: next(i for i, statement in enumerate(block) if statement is current)]):
-            if isinstance(each, ast.Assign) and any(key_of(target) == use.id for target in each.targets):
+            if isinstance(each, ast.Assign) and any(dotted(target) == use.id for target in each.targets):
                 return each
         parent = tree.parent(current)
         while not isinstance(parent, (ast.stmt, ast.Module)):

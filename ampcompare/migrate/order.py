@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.sites import Backward, Read, Sites, Step, Unsure
-from ampcompare.migrate.tree import Function, Tree, key_of
+from ampcompare.migrate.tree import Function, Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["Order", "find_order", "functions_by_name"]
 
@@ -61,7 +62,7 @@ def find_order(tree: Tree, sites: Sites, group: Callable[[str], str]) -> Order:
         function = tree.function(node)
         if event is not None:
             per_function.setdefault(function, []).append(event)
-        elif isinstance(node, ast.Call) and (key := key_of(node.func)) in named:
+        elif isinstance(node, ast.Call) and (key := dotted(node.func)) in named:
             per_function.setdefault(function, []).append(str(key))
     called = {event for events in per_function.values() for event in events if isinstance(event, str)}
     roots = [function for function in per_function if not _is_called(tree, function, called)]

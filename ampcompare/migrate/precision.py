@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.sites import Backward, Unsure
-from ampcompare.migrate.tree import key_of
+from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
@@ -38,7 +38,7 @@ def rewrite_for_precision(core: Core) -> None:
     for step in core.sites.steps:
         edits.replace(step.call, f"{precision}.step({step.optimizer})")
     for call in core.sites.masters:
-        edits.replace(call, f"{precision}.unscale({key_of(call.args[0])})")
+        edits.replace(call, f"{precision}.unscale({dotted(call.args[0])})")
     for call in (*core.sites.saves, *core.sites.loads):
         method = "state_dict" if call in core.sites.saves else "load_state_dict"
         _, end = tree.span(call.func)

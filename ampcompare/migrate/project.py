@@ -12,6 +12,7 @@ from ampcompare.migrate.finding import BY_HAND
 from ampcompare.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
+from ampcompare.source.syntax import SourceInvalid
 
 __all__ = ["FileMigration", "find_files", "migrate_file"]
 
@@ -97,9 +98,9 @@ def migrate_file(path: Path, target: str = "torch") -> FileMigration:
         return FileMigration(path, fault=str(fault))
     try:
         return FileMigration(path, document, migrate_text(document.text, target))
-    except SyntaxError as error:
-        line = f"line {document.place(error.lineno or 1).line}: " if error.lineno else ""
-        return FileMigration(path, document, fault=f"{line}not Python 3: {error.msg}")
+    except SourceInvalid as error:
+        where = f"line {document.place(error.line).line}: not Python 3: " if error.line else ""
+        return FileMigration(path, document, fault=f"{where}{error}")
     except RecursionError:
         return FileMigration(path, document, fault="nested too deep")
     except ValueError as error:

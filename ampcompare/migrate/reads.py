@@ -6,7 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.sites import Backward, Read, Step, Unsure
-from ampcompare.migrate.tree import Tree, key_of
+from ampcompare.migrate.tree import Tree
+from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
@@ -94,9 +95,9 @@ def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change from round to round: it reads a name that the loop binds."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
         return False
-    bound = {key_of(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
+    bound = {dotted(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
     names = {
-        key_of(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
+        dotted(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
     }
     return bool(names & bound)
 
@@ -213,10 +214,10 @@ PACE = (
 
 def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
-    optimizer = key_of(call.args[0])
+    optimizer = dotted(call.args[0])
     models = set()
     for node in core.tree.nodes:
-        if isinstance(node, ast.Assign) and any(key_of(target) == optimizer for target in node.targets):
+        if isinstance(node, ast.Assign) and any(dotted(target) == optimizer for target in node.targets):
             value = node.value
             if not isinstance(value, ast.Call) or core.names.meaning(value.func) == "apex.amp.initialize":
                 continue
@@ -233,7 +234,7 @@ def _parameters(core: Core, call: ast.Call) -> str:
         owner = text.split("(")[0].rpartition(".")[0]
         function = core.tree.function(call)
         scope = core.tree.module if function is None else function
-        names = {key_of(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
+        names = {dotted(node) for node in ast.walk(scope) if isinstance(node, (ast.Name, ast.Attribute))}
         names |= {node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)}
         if owner in names:
             return text

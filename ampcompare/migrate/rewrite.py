@@ -53,9 +53,8 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
         target: "torch" or "precision".
 
     Raises:
-        SyntaxError: it is not Python 3.
-        ValueError: a null byte.
-        RecursionError: nested too deep.
+        SourceInvalid: it is not Python 3, or nested too deep.
+        RecursionError: an expression is nested too deep.
     """
     if not may_use_apex(text):
         return Migration(text, [])

@@ -6,7 +6,8 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.migrate.sites import Backward, Sites
-from ampcompare.migrate.tree import Function, Tree, key_of
+from ampcompare.migrate.tree import Function, Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["ATTRIBUTE", "Scalers", "plan_scalers"]
 
@@ -109,7 +110,7 @@ def _suffix(key: str, number: int) -> str:
 
 
 def _free_name(tree: Tree, word: str, *, attribute: bool) -> str:
-    used = {node.attr for node in tree.nodes if isinstance(node, ast.Attribute) and key_of(node.value) == "self"}
+    used = {node.attr for node in tree.nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"}
     if not attribute:
         used = {node.id for node in tree.nodes if isinstance(node, ast.Name)}
         used |= {node.arg for node in tree.nodes if isinstance(node, ast.arg)}

@@ -6,7 +6,8 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.names import Names
-from ampcompare.migrate.tree import Function, Tree, key_of
+from ampcompare.migrate.tree import Function, Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
 
@@ -151,12 +152,12 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
 def _optimizers_of(initialize: Initialize) -> list[str]:
     value = initialize.arguments.get("optimizers")
     elements = value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
-    keys = [key_of(each) for each in elements]
+    keys = [dotted(each) for each in elements]
     if isinstance(initialize.statement, ast.Assign):
         target = initialize.statement.targets[0]
         if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
             last = target.elts[1]
-            keys += [key_of(each) for each in (last.elts if isinstance(last, (ast.List, ast.Tuple)) else [last])]
+            keys += [dotted(each) for each in (last.elts if isinstance(last, (ast.List, ast.Tuple)) else [last])]
     return [key for key in keys if key is not None and key != "_"]
 
 
@@ -185,7 +186,7 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
     elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
-    keys = [key_of(each) or tree.source(each) for each in elements]
+    keys = [dotted(each) or tree.source(each) for each in elements]
     return Backward(
         statement,
         tree.function(call),
@@ -203,7 +204,7 @@ def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
     for node in tree.nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"):
             continue
-        key = key_of(node.func.value)
+        key = dotted(node.func.value)
         if key is None:
             key = tree.source(node.func.value)
             if key not in known:
@@ -225,7 +226,7 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
         statement = tree.statement(node)
         if tree.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
-        receiver = key_of(node.func.value)
+        receiver = dotted(node.func.value)
         if any(outer in bodies for outer in tree.ancestors(statement)):
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
@@ -238,7 +239,7 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
     for node in tree.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
-            argument = key_of(node.args[0]) if len(node.args) == 1 else None
+            argument = dotted(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
                 raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
             if _copies_weights(tree, node):
@@ -253,9 +254,9 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
 def _copies_weights(tree: Tree, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
     loop, outer = tree.statement(call), tree.parent(call)
-    if isinstance(outer, ast.Call) and key_of(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
+    if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
-        return isinstance(save, ast.Call) and key_of(save.func) == "torch.save"
+        return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
     if not isinstance(loop, ast.For) or call not in ast.walk(loop.iter):
         return False
     return all(
@@ -280,7 +281,7 @@ def _reads_grad(tree: Tree, node: ast.AST) -> bool:
         isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.value, (ast.Name, ast.Attribute))
     ):
         return False
-    if key_of(node) in ("torch.autograd.grad", "autograd.grad"):
+    if dotted(node) in ("torch.autograd.grad", "autograd.grad"):
         return False
     statement = tree.statement(node)
     if isinstance(statement, ast.Assign) and node in statement.targets:

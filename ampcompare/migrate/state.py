@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from ampcompare.migrate.sites import Unsure
-from ampcompare.migrate.tree import key_of
+from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
@@ -60,7 +60,7 @@ def _load(core: Core, call: ast.Call) -> None:
     if not single:
         scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
     lines: list[str] = []
-    if key_of(value) is None and not _is_lookup(value):
+    if dotted(value) is None and not _is_lookup(value):
         lines, text = [f"amp_state = {text}"], "amp_state"
     unit = tree.unit
     lines.append(f'if "loss_scaler0" in {text}:  # saved with Apex')
@@ -84,5 +84,5 @@ def _load(core: Core, call: ast.Call) -> None:
 
 def _is_lookup(value: ast.expr) -> bool:
     return (
-        isinstance(value, ast.Subscript) and key_of(value.value) is not None and isinstance(value.slice, ast.Constant)
+        isinstance(value, ast.Subscript) and dotted(value.value) is not None and isinstance(value.slice, ast.Constant)
     )

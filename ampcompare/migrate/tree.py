@@ -7,44 +7,37 @@ formatting by themselves.
 from __future__ import annotations
 
 import ast
-import re
-import warnings
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["Block", "Function", "Tree", "key_of"]
+from ampcompare.source.lines import NEWLINE, SourceLines
+from ampcompare.source.syntax import parse_tree
+
+__all__ = ["Block", "Function", "Tree"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
 BLOCKS = ("body", "orelse", "finalbody")
-NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
-class Tree:
+class Tree(SourceLines):
     """The tree of a module.
 
     Attributes:
-        text: the source.
         module: its root.
         nodes: all nodes, parents before children, in the order of the source within a block.
         newline: the first one of the text.
         unit: of indentation.
 
     Raises:
-        SyntaxError: it is not Python 3.
-        ValueError: a null byte.
-        RecursionError: nested too deep.
+        SourceInvalid: it is not Python 3, or nested too deep.
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as invalid escapes, which are the user's
-            self.module = ast.parse(text)
-        self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
+        super().__init__(text)
+        self.module = parse_tree(text)
         first = NEWLINE.search(text)
         self.newline = first.group() if first else "\n"
-        self._ascii = text.isascii()
         self._parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
         self._walk()
@@ -79,14 +72,6 @@ class Tree:
             node = self.parent(node)
             yield node
 
-    def offset(self, line: int, column: int) -> int:
-        """Return the index in the text of a position of `ast`: a line from 1, a column in bytes of UTF-8."""
-        start = self.starts[line - 1]
-        if self._ascii:
-            return start + column
-        end = self.starts[line] if line < len(self.starts) else len(self.text)
-        return start + len(self.text[start:end].encode("utf-8")[:column].decode("utf-8", "ignore"))
-
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return where a node begins and ends in the text; decorators are a part of what they decorate."""
         decorators = getattr(node, "decorator_list", [])
@@ -104,11 +89,6 @@ class Tree:
         """Return the line, from 1, where a statement begins, decorators included."""
         decorators = getattr(node, "decorator_list", [])
         return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined,no-any-return]
-
-    def line_text(self, line: int) -> str:
-        """Return a line, from 1, with its end."""
-        end = self.starts[line] if line < len(self.starts) else len(self.text)
-        return self.text[self.starts[line - 1] : end]
 
     def indent(self, node: ast.AST) -> str:
         """Return the white space at the begin of the line of a node."""
@@ -163,14 +143,3 @@ class Tree:
         while isinstance(parent, (ast.If, ast.Try)):
             parent = self.parent(parent)
         return parent if isinstance(parent, ast.ClassDef) else None
-
-
-def key_of(node: ast.AST | None) -> str | None:
-    """Return the dotted text of a name or a chain of attributes; None for other expressions."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return None
-    return ".".join([node.id, *reversed(parts)])

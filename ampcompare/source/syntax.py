@@ -1,11 +1,11 @@
-"""Parse source with Python's own parser, which says what is wrong and where."""
+"""Parse source with Python's own parser, which says what is wrong and where; dotted names in its trees."""
 
 from __future__ import annotations
 
 import ast
 import warnings
 
-__all__ = ["SourceInvalid", "parse_tree"]
+__all__ = ["SourceInvalid", "dotted", "parse_tree"]
 
 
 class SourceInvalid(ValueError):
@@ -36,3 +36,14 @@ def parse_tree(text: str) -> ast.Module:
         raise SourceInvalid("nested too deep") from None
     except ValueError as error:  # such as a null byte
         raise SourceInvalid(str(error)) from None
+
+
+def dotted(node: ast.AST | None) -> str | None:
+    """Return `a.b.c` as text for a name or a chain of attributes; None for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    return ".".join([node.id, *reversed(parts)])
