@@ -22,7 +22,7 @@ __all__ = ["accuracy_effect", "accuracy_effects", "accuracy_margin", "accuracy_v
 def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria) -> AccuracyMargin:
     """Return the margin of top-1 that the rule gives for the runs of the reference."""
     runs = [record.summary for record in records if record.status == "completed" and record.summary.epochs]
-    top1 = [100 * run.top1_final for run in runs if run.top1_final is not None]
+    top1 = [100 * run.metric_final for run in runs if run.metric_final is not None]
     images = min((run.epochs[-1].samples for run in runs), default=1)
     return resolve_margin(terms.rule, top1, resolution=100 / images, reference=reference)
 
@@ -35,9 +35,14 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         pilot: seeds whose spread has set the number of pairs, if any: the spread of the test is then theirs.
     """
     both = [
-        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples, arm.config.recipe.seed)
+        (
+            arm.summary.metric_final,
+            reference.summary.metric_final,
+            arm.summary.epochs[-1].samples,
+            arm.config.recipe.seed,
+        )
         for arm, reference in pairs
-        if arm.summary.top1_final is not None and arm.summary.epochs
+        if arm.summary.metric_final is not None and arm.summary.epochs
     ]
     whole = [(here, there, samples, seed) for here, there, samples, seed in both if there is not None]
     if not whole:

@@ -37,7 +37,7 @@ def find_twins(
             bare.model_copy(
                 update={
                     "pairs": row.pairs,
-                    "top1_difference": row.top1_difference,
+                    "metric_difference": row.metric_difference,
                     "accuracy_verdict": row.accuracy_verdict,
                     "time_ratio": row.time_ratio,
                     "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
@@ -54,7 +54,7 @@ def twin_sentence(twin: Twin) -> str:
         pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
         if twin.same_bits:
             return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
-        difference = "" if twin.top1_difference is None else f", {100 * twin.top1_difference:+.2f} pp"
+        difference = "" if twin.metric_difference is None else f", {100 * twin.metric_difference:+.2f} pp"
         return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
     return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
 

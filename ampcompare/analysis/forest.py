@@ -112,9 +112,9 @@ def _pooled_row(arm: str, accuracy: PooledEffect | None, time: PooledEffect | No
         diverged=0,
         failed=0,
         pairs=accuracy.experiments if accuracy else 0,
-        top1_difference=accuracy.value if accuracy else None,
-        top1_difference_low=accuracy.low if accuracy else None,
-        top1_difference_high=accuracy.high if accuracy else None,
+        metric_difference=accuracy.value if accuracy else None,
+        metric_difference_low=accuracy.low if accuracy else None,
+        metric_difference_high=accuracy.high if accuracy else None,
         accuracy_verdict=_pooled_word(accuracy) if accuracy else "",
         time_ratio=time.value if time else None,
         time_ratio_low=time.low if time else None,
@@ -151,7 +151,7 @@ def _of_row(row: ArmSummary, name: str, comparison: Comparison, measure: Measure
     theirs = [record for record in records if record.arm == comparison.reference]
     pairs = pairs_by_seed([record for record in records if record.arm == row.arm], theirs)
     if measure == "accuracy":
-        effect, verdict, tested = accuracy_effect(pairs), row.accuracy_verdict, row.top1_difference_low is not None
+        effect, verdict, tested = accuracy_effect(pairs), row.accuracy_verdict, row.metric_difference_low is not None
         floor = _resolution(pairs)
     else:
         effect, verdict, tested = step_times(pairs).effect, row.time_verdict, row.time_ratio_low is not None

@@ -256,8 +256,8 @@ def _completed(runs: Runs) -> list[RunRecord]:
 
 
 def _points(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    top1 = [value for record in runs if (value := record.summary.top1_final) is not None]
-    base_top1 = [value for record in base_runs if (value := record.summary.top1_final) is not None]
+    top1 = [value for record in runs if (value := record.summary.metric_final) is not None]
+    base_top1 = [value for record in base_runs if (value := record.summary.metric_final) is not None]
     if not top1 or not base_top1:
         return None, "it was not evaluated"
     return 100 * (statistics.fmean(top1) - statistics.fmean(base_top1)), ""

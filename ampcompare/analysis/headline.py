@@ -97,10 +97,10 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
 def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     """Yield what the only arm reached."""
     row = comparison.arms[0]
-    if row.top1_mean is None or not by_arm.get(row.arm):
+    if row.metric_mean is None or not by_arm.get(row.arm):
         return
     seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
-    yield f"{row.arm} reached {100 * row.top1_mean:.2f} % top-1 in {seeds}; there is no other arm to compare it with."
+    yield f"{row.arm} reached {100 * row.metric_mean:.2f} % top-1 in {seeds}; there is no other arm to compare it with."
 
 
 def _untested(comparison: Comparison) -> str:

@@ -100,7 +100,7 @@ def on_these_images(rows: Sequence[ArmSummary]) -> str:
 
 def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
-    known = [row.top1_difference for row in rows if row.top1_difference is not None]
+    known = [row.metric_difference for row in rows if row.metric_difference is not None]
     shown = list(map(quality.signed, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
@@ -121,10 +121,10 @@ def _different(
 
 def with_interval(row: ArmSummary, quality: Quality) -> str:
     """Return a difference with the interval of the test that decided on it."""
-    shown = f"Δ {quality.signed(row.top1_difference or 0)}{quality.unit}"
-    if row.top1_difference_low is None or row.top1_difference_high is None:
+    shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}"
+    if row.metric_difference_low is None or row.metric_difference_high is None:
         return shown
-    return f"{shown}, {quality.signed(row.top1_difference_low)} to {quality.signed(row.top1_difference_high)}"
+    return f"{shown}, {quality.signed(row.metric_difference_low)} to {quality.signed(row.metric_difference_high)}"
 
 
 def _open(
@@ -140,7 +140,7 @@ def _open(
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
         said.update(arms)
-    tested = [row for row in rows if row not in few and row.top1_difference_low is not None]
+    tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
     if tested:
         arms = [row.arm for row in tested]
         width = f"±{comparison.margin:g}{quality.unit}"

@@ -59,7 +59,7 @@ def idle_verdict(records: Sequence[RunRecord]) -> str:
     It has the reason of most runs, with the numbers of the best of them.
     """
     runs = [record for record in records if record.status == "completed"]
-    runs.sort(key=lambda run: run.summary.top1_final or 0.0, reverse=True)
+    runs.sort(key=lambda run: run.summary.metric_final or 0.0, reverse=True)
     reasons = [why_idle(record) for record in runs]
     if not reasons or not all(reasons):
         return ""
@@ -82,7 +82,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
         runs: of the reference.
         margin: of top-1, as a share.
     """
-    last = [(record.summary.top1_final, record.summary.epochs[-1]) for record in runs
+    last = [(record.summary.metric_final, record.summary.epochs[-1]) for record in runs
             if record.status == "completed" and record.summary.epochs]  # fmt: skip
     gains = [top1 - (epoch.majority_correct or 0) / epoch.samples for top1, epoch in last if top1 is not None]
     if not gains or idle_verdict(runs) or margin < statistics.fmean(gains):

@@ -39,7 +39,7 @@ def recommended(rows: Sequence[ArmSummary], prefer: str, *, lower_is_better: boo
     if prefer == "accuracy":
         sign = 1 if lower_is_better else -1
         better = [row for row in rows if row.accuracy_verdict == "better"]
-        return sorted(better, key=lambda row: sign * (row.top1_difference or 0))
+        return sorted(better, key=lambda row: sign * (row.metric_difference or 0))
     keeps = _keeping(rows)
     if prefer == "time":
         return sorted((row for row in keeps if row.time_verdict == "better"), key=lambda row: row.time_ratio or 1)
@@ -65,7 +65,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
-        shown = f"Δ {quality.signed(row.top1_difference or 0)}{quality.unit}, {side}{comparison.margin:g}"
+        shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}, {side}{comparison.margin:g}"
         kept = f"{quality.name} of {reference} kept ({shown}){images}"
     gains = []
     if row.time_verdict == "better":
@@ -150,9 +150,9 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
 def _correlations(rows: Sequence[ArmSummary], reference: str) -> str:
     """Return how far the accuracies of the arms follow the reference's over seeds; "" where that is not known."""
     shown = [
-        f"{row.arm} {row.top1_correlation:.2f}"
+        f"{row.arm} {row.metric_correlation:.2f}"
         for row in rows
-        if row.arm != reference and row.top1_correlation is not None
+        if row.arm != reference and row.metric_correlation is not None
     ]
     if not shown:
         return ""
@@ -179,7 +179,7 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
 def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
     """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
     reached = [
-        record.summary.ema_top1_final for record in records if record.arm == arm and record.status == "completed"
+        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
     ]
     known = [share for share in reached if share is not None]
     return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""

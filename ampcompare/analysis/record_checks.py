@@ -16,7 +16,8 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
-from ampcompare.records.run import EpochResult, RunRecord, iter_steps, read_record, record_checksum
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
 from ampcompare.settings.config import settings_digest
 
 __all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
@@ -79,7 +80,14 @@ def implausible(record: RunRecord) -> str:
     summary = record.summary
     shares = {
         name: getattr(summary, name)
-        for name in ("top1_final", "top1_best", "top1_last_mean", "ema_top1_final", "ema_top1_best", "top5_final")
+        for name in (
+            "metric_final",
+            "metric_best",
+            "metric_last_mean",
+            "ema_metric_final",
+            "ema_metric_best",
+            "top5_final",
+        )
     }
     for name, share in shares.items():
         if share is not None and not 0 <= share <= 1:  # not for NaN either
@@ -157,21 +165,21 @@ def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | Non
     if epochs:
         top1 = [epoch.top1 for epoch in epochs]
         if record.status == "completed":
-            yield "top1_final", summary.top1_final, top1[-1]
+            yield "metric_final", summary.metric_final, top1[-1]
         if summary.top5_final is not None:
             yield "top5_final", summary.top5_final, epochs[-1].top5
         if summary.loss_final is not None and not math.isnan(epochs[-1].loss):
             yield "loss_final", summary.loss_final, epochs[-1].loss
-        if summary.ema_top1_final is not None:
-            yield "ema_top1_final", summary.ema_top1_final, epochs[-1].ema_top1
-        if summary.top1_last_mean is not None and summary.last_epochs:
-            yield "top1_last_mean", summary.top1_last_mean, statistics.fmean(top1[-summary.last_epochs :])
-        if summary.top1_best is not None:
-            yield "top1_best", summary.top1_best, max(top1)
+        if summary.ema_metric_final is not None:
+            yield "ema_metric_final", summary.ema_metric_final, epochs[-1].ema_top1
+        if summary.metric_last_mean is not None and summary.last_epochs:
+            yield "metric_last_mean", summary.metric_last_mean, statistics.fmean(top1[-summary.last_epochs :])
+        if summary.metric_best is not None:
+            yield "metric_best", summary.metric_best, max(top1)
         if summary.epoch_seconds is not None:
             yield "epoch_seconds", summary.epoch_seconds, statistics.median(epoch.train_seconds for epoch in epochs)
-    elif summary.top1_final is not None:
-        yield "top1_final", summary.top1_final, None
+    elif summary.metric_final is not None:
+        yield "metric_final", summary.metric_final, None
     median, rate = summary.step_seconds_median, summary.samples_per_second
     if median is not None and rate is not None:
         processes = record.processes.world_size if record.processes else 1
@@ -181,7 +189,7 @@ def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | Non
 def _source(name: str, epochs: Sequence[EpochResult]) -> str:
     if name == "samples_per_second":
         return "batch size over step_seconds_median gives"
-    if name == "top1_final" and epochs:
+    if name == "metric_final" and epochs:
         return f"its counts ({epochs[-1].top1_correct} of {epochs[-1].samples}) give"
     return "its epochs give"
 

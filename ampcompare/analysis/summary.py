@@ -173,7 +173,7 @@ def _row(
 ) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
     ran = finished(records)
-    top1 = [record.summary.top1_final for record in done]
+    top1 = [record.summary.metric_final for record in done]
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     others = [record.effective for record in ran if record.effective]
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
@@ -188,9 +188,9 @@ def _row(
         completed=len(done),
         diverged=diverged,
         failed=sum(record.status in ("failed", "interrupted") for record in records),
-        top1_mean=_mean(top1),
-        top1_sd=_sd(top1),
-        top1_best=max((value for record in ran if (value := record.summary.top1_best) is not None), default=None),
+        metric_mean=_mean(top1),
+        metric_sd=_sd(top1),
+        metric_best=max((value for record in ran if (value := record.summary.metric_best) is not None), default=None),
         epoch_seconds=_mean(record.summary.epoch_seconds for record in ran),
         epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
         step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
@@ -205,12 +205,12 @@ def _row(
         time_ratio_high=None if time.low is None else ratio_of(-time.low),
         time_ratio_confidence=time.confidence,
         time_verdict=time.word,
-        top1_difference=effect.mean if effect else None,
-        top1_difference_low=accuracy.low,
-        top1_difference_high=accuracy.high,
-        top1_difference_confidence=accuracy.confidence,
+        metric_difference=effect.mean if effect else None,
+        metric_difference_low=accuracy.low,
+        metric_difference_high=accuracy.high,
+        metric_difference_confidence=accuracy.confidence,
         accuracy_verdict=accuracy.word,
-        top1_correlation=_correlation(pairs),
+        metric_correlation=_correlation(pairs),
         pairs=len(pairs),
         diverged_low=rate[0],
         diverged_high=rate[1],
@@ -229,8 +229,8 @@ def _start_seconds(record: RunRecord) -> float | None:
 
 def _correlation(pairs: Sequence[Pair]) -> float | None:
     """Return how far the accuracies of two arms move together over seeds; it is what pairing gains."""
-    here = [arm.summary.top1_final or 0.0 for arm, _ in pairs]
-    there = [reference.summary.top1_final or 0.0 for _, reference in pairs]
+    here = [arm.summary.metric_final or 0.0 for arm, _ in pairs]
+    there = [reference.summary.metric_final or 0.0 for _, reference in pairs]
     if len(pairs) < MIN_PAIRS or min(here) == max(here) or min(there) == max(there):
         return None
     return statistics.correlation(here, there)

@@ -103,7 +103,7 @@ def _diverges(test: Diverges, by_row: Mapping[str, list[RunRecord]], margin: flo
 
 def _trains(test: Trains, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
     runs = _ran(test, by_row)
-    finals = [record.summary.top1_final for record in runs if record.status == "completed"]
+    finals = [record.summary.metric_final for record in runs if record.status == "completed"]
     known = [100 * final for final in finals if final is not None]
     spread = f" ({min(known):.1f} to {max(known):.1f} %)" if known else ""
     return _rate(test, sum(final >= test.reaches for final in known), runs, f"{test.reaches:g} % reached", spread)
@@ -119,12 +119,12 @@ def _pair(test: Any, by_row: Mapping[str, list[RunRecord]], margin: float) -> Ar
 
 
 def _points(row: ArmSummary) -> str:
-    if row.top1_difference is None:
+    if row.metric_difference is None:
         return "no pair was completed"
-    shown = f"{100 * row.top1_difference:+.2f} points"
-    if row.top1_difference_low is None or row.top1_difference_high is None:
+    shown = f"{100 * row.metric_difference:+.2f} points"
+    if row.metric_difference_low is None or row.metric_difference_high is None:
         return shown
-    return f"{shown} ({100 * row.top1_difference_low:+.2f} to {100 * row.top1_difference_high:+.2f})"
+    return f"{shown} ({100 * row.metric_difference_low:+.2f} to {100 * row.metric_difference_high:+.2f})"
 
 
 def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
@@ -143,7 +143,7 @@ def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: flo
 def _below(test: Below, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
     row = _pair(test, by_row, margin)
     seen = f"{test.row} against {test.against}: {_points(row)}"
-    low, high = row.top1_difference_low, row.top1_difference_high
+    low, high = row.metric_difference_low, row.metric_difference_high
     if row.accuracy_verdict == IDENTICAL:
         return _Answer(seen, False)
     if low is None or high is None:

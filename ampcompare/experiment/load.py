@@ -228,7 +228,7 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
             one_word, other_word = (getattr(each, name).partition(" (")[0] for each in (row, other))
             if one_word != other_word:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
-        mean, own = row.top1_difference, other.top1_difference
+        mean, own = row.metric_difference, other.metric_difference
         if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
             return f"that {row.arm} differs by {100 * mean:+.2f} pp, not {100 * own:+.2f}"
     advice, own_advice = (

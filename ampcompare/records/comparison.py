@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import Look
 from ampcompare.records.published import Published
-from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
+from ampcompare.records.run import SCHEMA, RunRecord, read_model
 
 __all__ = [
     "ArmSummary",
@@ -62,9 +63,9 @@ class ArmSummary(FrozenRecord):
     completed: int
     diverged: int
     failed: int
-    top1_mean: float | None = None
-    top1_sd: float | None = None
-    top1_best: float | None = None
+    metric_mean: float | None = None
+    metric_sd: float | None = None
+    metric_best: float | None = None
     epoch_seconds: float | None = None
     epoch_seconds_sd: float | None = None
     step_seconds_median: float | None = None
@@ -77,11 +78,13 @@ class ArmSummary(FrozenRecord):
     time_ratio_low: float | None = Field(None, description="of the interval of the test that gave `time_verdict`")
     time_ratio_high: float | None = None
     time_ratio_confidence: float | None = Field(None, description="two-sided, of that interval")
-    top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
-    top1_difference_low: float | None = Field(None, description="of the interval of the test behind `accuracy_verdict`")
-    top1_difference_high: float | None = None
-    top1_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
-    top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
+    metric_difference: float | None = Field(None, description="mean over pairs to the reference arm")
+    metric_difference_low: float | None = Field(
+        None, description="of the interval of the test behind `accuracy_verdict`"
+    )
+    metric_difference_high: float | None = None
+    metric_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    metric_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     invalid_time: str = Field("", description="why the step times of its own runs are invalid; empty if they are not")
     accuracy_verdict: str = ""
@@ -110,7 +113,7 @@ class Twin(FrozenRecord):
     twin: str
     library: str = Field(description="name and version")
     pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
-    top1_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
+    metric_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
     accuracy_verdict: str = ""
     time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
     same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
@@ -177,8 +180,8 @@ class Comparison(FrozenRecord):
 
 def _line(row: ArmSummary, reference: str) -> str:
     facts = [row.status]
-    if row.top1_mean is not None:
-        facts.append(f"top-1 {100 * row.top1_mean:.2f} %")
+    if row.metric_mean is not None:
+        facts.append(f"top-1 {100 * row.metric_mean:.2f} %")
     if row.arm == reference:
         facts.append("the reference")
     else:

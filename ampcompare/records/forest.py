@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampcompare.records.run import SCHEMA, FrozenRecord
+from ampcompare.records.fields import FrozenRecord
+from ampcompare.records.run import SCHEMA
 
 __all__ = ["Experiment", "ExperimentEffect", "Forest", "Measure", "PooledEffect"]
 

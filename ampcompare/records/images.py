@@ -8,7 +8,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.errors import RecordError
-from ampcompare.records.run import EpochResult, ImageResults
+from ampcompare.records.evaluation import EpochResult, ImageResults
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,6 +53,7 @@ def unpack_images(result: EpochResult) -> NDArray[Any] | None:
     if hashlib.sha256(packed).hexdigest() != result.images.sha256:
         raise RecordError("their hash is another than the recorded one")
     correct = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=result.samples).astype(bool)
-    if int(correct.sum()) != result.top1_correct:
-        raise RecordError(f"they count {int(correct.sum())} correct images, and the evaluation {result.top1_correct}")
+    counted = next(iter(result.counts.values()), None)
+    if int(correct.sum()) != counted:
+        raise RecordError(f"they count {int(correct.sum())} correct images, and the evaluation {counted}")
     return correct

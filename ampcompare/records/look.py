@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ampcompare.records.run import FrozenRecord
+from ampcompare.records.fields import FrozenRecord
 
 __all__ = ["Look"]
 

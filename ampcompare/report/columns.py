@@ -118,15 +118,15 @@ def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
 
 def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
     """Return the difference to the reference with the interval of the deciding test, in pp or the judged unit."""
-    if row.top1_difference is None:
+    if row.metric_difference is None:
         return "-"
     table = comparison.judged
     factor, decimals = (100.0, 2) if table is None else (table.factor, table.decimals)
     low, high = (
-        None if bound is None else factor * bound for bound in (row.top1_difference_low, row.top1_difference_high)
+        None if bound is None else factor * bound for bound in (row.metric_difference_low, row.metric_difference_high)
     )
     limits = (-comparison.margin, 0.0, comparison.margin)
-    return format_interval(factor * row.top1_difference, low, high, limits, decimals=decimals, sign="+")
+    return format_interval(factor * row.metric_difference, low, high, limits, decimals=decimals, sign="+")
 
 
 def _memory_difference(row: ArmSummary) -> str:
@@ -169,8 +169,8 @@ def _has_ranks(comparison: Comparison) -> bool:
 COLUMNS: dict[str, Column] = {
     "arm": of_arm(arm_name),
     "lr": of_arm(lambda row: f"{row.lr:g}"),
-    "top-1 %": of_arm(lambda row: format_percent(row.top1_mean, row.top1_sd)),
-    "best top-1 %": of_arm(lambda row: format_percent(row.top1_best)),
+    "top-1 %": of_arm(lambda row: format_percent(row.metric_mean, row.metric_sd)),
+    "best top-1 %": of_arm(lambda row: format_percent(row.metric_best)),
     "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": of_arm(step_milliseconds),

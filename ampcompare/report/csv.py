@@ -14,9 +14,9 @@ from ampcompare.report.columns import columns
 __all__ = ["Csv", "safe_text"]
 
 SUMMARY_FIELDS = (
-    "top1_final",
-    "top1_best",
-    "top1_last_mean",
+    "metric_final",
+    "metric_best",
+    "metric_last_mean",
     "top5_final",
     "loss_final",
     "num_steps",

@@ -72,7 +72,7 @@ def _new_images(row: ArmSummary, images: ImageComparison, comparison: Comparison
     return [
         printable(row.arm, 60),
         difference_interval(row, comparison),
-        format_interval(100 * (row.top1_difference or 0.0), low, high, limits, sign="+"),
+        format_interval(100 * (row.metric_difference or 0.0), low, high, limits, sign="+"),
         needed,
         f"{disagreeing:.1f} of {images.images:,}",
     ]

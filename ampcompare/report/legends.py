@@ -26,7 +26,7 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {quality}"
     if comparison.margin_rule == "auto":
         margin += " (auto)"
-    tested = [row for row in others if row.top1_difference_low is not None or row.time_ratio_low is not None]
+    tested = [row for row in others if row.metric_difference_low is not None or row.time_ratio_low is not None]
     interval = "[ ]: interval of the deciding test, " if tested else ""
     rate = (
         f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"

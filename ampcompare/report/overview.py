@@ -99,17 +99,17 @@ def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
     table = comparison.judged
-    if row.top1_mean is None:
+    if row.metric_mean is None:
         return Cell()
     if table is None:
-        return Cell(format_percent(row.top1_mean, row.top1_sd), short=format_percent(row.top1_mean))
-    mean = f"{table.factor * row.top1_mean:.{table.decimals}f}"
-    spread = "" if row.top1_sd is None else f" ± {table.factor * row.top1_sd:.{table.decimals}f}"
+        return Cell(format_percent(row.metric_mean, row.metric_sd), short=format_percent(row.metric_mean))
+    mean = f"{table.factor * row.metric_mean:.{table.decimals}f}"
+    spread = "" if row.metric_sd is None else f" ± {table.factor * row.metric_sd:.{table.decimals}f}"
     return Cell(mean + spread, short=mean)
 
 
 def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.top1_difference is None or is_reference(row, comparison):
+    if row.metric_difference is None or is_reference(row, comparison):
         return Cell()
     return Cell(difference_interval(row, comparison))
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
 from ampcompare.files.write import write_file
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import EpochResult, RunRecord, iter_steps
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, iter_steps
 
 __all__ = ["EventFiles", "run_name"]
 

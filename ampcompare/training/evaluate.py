@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.precision.base import Precision
+from ampcompare.records.evaluation import ImageResults
 from ampcompare.records.images import pack_images
-from ampcompare.records.run import ImageResults
 
 __all__ = ["Evaluation", "evaluate"]
 

@@ -13,7 +13,8 @@ from torch import nn
 from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
-from ampcompare.records.run import EpochResult, Resumption, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.randomness import derive
 from ampcompare.training.assemble import Assembly

@@ -52,7 +52,7 @@ def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeR
     assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
-    assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)
+    assert (twin.accuracy_verdict, twin.same_bits, twin.metric_difference) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
         "every loss the same to the last bit, 5 seeds." in comparison.reading

@@ -63,10 +63,10 @@ def test_equal_differences_on_few_images_hold_for_these_only(run: Any) -> None:
     row = row_of(comparison)
     assert row.accuracy_verdict == "equivalent (±0.5)"
     assert row.images is not None
-    assert row.top1_difference_low is not None
+    assert row.metric_difference_low is not None
     assert row.images.low is not None
     assert row.images.high is not None
-    assert row.images.low < -0.004 < row.top1_difference_low < -0.001
+    assert row.images.low < -0.004 < row.metric_difference_low < -0.001
     assert row.images.high > 0
     assert row.images.holds is True
     assert [(pair.arm_only, pair.reference_only) for pair in row.images.models] == [(0, 2)] * 5
@@ -106,12 +106,12 @@ def test_new_images_are_never_known_better_than_these(run: Any) -> None:
         wrong = [[[*np.flatnonzero(draws.random(IMAGES) < 0.03), *each] for _ in range(3)] for each in shared]
         row = row_of(compared(run, both(wrong[0]), both(wrong[1])))
         assert row.images is not None
-        assert row.top1_difference_low is not None
-        assert row.top1_difference_high is not None
+        assert row.metric_difference_low is not None
+        assert row.metric_difference_high is not None
         assert row.images.low is not None
         assert row.images.high is not None
-        assert row.images.low <= row.top1_difference_low + 1e-12
-        assert row.images.high >= row.top1_difference_high - 1e-12
+        assert row.images.low <= row.metric_difference_low + 1e-12
+        assert row.images.high >= row.metric_difference_high - 1e-12
         # By mean squares alone it would be narrower: more degrees of freedom make up for the larger variance.
         arm, reference = (np.array(both(rows)).astype(int) for rows in wrong)
         squares = mean_squares(arm - reference)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.session import Session

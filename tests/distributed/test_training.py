@@ -17,7 +17,8 @@ from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.evaluate import evaluate

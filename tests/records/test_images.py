@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ampcompare.errors import RecordError
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.images import pack_images, unpack_images
-from ampcompare.records.run import EpochResult
 
 
 def result(correct: Any, **changes: Any) -> EpochResult:

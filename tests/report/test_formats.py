@@ -145,7 +145,7 @@ def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparis
     ]
     for row, record in zip(rows, comparison.records, strict=True):
         assert float(row["step_seconds_median"]) == record.summary.step_seconds_median
-        assert float(row["top1_final"]) == record.summary.top1_final
+        assert float(row["metric_final"]) == record.summary.metric_final
         assert (row["engine"], row["engine_version"]) == ("compat", "1.0")
 
 
@@ -311,7 +311,7 @@ def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> 
     lines = str(comparison).splitlines()
     assert lines[: len(comparison.headline)] == comparison.headline
     first, second, *reading = lines[len(comparison.headline) :]
-    assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].top1_mean or 0):.2f} %, the reference"
+    assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].metric_mean or 0):.2f} %, the reference"
     assert second.startswith("half: ok, top-1 51.00 %, accuracy ")
     assert reading == comparison.reading
     assert repr(comparison) == "<Comparison of fp32, half: 6 records, seeds 0, 1, 2>"

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.images import pack_images, unpack_images
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble_single, make_task
 from ampcompare.training.evaluate import evaluate
@@ -244,5 +245,5 @@ def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     tally = RunMetrics(0, 32, epochs=epochs)
     summary = tally.summary(made.divergence, PeakMemory(0, None), 1.0)
     assert epochs[-1].ema_top1_correct is not None
-    assert summary.ema_top1_final == epochs[-1].ema_top1_correct / 64
-    assert summary.ema_top1_best == max(epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None)
+    assert summary.ema_metric_final == epochs[-1].ema_top1_correct / 64
+    assert summary.ema_metric_best == max(epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None)

@@ -83,7 +83,7 @@ def _record(
         config=config,
         half=how,
         summary=RunSummary(
-            top1_final=correct / samples if diverged is None else None,
+            metric_final=correct / samples if diverged is None else None,
             num_steps=steps,
             final_loss_scale=scaler.get_scale(),
             diverged_step=diverged,

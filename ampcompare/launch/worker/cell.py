@@ -40,7 +40,8 @@ from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.tf32 import require_tf32, set_tf32
-from ampcompare.records.run import EpochResult, RunRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble, make_task
 from ampcompare.training.compile import cpu_half_of

@@ -105,11 +105,11 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
 
 def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
     """Return the accuracy in percent that arms are timed to, and a sentence on where it comes from."""
-    known = [arm for arm in arms if arm.row.top1_mean is not None]
+    known = [arm for arm in arms if arm.row.metric_mean is not None]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
-    if chosen is None or chosen.row.top1_mean is None:
+    if chosen is None or chosen.row.metric_mean is None:
         return None, ""
-    target = rounded(100 * NEAR_FINAL * chosen.row.top1_mean, 4)
+    target = rounded(100 * NEAR_FINAL * chosen.row.metric_mean, 4)
     return target, f" The dotted line is {target:g} %: {100 * NEAR_FINAL:g} % of what {chosen.name} ends with."
 
 
@@ -136,11 +136,11 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     rows: list[list[str]] = []
     for arm in arms:
-        done = [r.summary for r in arm.completed if r.summary.top1_final is not None and r.summary.epochs]
+        done = [r.summary for r in arm.completed if r.summary.metric_final is not None and r.summary.epochs]
         if not done:
             continue
         seconds = [sum(epoch.train_seconds for epoch in summary.epochs) for summary in done]
-        accuracies = [100 * summary.top1_final for summary in done if summary.top1_final is not None]
+        accuracies = [100 * summary.metric_final for summary in done if summary.metric_final is not None]
         series.append(point(arm, seconds, accuracies))
         means = statistics.fmean(accuracies), statistics.fmean(seconds)
         rows.append([arm.name, f"{means[0]:.2f}", f"{means[1]:.3g}", arm.time_fault or "-"])

@@ -33,7 +33,9 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     points = {arm.place: [_gap(pair) for pair in pairs_by_seed(arm.records, base)] for arm in rows}
     bounds = {
         arm.place: [
-            100 * value for value in (arm.row.top1_difference_low, arm.row.top1_difference_high) if value is not None
+            100 * value
+            for value in (arm.row.metric_difference_low, arm.row.metric_difference_high)
+            if value is not None
         ]
         for arm in rows
     }
@@ -42,8 +44,8 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     tracks = []
     for arm in rows:
         row = arm.row
-        mean = row.top1_difference
-        low, high = row.top1_difference_low, row.top1_difference_high
+        mean = row.metric_difference
+        low, high = row.metric_difference_low, row.metric_difference_high
         interval = (scale.low if low is None else 100 * low, scale.high if high is None else 100 * high)
         has_interval = low is not None or high is not None
         tracks.append(
@@ -56,7 +58,9 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
                 [(scale.at(gap), f"seed {seed}: {signed(gap)} pp") for gap, seed in points[arm.place]],
             )
         )
-    levels = {f"{100 * arm.row.top1_difference_confidence:.3g}" for arm in rows if arm.row.top1_difference_confidence}
+    levels = {
+        f"{100 * arm.row.metric_difference_confidence:.3g}" for arm in rows if arm.row.metric_difference_confidence
+    }
     confidence = f" ({listed(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if scale.kind == "asinh" else ""
     drawn = any(track.mean is not None for track in tracks)
@@ -77,7 +81,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
 
 def _gap(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:
     arm, reference = pair
-    gap = 100 * ((arm.summary.top1_final or 0.0) - (reference.summary.top1_final or 0.0))
+    gap = 100 * ((arm.summary.metric_final or 0.0) - (reference.summary.metric_final or 0.0))
     return gap, arm.config.recipe.seed
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.records.run import EpochResult, RunSummary, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunSummary, StepRecord
 from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.loss_curve import Tracer
 from ampcompare.training.policies.divergence import DivergenceDetector
@@ -105,12 +106,12 @@ class RunMetrics:
             quarter, _, three_quarters = statistics.quantiles(self.seconds, n=4)
             iqr = three_quarters - quarter
         return RunSummary(
-            top1_final=epochs[-1].top1 if ended_well else None,
-            top1_best=max((epoch.top1 for epoch in epochs), default=None),
-            top1_last_mean=statistics.fmean(epoch.top1 for epoch in last) if ended_well else None,
+            metric_final=epochs[-1].top1 if ended_well else None,
+            metric_best=max((epoch.top1 for epoch in epochs), default=None),
+            metric_last_mean=statistics.fmean(epoch.top1 for epoch in last) if ended_well else None,
             last_epochs=len(last),
-            ema_top1_final=epochs[-1].ema_top1 if ended_well else None,
-            ema_top1_best=max((epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None), default=None),
+            ema_metric_final=epochs[-1].ema_top1 if ended_well else None,
+            ema_metric_best=max((epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None), default=None),
             top5_final=epochs[-1].top5 if ended_well else None,
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.records.run import EpochResult
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.policies.policy import Policy
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
 from ampcompare.errors import CheckpointError, RecordError
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.images import unpack_images
-from ampcompare.records.run import EpochResult, Resumption
+from ampcompare.records.run import Resumption
 from ampcompare.training.state.generators import require_random_states
 
 __all__ = ["Saved", "require_plain_parts", "require_position"]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.images import pack_images
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import ScheduleConfig
 from ampcompare.training.metrics.clock import PeakMemory, make_clock, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
@@ -137,7 +138,7 @@ def test_tally_leaves_warm_up_out_of_times_but_counts_its_skips() -> None:
     assert (summary.num_steps, summary.skipped_steps, summary.final_loss_scale) == (7, 1, 4.0)
     assert summary.step_seconds_median == pytest.approx(0.4)
     assert summary.samples_per_second == pytest.approx(80)
-    assert (summary.top1_final, summary.top5_final, summary.epoch_seconds) == (0.7, 0.9, 3.0)
+    assert (summary.metric_final, summary.top5_final, summary.epoch_seconds) == (0.7, 0.9, 3.0)
 
 
 def test_tally_of_a_diverged_run_claims_no_final_accuracy() -> None:
@@ -149,7 +150,7 @@ def test_tally_of_a_diverged_run_claims_no_final_accuracy() -> None:
     watch = DivergenceDetector(3, [])
     watch.diverged_step, watch.reason = 4, "non-finite weights"
     summary = tally.summary(watch, PeakMemory(1, 2), 1.0)
-    assert (summary.top1_final, summary.top1_best, summary.diverged_step) == (None, 0.7, 4)
+    assert (summary.metric_final, summary.metric_best, summary.diverged_step) == (None, 0.7, 4)
 
 
 def test_only_the_last_evaluation_keeps_its_images() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.early_stop import EarlyStop
 from ampcompare.training.policies.scale_limits import ScaleLimits

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import assemble_single, make_task
 from ampcompare.training.session import Session
