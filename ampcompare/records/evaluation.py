@@ -36,7 +36,7 @@ class EpochResult(FrozenRecord):
     )
     counts: dict[str, Count] = Field({}, description="samples that are right, of each metric that is a share of them")
     chance: Number | None = Field(None, description="value of the first metric that a constant guess reaches")
-    loss: Number
+    loss: Number | None = Field(None, description="mean validation loss; None for a task that has none")
     ema_values: dict[str, Number] | None = Field(None, description="of the averaged weights; None where none are kept")
     ema_counts: dict[str, Count] = Field({})
     ema_loss: Number | None = None

@@ -48,8 +48,10 @@ class Metric(FrozenRecord):
         ratio = value / reference
         return ratio - 1 if self.difference == "ratio" else math.log(ratio)
 
-    def is_better(self, value: float, other: float) -> bool:
-        """Return whether a value is better than another; NaN is better than none."""
+    def is_better(self, value: float, other: float | None) -> bool:
+        """Return whether a value is better than another, if there is one; NaN never is."""
+        if other is None:
+            return not math.isnan(value)
         return value > other if self.better == "higher" else value < other
 
     def best(self, values: Iterable[float]) -> float | None:
