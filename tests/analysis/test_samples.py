@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ampcompare.records.images import pack_images
 from scipy.special import stdtrit
 from scipy.stats import binom
 
@@ -15,7 +16,6 @@ from ampcompare.analysis.crossed_effects import mean_squares, new_images_error
 from ampcompare.analysis.samples import mcnemar, two_digits
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.images import pack_images
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.page import Html
 from ampcompare.report.json import Json
