@@ -38,9 +38,8 @@ LAST_SHARE = 5  # the last fifth of the epochs is compared with the fifth before
 def why_idle(record: RunRecord) -> str:
     """Return why a completed run learned nothing; "" if it did, or if its record cannot tell.
 
-    It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than that of
-    a constant guess (within three binomial standard deviations of it where values are counts), or the training loss did
-    not fall.
+    It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
+    constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
@@ -157,8 +156,8 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     """Return which arms were still improving when they ended; "" if none was shown to be.
 
     The mean of the metric over the last fifth of the epochs is compared with that of the fifth before. An arm counts if
-    that gain is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin: smaller
-    gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
+    that gain is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin:
+    smaller gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
 
     Args:
         margin: in the unit of shown differences.

@@ -160,7 +160,7 @@ def metric_interval(value: float, low: float | None, high: float | None, metric:
 
 
 def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
-    """Return the ends of the margin and 0, in the unit of shown differences; of a ratio the lower is 1 / (1 + margin)."""
+    """Return the ends of the margin and 0 as differences are shown; the lower end of a ratio is 1 / (1 + margin)."""
     lower = -margin if metric.difference == "points" else 100 * (1 / (1 + margin / 100) - 1)
     return lower, 0.0, margin
 

@@ -23,7 +23,8 @@ UNTESTED: dict[str, Any] = {
 }  # fmt: skip
 DIVERGED: dict[str, Any] = {
     **UNTESTED, "completed": 0, "diverged": 3, "metric_mean": None, "metric_sd": None,
-    "accuracy_verdict": "diverged 3/3", "status": "diverged at step 1", "num_steps": 6, "invalid_time": "1 timed steps, 30 needed",
+    "accuracy_verdict": "diverged 3/3", "status": "diverged at step 1", "num_steps": 6,
+    "invalid_time": "1 timed steps, 30 needed",
 }  # fmt: skip
 FAILED: dict[str, Any] = {
     **UNTESTED, "completed": 0, "failed": 3, "metric_mean": None, "metric_sd": None, "accuracy_verdict": "",
