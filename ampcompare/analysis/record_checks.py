@@ -173,8 +173,8 @@ def _outcome_contradiction(record: RunRecord) -> str:
         return f"it was completed, and diverged at step {summary.diverged_step}"
     if record.status == "completed" and summary.epochs and not summary.num_steps:
         return "it was completed, and counts no steps"
-    if summary.ended and config.recipe.early_stop is None and config.recipe.target_top1 is None:
-        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target_top1"
+    if summary.ended and config.recipe.early_stop is None and config.recipe.target is None:
+        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target"
     if summary.rollbacks and config.on_nan != "rollback":
         return f"it went back at {summary.rollbacks}, and its settings say on_nan {config.on_nan}"
     return ""

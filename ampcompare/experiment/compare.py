@@ -39,10 +39,9 @@ from ampcompare.records.run import RunRecord
 from ampcompare.report.files import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
+from ampcompare.settings.task_defaults import DEFAULT_TASK
 
 __all__ = ["ComparisonOutcome", "PlannedComparison", "plan_comparison", "requested_seeds", "run_comparison"]
-
-CLASSIFICATION = "classification"  # the task whose metrics are known without torch
 
 DEFAULT_SEEDS = "0-2"
 
@@ -224,7 +223,7 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
 
 def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
     """Return what the runs will measure; None where only the task itself, which needs torch, can tell."""
-    return (TOP1, TOP5) if getattr(sources.config.recipe, "task", CLASSIFICATION) == CLASSIFICATION else None
+    return (TOP1, TOP5) if sources.config.recipe.task == DEFAULT_TASK else None
 
 
 def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:
