@@ -247,8 +247,9 @@ def margin_options(function: Function) -> Function:
             callback=lambda context, parameter, value: number_or_text(value),
             metavar="MARGIN",
             group=COMPARISON,
-            help="equivalence margin of top-1: 0.5 (pp), 10% (of the errors), 2sd (over seeds) or auto, the smaller "
-            "of 0.5 and 10%; choose it before the runs  [default: auto]",
+            help="equivalence margin of the metric: a number in its unit, such as 0.5 (pp of top-1), 10% (of the "
+            "errors), 2sd (over seeds) or auto, the usual one of the metric and for top-1 the smaller of 0.5 and 10%; "
+            "choose it before the runs  [default: auto]",
         ),
         option(
             "--time-margin",
