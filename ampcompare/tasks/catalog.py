@@ -75,6 +75,18 @@ TASKS = {
         DATA_SETS,
         BUILTIN_MODELS,
     ),
+    "segmentation": TaskSpec(
+        "a class for each pixel; mean IoU",
+        "ampcompare.tasks.segmentation:segmentation",
+        {"shapes": "discs, squares and triangles in noise, 24x24, 4 classes, generated"},
+        {"unet": "a small U-Net; 30 thousand parameters at its default width"},
+    ),
+    "gan": TaskSpec(
+        "a generator and a discriminator, two losses and optimizers; total variation",
+        "ampcompare.tasks.gan:gan",
+        {"gaussians": "points of eight normal distributions around a circle, generated"},
+        {"mlp": "generator and discriminator of fully connected layers"},
+    ),
 }
 TASK_GROUP = "ampcompare.tasks"
 
