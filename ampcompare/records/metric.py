@@ -123,6 +123,11 @@ class Metric(FrozenRecord):
         """
         return margin / self.factor if self.difference == "points" else math.log1p(margin / 100)
 
+    def margin_text(self, margin: float) -> str:
+        """Return a margin as verdicts have it, next to a difference in pp, or with its own unit."""
+        unit = self.difference_unit
+        return f"{margin:g}" if unit in ("", "pp") else f"{margin:g} {unit}"
+
     def is_better(self, value: float, other: float | None) -> bool:
         """Return whether a value is better than another, if there is one; NaN never is."""
         if other is None:

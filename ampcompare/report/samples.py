@@ -43,7 +43,7 @@ def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
     new = [_new_samples(row, its, comparison) for row, its in compared if its.low is not None]
     unit = f"{metric.difference_unit} of {metric.name}" if metric.difference_unit else metric.name
     if new:
-        margin = f"{comparison.margin:g}"
+        margin = metric.margin_text(comparison.margin)
         disagree = any(its.models for _, its in compared)
         yield SampleTable(
             f"These {noun}, or new ones",
