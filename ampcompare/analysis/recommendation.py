@@ -65,7 +65,8 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
-        shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}, {side}{comparison.metric.margin_text(comparison.margin)}"
+        change = quality.with_unit(row.metric_difference or 0)
+        shown = f"Δ {change}, {side}{comparison.metric.margin_text(comparison.margin)}"
         kept = f"{quality.name} of {reference} kept ({shown}){samples}"
     gains = []
     if row.time_verdict == "better":

@@ -46,8 +46,8 @@ def _record(arm: str, seed: int, values: dict[str, float], metrics: Sequence[Met
     values = {**values, **{name: count / SAMPLES for name, count in counts.items()}}
     results = [
         EpochResult(
-            epoch=epoch, samples=SAMPLES, values=values, counts=counts, chance=8.0 if metric.better == "lower" else 0.05,
-            loss=1.0, train_seconds=4.0, eval_seconds=0.5, per_sample=kept if epoch == 2 else None,
+            epoch=epoch, samples=SAMPLES, values=values, counts=counts, loss=1.0, train_seconds=4.0, eval_seconds=0.5,
+            chance=8.0 if metric.better == "lower" else 0.05, per_sample=kept if epoch == 2 else None,
         )
         for epoch in range(3)
     ]  # fmt: skip
