@@ -54,6 +54,11 @@ class Metric(FrozenRecord):
         return self.counts and self.better == "higher"
 
     @property
+    def quality(self) -> str:
+        """What sentences say that is measured: accuracy for top-1, else the name."""
+        return "accuracy" if self.name == "top-1" else self.name
+
+    @property
     def head(self) -> str:
         """The head of a column of shown values, with the unit."""
         if not self.unit or self.unit in self.name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.samples import samples_of_verdicts
@@ -66,7 +66,7 @@ def legend(comparison: Comparison) -> str:
 def margin_words(comparison: Comparison) -> str:
     """Return the margin of the metric, with the rule that gave it and why."""
     unit = comparison.metric.difference_unit.replace("pp", "points")
-    of = f"{unit} of {quality_name(comparison.metric)}".strip()
+    of = f"{unit} of {comparison.metric.quality}".strip()
     shown = f"{comparison.margin:g} {printable(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
     return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown

@@ -15,11 +15,13 @@ import pytest
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
+from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.per_sample import pack_values
 from ampcompare.records.run import RunRecord, RunSummary
+from ampcompare.report.formats import FORMATS
 from ampcompare.report.terminal import Terminal
 from ampcompare.settings.config import Recipe, RunConfig
 
@@ -123,3 +125,30 @@ def test_a_screen_is_as_it_was_read(scene: str) -> None:
     if os.environ.get("WRITE_SCREENS"):
         screen.write_text(text, encoding="utf-8")
     assert text == screen.read_text(encoding="utf-8")
+
+
+def test_further_columns_on_request() -> None:
+    """The first table has columns that are asked for, by their heads with or without the unit; others are refused."""
+    reporter = Terminal(140)
+    reporter.columns = ["perplexity", "tokens/s"]
+    head = reporter.render(SCENES["bits-per-byte"]()).split("\n\n")[1].splitlines()[0]
+    assert "perplexity  tokens/s" in head
+    reporter.columns = ["pixel accuracy"]
+    assert "pixel accuracy %" in reporter.render(SCENES["mean-iou"]())
+    reporter.columns = ["top-5"]
+    with pytest.raises(
+        ConfigError, match="there is no column 'top-5'; there are pixel accuracy %, arm, lr, mean IoU %"
+    ):
+        reporter.render(SCENES["mean-iou"]())
+
+
+def test_no_report_speaks_of_images_classified() -> None:
+    """Every format names the metric of the task, and none top-1."""
+    comparison = SCENES["bits-per-byte"]()
+    for name, form in FORMATS.items():
+        text = form.reporter().render(comparison)
+        assert "bits per byte" in text
+        assert name == "json" or "top-1" not in text.lower()
+    assert "bits per byte equivalent" in str(comparison)
+    assert str(comparison.records[0]).endswith("completed, bits per byte 2.1000")
+    assert Comparison.model_validate_json(FORMATS["json"].reporter().render(comparison)).arms == comparison.arms
