@@ -68,7 +68,7 @@ class AccuracyMargin:
 
     def of_scores(self) -> Margin:
         """Return the margin of differences of scores, which are tested."""
-        return Margin(self.metric.score_margin(self.points), f"{self.points:g}")
+        return Margin(self.metric.score_margin(self.points), self.metric.margin_text(self.points))
 
 
 def parse_margin(value: float | str) -> MarginRule:

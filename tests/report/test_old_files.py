@@ -16,10 +16,31 @@ from ampcompare.report.formats import FORMATS
 HERE = Path(__file__).parent
 
 
+NOW = {"top1_": "metric_", "ema_top1_": "ema_metric_"}  # beginnings of names of fields
+MOVED = {
+    "top1_correct": ("counts", "top-1"),
+    "top5_correct": ("counts", "top-5"),
+    "top5_final": ("others_final", "top-5"),
+}
+
+
+def _field(new: dict[str, Any], name: str) -> Any:
+    """Return what a field of an old file is called and kept in by now."""
+    if name in MOVED:
+        group, inner = MOVED[name]
+        return new[group][inner]
+    if name == "majority_correct" and new["chance"] is not None:
+        return round(new["chance"] * new["samples"])
+    old, begins = next((pair for pair in NOW.items() if name.startswith(pair[0])), ("", ""))
+    if name == "majority_correct":
+        return new["chance"]
+    return new.get(begins + name.removeprefix(old)) if old else new.get(name, KeyError)
+
+
 def _holds(new: Any, old: Any) -> bool:
-    """Tell whether every value of an old file is still there; there may be more fields by now."""
+    """Return whether every value of an old file is still there; there may be more fields by now."""
     if isinstance(old, dict):
-        return all(name in new and _holds(new[name], value) for name, value in old.items())
+        return all(_holds(_field(new, name), value) for name, value in old.items())
     if isinstance(old, list):
         return len(new) == len(old) and all(map(_holds, new, old))
     return bool(new == old)
