@@ -10,7 +10,17 @@ __all__ = ["DEFAULT_TASK", "with_task_defaults"]
 
 DEFAULT_TASK = "classification"
 OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
-DEFAULTS: dict[str, dict[str, Any]] = {DEFAULT_TASK: {}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    DEFAULT_TASK: {},
+    "lm": {
+        "data": {"name": "grammar"},
+        "model": {"arch": "gpt"},
+        "optimizer": {"name": "adamw", "lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.1},
+        "epochs": 5,
+        "batch_size": 32,
+        "clip_grad": 1.0,
+    },
+}
 # A value that is given makes a default meaningless that is the same thing in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}
 

@@ -50,6 +50,15 @@ BUILTIN_MODELS = {
     "transformer": "pre-norm self-attention over patches or rows",
 }
 
+TEXTS = {
+    "grammar": "160 kB of sentences of a made-up language, generated",
+    "sentences": "the same, one sentence a sample: variable lengths, filled up and with masks",
+    "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
+    "text:PATH": "your file, cut into windows",
+    "lines:PATH": "your file, one line a sample, filled up and with masks",
+    "module:factory": "your function that returns two texts, for training and validation",
+}
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -74,6 +83,12 @@ TASKS = {
         "ampcompare.tasks.classification:classification",
         DATA_SETS,
         BUILTIN_MODELS,
+    ),
+    "lm": TaskSpec(
+        "the next byte of a text; bits per byte",
+        "ampcompare.tasks.lm:lm",
+        TEXTS,
+        {"gpt": "a causal transformer; 131 thousand parameters at its default width"},
     ),
 }
 TASK_GROUP = "ampcompare.tasks"

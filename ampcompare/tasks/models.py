@@ -17,7 +17,7 @@ from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
-__all__ = ["build_model", "fixed_channels"]
+__all__ = ["build_model", "check_arguments", "fixed_channels", "user_model"]
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _TORCHVISION_CHANNELS = 3
@@ -44,10 +44,11 @@ def build_model(
     """
     arguments = dict(model_args or {})
     if ":" in arch:
-        return _user_model(arch, num_classes, sample_shape, arguments)
+        offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
+        return user_model(arch, offered, arguments)
     if arch in BUILTIN_MODELS:
         network = _NETWORKS[arch]
-        _check_arguments(arch, network, arguments)
+        check_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
     return _torchvision_model(arch, num_classes, sample_shape, arguments)
 
@@ -65,9 +66,18 @@ def fixed_channels(arch: str) -> int | None:
     return _TORCHVISION_CHANNELS
 
 
-def _user_model(path: str, num_classes: int, sample_shape: Sequence[int], arguments: dict[str, Any]) -> nn.Module:
+def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    """Return the model of a user's factory.
+
+    Args:
+        path: `package.module:factory`.
+        offered: arguments, of which it gets those that it names as parameters.
+        arguments: further ones, which override those.
+
+    Raises:
+        ConfigError: there is no such factory, it raises, or returns no module.
+    """
     factory = resolve_factory(path)
-    offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
     with blamed(path, "calling it"):
         model = factory(**{**named_by(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
@@ -125,7 +135,12 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
         model.train()
 
 
-def _check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+    """Check that a network has these arguments.
+
+    Raises:
+        ConfigError: names one that it does not have.
+    """
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:
