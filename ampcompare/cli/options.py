@@ -20,7 +20,7 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, Choice, Name, Place
+from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, TASK, Choice, Name, Place
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -119,6 +119,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
 TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
+    "recipe.task": TASK,
     "device": DEVICE,
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,
@@ -247,8 +248,9 @@ def margin_options(function: Function) -> Function:
             callback=lambda context, parameter, value: number_or_text(value),
             metavar="MARGIN",
             group=COMPARISON,
-            help="equivalence margin of top-1: 0.5 (pp), 10% (of the errors), 2sd (over seeds) or auto, the smaller "
-            "of 0.5 and 10%; choose it before the runs  [default: auto]",
+            help="equivalence margin of the metric: a number in its unit, such as 0.5 (pp of top-1), 10% (of the "
+            "errors), 2sd (over seeds) or auto, the usual one of the metric and for top-1 the smaller of 0.5 and 10%; "
+            "choose it before the runs  [default: auto]",
         ),
         option(
             "--time-margin",

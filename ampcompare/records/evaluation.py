@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: the value of each metric, exact counts, and results sample by sample."""
+"""What an evaluation leaves behind: the value of each metric, exact counts, and results of single samples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from pydantic import Field, model_validator
 from ampcompare.records.fields import Count, Finite, FrozenRecord, Number
 from ampcompare.records.metric import TOP1, TOP5
 
-__all__ = ["EpochResult", "ImageResults"]
+__all__ = ["EpochResult", "SampleResults"]
 
 
-class ImageResults(FrozenRecord):
-    """Which validation images a model classified correctly, in the order of the data set (`records.images`)."""
+class SampleResults(FrozenRecord):
+    """What a model did on each validation sample, in the order of the data set (`records.per_sample`)."""
 
-    bits: str = Field(description="base64 of one bit per image, the first in the highest bit of the first byte")
-    sha256: str = Field(description="over the packed bits")
+    bits: str | None = Field(
+        None, description="base64 of one bit per sample, 1 if it is right, the first in the highest bit of a byte"
+    )
+    values: str | None = Field(
+        None, description="base64 of the first metric of each sample, as little-endian float32; where there are no bits"
+    )
+    sha256: str = Field(description="over the bytes")
     labels_sha256: str = Field(
         description="over the labels in the same order, as little-endian int64: equal where two runs saw one set"
     )
@@ -42,14 +47,14 @@ class EpochResult(FrozenRecord):
     ema_loss: Number | None = None
     train_seconds: Finite
     eval_seconds: Finite
-    images: ImageResults | None = Field(
+    per_sample: SampleResults | None = Field(
         None, description="of the last evaluation of a run; None of earlier ones, and where indices are not known"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _read_older(cls, values: Any) -> Any:
-        return _from_older(values) if isinstance(values, Mapping) and "top1_correct" in values else values
+        return _from_older(values) if isinstance(values, Mapping) and OLDER & values.keys() else values
 
     @property
     def value(self) -> float:
@@ -77,10 +82,14 @@ def _from_older(old: Mapping[str, Any]) -> dict[str, Any]:
             }
     if old.get("majority_correct") is not None:
         new["chance"] = _share(old["majority_correct"], samples)
+    if "images" in old:
+        new["per_sample"] = old["images"]
     return new
 
 
-OLDER = frozenset({"top1_correct", "top5_correct", "ema_top1_correct", "ema_top5_correct", "majority_correct"})
+OLDER = frozenset(
+    {"top1_correct", "top5_correct", "ema_top1_correct", "ema_top5_correct", "majority_correct", "images"}
+)
 
 
 def _share(count: Any, samples: Any) -> Any:

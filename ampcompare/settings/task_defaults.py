@@ -20,6 +20,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "clip_grad": 1.0,
     },
+    "segmentation": {
+        "data": {"name": "shapes"},
+        "model": {"arch": "unet"},
+        "optimizer": {"name": "adamw", "lr": 5e-3},
+        "epochs": 12,
+        "batch_size": 32,
+    },
+    "gan": {
+        "data": {"name": "gaussians"},
+        "model": {"arch": "mlp"},
+        "optimizer": {"name": "adam", "lr": 2e-3, "betas": (0.5, 0.99), "weight_decay": 0.0},
+        "epochs": 48,
+        "batch_size": 128,
+    },
 }
 # A value that is given makes a default meaningless that is the same thing in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}

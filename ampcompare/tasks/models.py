@@ -16,8 +16,9 @@ from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
 from ampcompare.tasks.torchvision_loader import load_torchvision
+from ampcompare.tasks.unet import UNet
 
-__all__ = ["build_model", "check_arguments", "fixed_channels", "user_model"]
+__all__ = ["build_model", "build_segmenter", "check_arguments", "fixed_channels", "user_model"]
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _TORCHVISION_CHANNELS = 3
@@ -44,13 +45,35 @@ def build_model(
     """
     arguments = dict(model_args or {})
     if ":" in arch:
-        offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
-        return user_model(arch, offered, arguments)
+        return user_model(arch, _offered(num_classes, sample_shape), arguments)
     if arch in BUILTIN_MODELS:
         network = _NETWORKS[arch]
         check_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
     return _torchvision_model(arch, num_classes, sample_shape, arguments)
+
+
+def build_segmenter(
+    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build the model called `arch` that gives logits for each pixel, in fp32 on the CPU.
+
+    Args:
+        arch: `unet` or `package.module:factory`; see `build_model`.
+        num_classes: channels of the output.
+        sample_shape: (channels, height, width).
+        model_args: further keyword arguments; they override those above.
+
+    Raises:
+        ConfigError: unknown name, unknown arguments, or samples that it cannot process.
+    """
+    arguments = dict(model_args or {})
+    if ":" in arch:
+        return user_model(arch, _offered(num_classes, sample_shape), arguments)
+    if arch != "unet":
+        raise ConfigError(f"there is no segmentation model {arch!r}; {did_you_mean(arch, ['unet'])}")
+    check_arguments(arch, UNet, arguments)
+    return UNet(num_classes, sample_shape, **arguments)
 
 
 def fixed_channels(arch: str) -> int | None:
@@ -64,6 +87,11 @@ def fixed_channels(arch: str) -> int | None:
         return None
     _require_classifier(load_torchvision(), arch)
     return _TORCHVISION_CHANNELS
+
+
+def _offered(num_classes: int, sample_shape: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments that a user's model of images or vectors may name."""
+    return {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
 
 
 def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.precision.base import Precision
-from ampcompare.records.evaluation import ImageResults
-from ampcompare.records.images import pack_images
+from ampcompare.records.evaluation import SampleResults
+from ampcompare.records.per_sample import pack_right
 from ampcompare.tasks.batches import in_fp32
 from ampcompare.tasks.task import Task
 
@@ -28,7 +28,7 @@ class Evaluation:
         counts: samples that are right, of each metric that is a share of them.
         loss: mean over samples; None for a task without a validation loss.
         chance: value of the first metric that a constant guess reaches; None where it is not known.
-        images: which samples are right; None where the first metric is no share, or their indices are not known.
+        per_sample: which samples are right; None where the first metric is no share, or their indices are not known.
     """
 
     samples: int
@@ -36,7 +36,7 @@ class Evaluation:
     counts: dict[str, int]
     loss: float | None = None
     chance: float | None = None
-    images: ImageResults | None = None
+    per_sample: SampleResults | None = None
 
 
 def evaluate(
@@ -88,7 +88,7 @@ def evaluate(
     sizes = [part.numel() for part in sums.values()]
     *parts, count, by_index = whole.split([*sizes, 1, len(whole) - sum(sizes) - 1])
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    return _evaluation(task, shaped, int(count), _images(by_index.tolist()))
+    return _evaluation(task, shaped, int(count), _per_sample(by_index.tolist()))
 
 
 def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any) -> Mapping[str, Tensor]:
@@ -97,14 +97,14 @@ def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batc
     return task.measure(in_fp32(outputs), batch)
 
 
-def _evaluation(task: Task, sums: Mapping[str, Tensor], samples: int, images: ImageResults | None) -> Evaluation:
+def _evaluation(task: Task, sums: Mapping[str, Tensor], samples: int, per_sample: SampleResults | None) -> Evaluation:
     return Evaluation(
         samples=samples,
         values=task.values(sums, samples),
         counts={metric.name: int(sums[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
         loss=float(sums["loss"]) / samples if "loss" in sums else None,
         chance=task.chance(sums, samples),
-        images=images,
+        per_sample=per_sample,
     )
 
 
@@ -126,8 +126,8 @@ def _by_index(marks: Sequence[Tensor], indices: range | None, device: torch.devi
     return by_index
 
 
-def _images(by_index: Sequence[float]) -> ImageResults | None:
+def _per_sample(by_index: Sequence[float]) -> SampleResults | None:
     if not by_index or by_index[0]:
         return None
     marks = np.array(by_index[1:], dtype=np.int64)
-    return pack_images(marks % 2 == 1, marks // 2)
+    return pack_right(marks % 2 == 1, marks // 2)

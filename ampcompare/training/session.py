@@ -184,7 +184,7 @@ class Session:
                 ema_values=None if averaged is None else averaged.values,
                 ema_counts={} if averaged is None else averaged.counts,
                 ema_loss=None if averaged is None else averaged.loss,
-                images=result.images,
+                per_sample=result.per_sample,
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )

@@ -45,8 +45,8 @@ def run_of() -> Callable[..., tuple[RunRecord, list[StepRecord]]]:
             eval_seconds=0.1,
         )
         summary = RunSummary(
-            metric_final=epoch.top1,
-            metric_best=epoch.top1,
+            metric_final=epoch.value,
+            metric_best=epoch.value,
             top5_final=1.0,
             loss_final=1.0,
             epochs=[epoch],

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.evaluation import ImageResults
+from ampcompare.records.evaluation import SampleResults
 from ampcompare.records.run import EngineInfo, Resumption, RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -70,8 +70,8 @@ def _samples(count: int) -> Change:
 
 def _labels(digest: str) -> Change:
     def change(record: RunRecord) -> RunRecord:
-        images = ImageResults(bits="", sha256="", labels_sha256=digest)
-        return _summary(epochs=[record.summary.epochs[0].model_copy(update={"images": images})])(record)
+        images = SampleResults(bits="", sha256="", labels_sha256=digest)
+        return _summary(epochs=[record.summary.epochs[0].model_copy(update={"per_sample": images})])(record)
 
     return change
 

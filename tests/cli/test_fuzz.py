@@ -163,8 +163,8 @@ class Instant(Launcher):
             eval_seconds=0.1,
         )  # fmt: skip
         summary = RunSummary(
-            metric_final=epoch.top1, metric_best=epoch.top1, metric_last_mean=epoch.top1, last_epochs=1, top5_final=0.9,
-            loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
+            metric_final=epoch.value, metric_best=epoch.value, metric_last_mean=epoch.value, last_epochs=1,
+            top5_final=0.9, loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
             losses_sha256=hashlib.sha256(struct.pack("<40d", *losses)).hexdigest(), warmup_steps=2,
             step_seconds_median=seconds, step_seconds_iqr=0.001,
             samples_per_second=config.recipe.batch_size / seconds,

@@ -59,7 +59,7 @@ class Pretend(Launcher):
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
         )
         summary = RunSummary(
-            metric_final=epoch.top1,
+            metric_final=epoch.value,
             epochs=[epoch],
             num_steps=100,
             step_seconds_median=0.01,

@@ -48,7 +48,7 @@ class Pretend(Launcher):
         epoch = EpochResult(
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1, train_seconds=1, eval_seconds=0
         )
-        summary = RunSummary(metric_final=epoch.top1, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
+        summary = RunSummary(metric_final=epoch.value, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
         record = RunRecord(
             cell=config.digest(),
             arm=config.arm,

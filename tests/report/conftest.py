@@ -29,8 +29,8 @@ def make_comparison() -> Callable[..., Comparison]:
             eval_seconds=0.1,
         )
         summary = RunSummary(
-            metric_final=epoch.top1,
-            metric_best=epoch.top1,
+            metric_final=epoch.value,
+            metric_best=epoch.value,
             epochs=[epoch],
             num_steps=40,
             skipped_steps=1,

@@ -77,7 +77,8 @@ def _random_effects(draw: random.Random, margin: float) -> list[Effect]:
 def _row(arm: str, accuracy: Verdict, mean: float, time: Verdict, time_mean: float) -> ArmSummary:
     return ArmSummary(
         arm=arm, engine=None, half=None, lr=0.1, seeds=[0, 1, 2], completed=3, diverged=0, failed=0, status="ok",
-        metric_mean=0.9, metric_difference=mean, metric_difference_low=accuracy.low, metric_difference_high=accuracy.high,
+        metric_mean=0.9, metric_difference=mean, metric_difference_low=accuracy.low,
+        metric_difference_high=accuracy.high,
         accuracy_verdict=accuracy.word, time_ratio=ratio_of(-time_mean), time_verdict=time.word,
         time_ratio_low=None if time.high is None else ratio_of(-time.high),
         time_ratio_high=None if time.low is None else ratio_of(-time.low),

@@ -22,8 +22,9 @@ UNTESTED: dict[str, Any] = {
     "time_ratio_low": None, "time_ratio_high": None, "time_verdict": "",
 }  # fmt: skip
 DIVERGED: dict[str, Any] = {
-    **UNTESTED, "completed": 0, "diverged": 3, "metric_mean": None, "metric_sd": None, "accuracy_verdict": "diverged 3/3",
-    "status": "diverged at step 1", "num_steps": 6, "invalid_time": "1 timed steps, 30 needed",
+    **UNTESTED, "completed": 0, "diverged": 3, "metric_mean": None, "metric_sd": None,
+    "accuracy_verdict": "diverged 3/3", "status": "diverged at step 1", "num_steps": 6,
+    "invalid_time": "1 timed steps, 30 needed",
 }  # fmt: skip
 FAILED: dict[str, Any] = {
     **UNTESTED, "completed": 0, "failed": 3, "metric_mean": None, "metric_sd": None, "accuracy_verdict": "",
@@ -107,7 +108,7 @@ def _judged() -> Comparison:
             },
         },
         arms=("fp32", "apex:O1", "half:bn_fp32 batch=1024 lr=0.4"),
-        judged=JudgedTable(metric="top-1 %", unit="points", references=["fp32"], sd=0.18),
+        judged=JudgedTable(references=["fp32"], sd=0.18),
     )  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from ampcompare.records.images import pack_images, unpack_images
 from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.images import pack_images, unpack_images
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification

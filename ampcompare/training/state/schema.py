@@ -19,8 +19,8 @@ from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
 from ampcompare.errors import CheckpointError, RecordError
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.images import unpack_images
 from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.per_sample import unpack_samples
 from ampcompare.records.run import Resumption
 from ampcompare.training.policies.early_stop import NO_VALUE
 from ampcompare.training.state.generators import require_random_states
@@ -261,7 +261,7 @@ def _in_tally(tally: RunMetrics, progress: Progress, epochs: list[EpochResult]) 
             if wrong:
                 yield f"parts.tally.epochs.{epoch.epoch} has another {wrong[0]} than its counts"
         try:
-            unpack_images(epoch)
+            unpack_samples(epoch)
         except RecordError as error:
             yield f"the per-image results of parts.tally.epochs.{epoch.epoch} are damaged: {error}"
     yield from _in_trace(tally)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ampcompare.records.images import pack_images
 
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.images import pack_images
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import ScheduleConfig
 from ampcompare.training.metrics.clock import PeakMemory, make_clock, make_memory_meter
