@@ -34,6 +34,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "epochs": 48,
         "batch_size": 128,
     },
+    "regression": {
+        "data": {"name": "diabetes"},
+        "model": {"arch": "mlp"},
+        "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.1},
+        "epochs": 30,
+        "batch_size": 32,
+    },
 }
 # A value that is given makes a default meaningless that is the same thing in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}

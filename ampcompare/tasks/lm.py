@@ -95,9 +95,7 @@ class LanguageModeling(Task):
         targets = _targets(batch)
         smoothing = self._label_smoothing
         # Looked up on the module at each call: O1 replaces the function there.
-        mean = F.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
-        )
+        mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
         if "mask" not in batch:
             return mean
         return mean * (batch["mask"].sum() / (len(targets) * self._train_length))
