@@ -11,7 +11,7 @@ from ampcompare.backends.spec import BackendSpec
 from ampcompare.environment.apex import probe_apex
 from ampcompare.guards import catalog
 from ampcompare.settings.recipes.catalog import list_recipes
-from ampcompare.tasks.catalog import TASKS, list_data, list_models, list_tasks, torchvision_models
+from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_models, list_tasks, torchvision_models
 
 __all__ = ["Choice", "data_names", "list_choices", "model_names", "task_names"]
 
@@ -43,9 +43,10 @@ def list_choices() -> dict[str, list[Choice]]:
 
 def model_names() -> list[str]:
     """Return the names of all models, those of torchvision too, which is not imported for it."""
-    others = torchvision_models() or {}
+    kinds = {spec.torchvision for spec in TASKS.values()}
+    others = [name for name, kind in (torchvision_models() or {}).items() if kind in kinds]
     own = dict.fromkeys(name for spec in TASKS.values() for name in spec.models)
-    return [*own, *(name for name, classifies in others.items() if classifies)]
+    return [*own, *others, *(f"{library}:" for library in MODEL_LIBRARIES)]
 
 
 def task_names() -> list[str]:

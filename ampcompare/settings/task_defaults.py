@@ -12,6 +12,14 @@ DEFAULT_TASK = "classification"
 OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
 DEFAULTS: dict[str, dict[str, Any]] = {
     DEFAULT_TASK: {},
+    "lm": {
+        "data": {"name": "grammar"},
+        "model": {"arch": "gpt"},
+        "optimizer": {"name": "adamw", "lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.1},
+        "epochs": 5,
+        "batch_size": 32,
+        "clip_grad": 1.0,
+    },
     "segmentation": {
         "data": {"name": "shapes"},
         "model": {"arch": "unet"},
@@ -25,6 +33,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "adam", "lr": 2e-3, "betas": (0.5, 0.99), "weight_decay": 0.0},
         "epochs": 48,
         "batch_size": 128,
+    },
+    "regression": {
+        "data": {"name": "diabetes"},
+        "model": {"arch": "mlp"},
+        "optimizer": {"name": "adamw", "lr": 3e-3, "weight_decay": 0.1},
+        "epochs": 30,
+        "batch_size": 32,
     },
 }
 # A value that is given makes a default meaningless that is the same thing in another way.

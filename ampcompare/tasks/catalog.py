@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ __all__ = [
     "BUILTIN_MODELS",
     "DATA_SETS",
     "DEFAULT_DATA_DIR",
+    "MODEL_LIBRARIES",
     "TASKS",
     "TORCHVISION_FILES",
     "TaskSpec",
@@ -51,6 +52,15 @@ BUILTIN_MODELS = {
     "transformer": "pre-norm self-attention over patches or rows",
 }
 
+TEXTS = {
+    "grammar": "160 kB of sentences of a made-up language, generated",
+    "sentences": "the same, one sentence a sample: variable lengths, filled up and with masks",
+    "python": "the texts of Python's help(), half a megabyte, which differs between versions of Python",
+    "text:PATH": "your file, cut into windows",
+    "lines:PATH": "your file, one line a sample, filled up and with masks",
+    "module:factory": "your function that returns two texts, for training and validation",
+}
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -62,6 +72,8 @@ class TaskSpec:
         data_sets: names that `--data` takes, with their descriptions.
         models: names that `--arch` takes, with their descriptions; `module:factory` besides.
         uses: settings of data, labels and evaluation that it uses.
+        libraries: prefixes of `MODEL_LIBRARIES` that `--arch` takes too.
+        torchvision: kind of torchvision's models that `--arch` takes too: classification or segmentation.
     """
 
     summary: str
@@ -69,7 +81,15 @@ class TaskSpec:
     data_sets: Mapping[str, str]
     models: Mapping[str, str]
     uses: frozenset[str]
+    libraries: tuple[str, ...] = ()
+    torchvision: str | None = None
 
+
+# Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
+MODEL_LIBRARIES = {
+    "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
+    "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
+}
 
 TASKS = {
     "classification": TaskSpec(
@@ -78,6 +98,8 @@ TASKS = {
         DATA_SETS,
         BUILTIN_MODELS,
         frozenset({"dir", "download", "image_size", "train_size", "val_size", "augment", "label_smoothing", "tta"}),
+        libraries=("timm",),
+        torchvision="classification",
     ),
     "segmentation": TaskSpec(
         "a class for each pixel; mean IoU",
@@ -85,12 +107,31 @@ TASKS = {
         {"shapes": "discs, squares and triangles in noise, 24x24, 4 classes, generated"},
         {"unet": "a small U-Net; 30 thousand parameters at its default width"},
         frozenset({"image_size", "train_size", "val_size", "label_smoothing"}),
+        torchvision="segmentation",
     ),
     "gan": TaskSpec(
         "a generator and a discriminator, two losses and optimizers; total variation",
         "ampcompare.tasks.gan:gan",
         {"gaussians": "points of eight normal distributions around a circle, generated"},
         {"mlp": "generator and discriminator of fully connected layers"},
+        frozenset({"train_size", "val_size"}),
+    ),
+    "lm": TaskSpec(
+        "the next byte of a text; bits per byte",
+        "ampcompare.tasks.lm:lm",
+        TEXTS,
+        {"gpt": "a causal transformer; 133 thousand parameters at its default width"},
+        frozenset({"sequence_length", "train_size", "val_size", "label_smoothing"}),
+        libraries=("hf",),
+    ),
+    "regression": TaskSpec(
+        "a number for each row of a table; RMSE",
+        "ampcompare.tasks.regression:regression",
+        {
+            "diabetes": "442 patients, 10 measurements, and how their disease went on; bundled with scikit-learn",
+            "module:factory": "your function that returns ((samples, targets), (samples, targets))",
+        },
+        {"mlp": BUILTIN_MODELS["mlp"]},
         frozenset({"train_size", "val_size"}),
     ),
 }
@@ -161,6 +202,7 @@ def list_models() -> list[tuple[str, bool, str]]:
             if installed
             else "torchvision is not installed: pip install torchvision",
         ),
+        *_of_libraries(),
         ("module:factory", True, "your function that returns a torch.nn.Module"),
     ]
 
@@ -175,8 +217,20 @@ def _of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tupl
     ]
 
 
-def torchvision_models(folder: Path | None = None) -> dict[str, bool] | None:
-    """Return the models of torchvision, each with whether it classifies images, by its source alone.
+def _of_libraries() -> Iterator[tuple[str, bool, str]]:
+    """Yield a row for the models of each library."""
+    for task, spec in TASKS.items():
+        for prefix in spec.libraries:
+            module, package, example, what = MODEL_LIBRARIES[prefix]
+            remedy = "" if find_spec(module) is not None else f"; {package} is not installed: pip install {package}"
+            chosen = "" if task == DEFAULT_TASK else f"; --task {task}"
+            yield f"{prefix}:NAME", not remedy, f"{what}, as {example}{chosen}{remedy}"
+
+
+def torchvision_models(folder: Path | None = None) -> dict[str, str] | None:
+    """Return the models of torchvision, each with its kind, by its source alone.
+
+    A kind is classification, or the name of the folder: segmentation, detection, video and others.
 
     Args:
         folder: of the package torchvision; by default where an import would find it.
@@ -190,14 +244,15 @@ def torchvision_models(folder: Path | None = None) -> dict[str, bool] | None:
         if not locations:
             return None
         folder = Path(locations[0])
-    models: dict[str, bool] = {}
+    models: dict[str, str] = {}
     for path in sorted((folder / "models").rglob("*.py")):
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None
         for given, function in _REGISTERED.findall(text):
-            models[given or function] = path.parent.name == "models"
+            kind = path.parent.name
+            models[given or function] = "classification" if kind == "models" else kind
     return models or None
 
 

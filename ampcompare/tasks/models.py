@@ -15,12 +15,14 @@ from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
+from ampcompare.tasks.timm_models import timm_model
 from ampcompare.tasks.torchvision_loader import load_torchvision
 from ampcompare.tasks.unet import UNet
 
-__all__ = ["build_model", "build_segmenter", "fixed_channels"]
+__all__ = ["build_model", "build_segmenter", "build_torchvision", "check_arguments", "fixed_channels", "user_model"]
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
+_OWN = {"classification": tuple(_NETWORKS), "segmentation": ("unet",)}
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
 # Auxiliary heads would make the output a tuple; the slow initialization is deprecated in torchvision.
@@ -33,8 +35,9 @@ def build_model(
     """Build the model called `arch`, in fp32 on the CPU, with weights from torch's global generator.
 
     Args:
-        arch: `convnet`, `mlp`, `transformer`, a torchvision classifier, or `package.module:factory`. A user's factory
-            is called with those of `num_classes`, `sample_shape` and `in_channels` that it names as parameters.
+        arch: `convnet`, `mlp`, `transformer`, a torchvision classifier, `timm:NAME`, or `package.module:factory`. A
+            user's factory is called with those of `num_classes`, `sample_shape` and `in_channels` that it names as
+            parameters.
         num_classes: width of the output.
         sample_shape: of one sample; (channels, height, width) for images.
         model_args: further keyword arguments; they override those above.
@@ -44,13 +47,20 @@ def build_model(
         BackendUnavailable: it is not built in, and there is no torchvision.
     """
     arguments = dict(model_args or {})
+    library, _, name = arch.partition(":")
+    if library == "timm":
+        model = timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
+        _check_forward(arch, model, tuple(sample_shape))
+        return model
     if ":" in arch:
-        return _user_model(arch, num_classes, sample_shape, arguments)
+        return user_model(arch, _offered(num_classes, sample_shape), arguments)
     if arch in BUILTIN_MODELS:
         network = _NETWORKS[arch]
-        _check_arguments(arch, network, arguments)
+        check_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
-    return _torchvision_model(arch, num_classes, sample_shape, arguments)
+    return build_torchvision(
+        arch, kind="classification", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
+    )
 
 
 def build_segmenter(
@@ -59,7 +69,7 @@ def build_segmenter(
     """Build the model called `arch` that gives logits for each pixel, in fp32 on the CPU.
 
     Args:
-        arch: `unet` or `package.module:factory`; see `build_model`.
+        arch: `unet`, a torchvision model for segmentation, or `package.module:factory`; see `build_model`.
         num_classes: channels of the output.
         sample_shape: (channels, height, width).
         model_args: further keyword arguments; they override those above.
@@ -69,29 +79,48 @@ def build_segmenter(
     """
     arguments = dict(model_args or {})
     if ":" in arch:
-        return _user_model(arch, num_classes, sample_shape, arguments)
+        return user_model(arch, _offered(num_classes, sample_shape), arguments)
     if arch != "unet":
-        raise ConfigError(f"there is no segmentation model {arch!r}; {did_you_mean(arch, ['unet'])}")
-    _check_arguments(arch, UNet, arguments)
+        return build_torchvision(
+            arch, kind="segmentation", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
+        )
+    check_arguments(arch, UNet, arguments)
     return UNet(num_classes, sample_shape, **arguments)
 
 
-def fixed_channels(arch: str) -> int | None:
+def fixed_channels(arch: str, kind: str = "classification") -> int | None:
     """Return how many channels `arch` requires: 3 for torchvision's; None if it adapts or is not known.
+
+    Args:
+        kind: of model, classification or segmentation.
 
     Raises:
         ConfigError: unknown name.
         BackendUnavailable: it is not built in, and there is no torchvision.
     """
-    if arch in BUILTIN_MODELS or ":" in arch:
+    if arch in _OWN[kind] or ":" in arch:
         return None
-    _require_classifier(load_torchvision(), arch)
+    _require_kind(load_torchvision(), arch, kind)
     return _TORCHVISION_CHANNELS
 
 
-def _user_model(path: str, num_classes: int, sample_shape: Sequence[int], arguments: dict[str, Any]) -> nn.Module:
+def _offered(num_classes: int, sample_shape: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments that a user's model of images or vectors may name."""
+    return {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
+
+
+def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    """Return the model of a user's factory.
+
+    Args:
+        path: `package.module:factory`.
+        offered: arguments, of which it gets those that it names as parameters.
+        arguments: further ones, which override those.
+
+    Raises:
+        ConfigError: there is no such factory, it raises, or returns no module.
+    """
     factory = resolve_factory(path)
-    offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
     with blamed(path, "calling it"):
         model = factory(**{**named_by(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
@@ -99,17 +128,29 @@ def _user_model(path: str, num_classes: int, sample_shape: Sequence[int], argume
     return model
 
 
-def _torchvision_model(
-    arch: str, num_classes: int, sample_shape: Sequence[int], arguments: dict[str, Any]
+def build_torchvision(
+    arch: str, *, kind: str, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any]
 ) -> nn.Module:
+    """Build a model of torchvision without weights from elsewhere, and run it once on meta tensors.
+
+    Args:
+        kind: of model, classification or segmentation; one for segmentation returns a dict with logits as `out`.
+
+    Raises:
+        ConfigError: there is none of this kind and name, or it cannot process such samples.
+        BackendUnavailable: there is no torchvision.
+    """
     vision = load_torchvision()
-    _require_classifier(vision, arch)
+    _require_kind(vision, arch, kind)
     shape = tuple(sample_shape)
     if len(shape) != 3 or shape[0] != _TORCHVISION_CHANNELS:
         raise ConfigError(
-            f"{arch} takes color images (3, height, width), and a sample has shape {shape}; use --arch convnet or mlp"
+            f"{arch} takes color images (3, height, width), and a sample has shape {shape}; use --arch "
+            + " or ".join(name for name in _OWN[kind] if name != "transformer")
         )
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes, **_SPECIAL_OPTIONS.get(arch, {})}
+    if kind == "segmentation":
+        options["weights_backbone"] = None  # torchvision would download those of ImageNet
     if arch.startswith("vit_"):
         if shape[1] != shape[2]:
             raise ConfigError(f"{arch} takes square images, and a sample is {shape[1]}x{shape[2]}; give --image-size")
@@ -117,7 +158,7 @@ def _torchvision_model(
     if arch.startswith("maxvit_"):
         options["input_size"] = shape[1:]
     try:
-        model: nn.Module = vision.models.get_model(arch, **{**options, **arguments})
+        model: nn.Module = vision.models.get_model(arch, **{**options, **model_args})
     except Exception as error:  # each architecture checks its arguments in its own way
         text = " ".join(str(error).split())
         raise ConfigError(
@@ -149,7 +190,12 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
         model.train()
 
 
-def _check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+    """Check that a network has these arguments.
+
+    Raises:
+        ConfigError: names one that it does not have.
+    """
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:
@@ -157,11 +203,12 @@ def _check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Ma
             raise ConfigError(f"{arch} has no argument {name!r}; {did_you_mean(name, known)}")
 
 
-def _require_classifier(vision: ModuleType, arch: str) -> None:
-    known = vision.models.list_models(module=vision.models)
+def _require_kind(vision: ModuleType, arch: str, kind: str) -> None:
+    module = vision.models if kind == "classification" else getattr(vision.models, kind)
+    known = vision.models.list_models(module=module)
     if arch in known:
         return
-    suggestion = did_you_mean(arch, [*BUILTIN_MODELS, *known])
+    suggestion = did_you_mean(arch, [*_OWN[kind], *known])
     if arch in vision.models.list_models():
-        raise ConfigError(f"{arch} is a torchvision model that does not classify images; {suggestion}")
+        raise ConfigError(f"{arch} is a torchvision model, but not for {kind}; {suggestion}")
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")

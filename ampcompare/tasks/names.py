@@ -19,9 +19,9 @@ from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import DataConfig, Recipe
 from ampcompare.settings.task_defaults import DEFAULT_TASK
 from ampcompare.tasks.catalog import (
-    BUILTIN_MODELS,
     DATA_SETS,
     DEFAULT_DATA_DIR,
+    MODEL_LIBRARIES,
     TASKS,
     TORCHVISION_FILES,
     require_files,
@@ -55,19 +55,27 @@ def check_task(recipe: Recipe, *, look: bool = True) -> None:
         _check_factory(path)
         return
     _check_settings(recipe)
-    arch, data = recipe.model.arch, recipe.data
+    data = recipe.data
+    check_model(recipe.model.arch, recipe.task)
     if recipe.task == DEFAULT_TASK:
-        check_model(arch)
         check_data(data.name, data_dir=data.dir, download=data.download, look=look)
+    else:
+        _check_data_of(recipe.task, data.name, look=look)
+
+
+def _check_data_of(task: str, name: str, *, look: bool) -> None:
+    """Check that a task other than the default can have data of this name."""
+    known = TASKS[task].data_sets
+    kind, colon, path = name.partition(":")
+    if name in known:
         return
-    spec = TASKS[recipe.task]
-    for kind, name, known in (("model", arch, spec.models), ("data set", data.name, spec.data_sets)):
-        if name in known:
-            continue
-        if kind == "model" and ":" in name:
-            _check_factory(name)
-            continue
-        raise ConfigError(f"the task {recipe.task} has no {kind} {name!r}; {did_you_mean(name, known)}")
+    if colon and f"{kind}:PATH" in known:
+        if look and not Path(path).is_file():
+            raise ConfigError(f"--data {name}: there is no file {path!r}")
+    elif colon and "module:factory" in known:
+        _check_factory(name)
+    else:
+        raise ConfigError(f"the task {task} has no data set {name!r}; {did_you_mean(name, known)}")
 
 
 def _check_settings(recipe: Recipe) -> None:
@@ -81,17 +89,21 @@ def _check_settings(recipe: Recipe) -> None:
             raise ConfigError(f"the task {recipe.task} does not use the setting recipe.{name}; leave it out")
 
 
-def check_model(arch: str) -> None:
-    """Check that a model of this name can exist.
+def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
+    """Check that a task can have a model of this name.
 
     Raises:
         ConfigError: there is none.
-        BackendUnavailable: it needs torchvision, which is not installed.
+        BackendUnavailable: it needs a package that is not installed.
     """
-    if ":" in arch:
+    spec = TASKS[task]
+    prefix, colon, name = arch.partition(":")
+    if colon and prefix in MODEL_LIBRARIES:
+        _check_library(prefix, name, task)
+    elif colon:
         _check_factory(arch)
-    elif arch not in BUILTIN_MODELS:
-        _check_torchvision_model(arch)
+    elif arch not in spec.models:
+        _check_torchvision_model(arch, task)
 
 
 def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = True) -> None:
@@ -119,17 +131,36 @@ def check_data(name: str, *, data_dir: str | None, download: bool, look: bool = 
     _check_factory(name)
 
 
-def _check_torchvision_model(arch: str) -> None:
+def _check_library(prefix: str, name: str, task: str) -> None:
+    module, package, example, what = MODEL_LIBRARIES[prefix]
+    if prefix not in TASKS[task].libraries:
+        tasks = [other for other, spec in TASKS.items() if prefix in spec.libraries]
+        raise ConfigError(
+            f"--arch {prefix}:{name}: these are {what}, for --task {' or '.join(tasks)}; the task is {task}"
+        )
+    if not name:
+        raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
+    if find_spec(module) is None:
+        raise BackendUnavailable(
+            f"--arch {prefix}:{name} needs {package}, which is not installed: pip install {package}"
+        )
+
+
+def _check_torchvision_model(arch: str, task: str) -> None:
+    spec = TASKS[task]
+    own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
+    if spec.torchvision is None:
+        raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
     if find_spec("torchvision") is None:
         raise BackendUnavailable(
-            f"{arch} is none of {', '.join(BUILTIN_MODELS)}, and torchvision is not installed: pip install torchvision"
+            f"{arch} is none of {', '.join(spec.models)}, and torchvision is not installed: pip install torchvision"
         )
     known = torchvision_models()
-    if known is None or known.get(arch):
+    if known is None or known.get(arch) == spec.torchvision:
         return
-    suggestion = did_you_mean(arch, [*BUILTIN_MODELS, *(name for name, classifies in known.items() if classifies)])
+    suggestion = did_you_mean(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
     if arch in known:
-        raise ConfigError(f"{arch} is a torchvision model that does not classify images; {suggestion}")
+        raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")
 
 

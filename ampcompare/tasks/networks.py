@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
 
-__all__ = ["ConvNet", "Mlp", "Transformer"]
+__all__ = ["ConvNet", "Mlp", "Transformer", "require_positive"]
 
 
 class ConvNet(nn.Module):
@@ -26,7 +26,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 32, depth: int = 2) -> None:
         super().__init__()
-        _require_positive(width=width, depth=depth)
+        require_positive(width=width, depth=depth)
         if len(sample_shape) != 3:
             raise ConfigError(
                 f"convnet takes images (channels, height, width), and a sample has shape {tuple(sample_shape)}; use mlp"
@@ -58,7 +58,7 @@ class Mlp(nn.Module):
 
     def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 128, depth: int = 2) -> None:
         super().__init__()
-        _require_positive(width=width, depth=depth)
+        require_positive(width=width, depth=depth)
         layers: list[nn.Module] = []
         features = math.prod(sample_shape)
         for _ in range(depth):
@@ -96,7 +96,7 @@ class Transformer(nn.Module):
         patch_size: int | None = None,
     ) -> None:
         super().__init__()
-        _require_positive(width=width, depth=depth, heads=heads)
+        require_positive(width=width, depth=depth, heads=heads)
         if width % heads:
             raise ConfigError(
                 f"transformer has width {width} and {heads} heads; the width must be a multiple of the heads"
@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         if len(sample_shape) == 3:
             channels, height, width_pixels = sample_shape
             self.patch_size = max(2, math.ceil(max(height, width_pixels) / 8)) if patch_size is None else patch_size
-            _require_positive(patch_size=self.patch_size)
+            require_positive(patch_size=self.patch_size)
             tokens = math.ceil(height / self.patch_size) * math.ceil(width_pixels / self.patch_size)
             features = channels * self.patch_size**2
         elif len(sample_shape) == 2:
@@ -162,7 +162,12 @@ class _Block(nn.Module):
         return self.project(mixed.transpose(1, 2).reshape(count, tokens, width))  # type: ignore[no-any-return]
 
 
-def _require_positive(**sizes: int) -> None:
+def require_positive(**sizes: int) -> None:
+    """Check that sizes of a network are whole numbers from 1 on.
+
+    Raises:
+        ConfigError: names the one that is not.
+    """
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name} is {value!r}; it must be a whole number from 1 on")

@@ -1,0 +1,132 @@
+"""Regression: a number for each row of a table, mean squared error, RMSE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.records.metric import Metric
+from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.data import spread
+from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.models import build_model
+from ampcompare.tasks.task import Task
+from ampcompare.tasks.tensor_data import TensorData
+
+__all__ = ["Regression", "regression"]
+
+RMSE = Metric(name="RMSE", better="lower", decimals=3, difference="ratio", margin=0.02)
+HOLDOUT = 4  # every fourth row is for validation
+
+Part = tuple[Tensor, Tensor]
+
+
+def regression(recipe: Recipe) -> Regression:
+    """Return the task of a recipe, with its data.
+
+    Raises:
+        ConfigError: data that the task does not have.
+        BackendUnavailable: scikit-learn is not installed.
+    """
+    name = recipe.data.name
+    train, val = diabetes() if name == "diabetes" else _from_factory(name)
+    train = _chosen(train, recipe.data.train_size, f"the training part of {name}")
+    val = _chosen(val, recipe.data.val_size, f"the validation part of {name}")
+    return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
+
+
+class Regression(Task):
+    """One model that gives a number (batch, 1) for each sample (batch, ...); RMSE is in the unit of the targets.
+
+    Samples and targets are standardized by the training part, and what the model gives is a standardized target.
+
+    Args:
+        train: float32 samples (count, ...) and targets (count,); `val` likewise.
+        model: which one is built for them.
+        name: of the data.
+        seed: of the order of each epoch.
+    """
+
+    metrics = (RMSE,)
+
+    def __init__(
+        self, train: Part, val: Part, model: ModelConfig | None = None, *, name: str = "table", seed: int = 0
+    ) -> None:
+        self._model = model or ModelConfig(arch="mlp")
+        samples, targets = (_moments(part) for part in train)
+        self._unit = targets[1].item()
+        parts = [((x - samples[0]) / samples[1], (y - targets[0]) / targets[1]) for x, y in (train, val)]
+        self.data = TensorData.of(name, *parts, seed=seed)
+        self._shape = tuple(train[0].shape[1:])
+
+    def make_models(self) -> Sequence[nn.Module]:
+        return [build_model(self._model.arch, num_classes=1, sample_shape=self._shape, model_args=self._model.args)]
+
+    def loss(self, models: Sequence[nn.Module], batch: Part) -> Tensor:
+        # Looked up on the module at each call: O1 replaces the function there.
+        return F.mse_loss(models[0](batch[0]).flatten(), batch[1])
+
+    def measure(self, outputs: Tensor, batch: Part) -> Mapping[str, Tensor]:
+        targets = batch[1].double()
+        return {"loss": (outputs.flatten() - targets).square(), "squares": targets.square()}
+
+    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+        return {RMSE.name: self._rmse(sums["loss"], samples)}
+
+    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+        """Return the RMSE of always guessing the mean of the training targets."""
+        return self._rmse(sums["squares"], samples)
+
+    def _rmse(self, squares: Tensor, samples: int) -> float:
+        return self._unit * math.sqrt(float(squares) / samples)
+
+
+def diabetes() -> tuple[Part, Part]:
+    """Load scikit-learn's table of 442 patients: ten measurements, and how far their disease went within a year.
+
+    Every fourth patient in the order of the targets is for validation, so that both parts have all of their range.
+
+    Source: Efron et al., Least Angle Regression, Annals of Statistics 2004.
+
+    Raises:
+        BackendUnavailable: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_diabetes
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"diabetes needs scikit-learn, which cannot be imported ({error}): pip install scikit-learn"
+        ) from error
+    table = load_diabetes()
+    samples, targets = (torch.from_numpy(part).float() for part in (table.data, table.target))
+    held_out = torch.zeros(len(targets), dtype=torch.bool)
+    held_out[torch.argsort(targets, stable=True)[::HOLDOUT]] = True
+    return (samples[~held_out], targets[~held_out]), (samples[held_out], targets[held_out])
+
+
+def _from_factory(path: str) -> tuple[Part, Part]:
+    factory = resolve_factory(path)
+    with blamed(path, "calling it"):
+        parts: Any = factory()
+        train, val = ((torch.as_tensor(x).float(), torch.as_tensor(y).float().flatten()) for x, y in parts)
+    for samples, targets in (train, val):
+        if len(samples) != len(targets) or not len(targets):
+            raise ConfigError(f"factory {path} returned {len(samples)} samples and {len(targets)} targets in one part")
+    return train, val
+
+
+def _chosen(part: Part, size: int | None, what: str) -> Part:
+    rows = spread(len(part[1]), size, what=what)
+    return part[0][rows], part[1][rows]
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over samples; a deviation of 0 becomes 1."""
+    deviation = values.std(0, correction=0)
+    return values.mean(0), torch.where(deviation > 0, deviation, 1.0)
