@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcompare.backends.apex_explanation import explain_apex
 from ampcompare.backends.apex_levels import LEVELS, apex_level
 from ampcompare.backends.explanation import FP32_BYTES, HALF_BYTES, MASTER_WEIGHT_BYTES, BytesPerParameter
-from ampcompare.backends.options import choice, flag, loss_scale, module_patterns, output_dtype, positive
+from ampcompare.backends.options import choice, flag, float_dtype, loss_scale, module_patterns, positive
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -47,7 +47,7 @@ SPEC = BackendSpec(
         "loss_scale": loss_scale,
         "keep_batchnorm_fp32": flag,
         "master_weights": flag,
-        "cast_model_outputs": output_dtype,
+        "cast_model_outputs": float_dtype,
         "min_loss_scale": positive,
         "max_loss_scale": positive,
         "keep_fp32": module_patterns,
