@@ -21,7 +21,7 @@ FLOAT = st.sampled_from(["fp32", "float16", "bf16"])
 VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "fp32": {"tf32": FLAG},
     "apex": {
-        "opt_level": st.sampled_from(["O0", "O1", "O2", "O3"]),
+        "opt_level": st.sampled_from(["O0", "O1", "O2", "O3", "O4", "O5"]),
         "loss_scale": st.just("dynamic") | POSITIVE,
         "keep_batchnorm_fp32": FLAG,
         "master_weights": FLAG,
@@ -85,6 +85,8 @@ def arms(draw: st.DrawFn) -> Arm:
 
 def _make_fit(backend: str, options: dict[str, Any]) -> None:
     """Leave out what the other options do not allow."""
+    if options.get("opt_level") in ("O4", "O5") and options.get("engine") == "nvidia":
+        del options["engine"]
     if backend == "native":
         if options.get("weights") == "bf16":
             options["dtype"] = "bf16"
@@ -186,12 +188,13 @@ def test_level_written_with_a_zero(text: str) -> None:
     [
         ("natve:fp16", "unknown backend 'natve': did you mean 'native'?"),
         ("", "unknown backend ''.*known backends are fp32, apex, native, half"),
-        ("O4", "opt_level=O4 cannot be used: expected one of O0, O1, O2, O3"),
+        ("O6", "opt_level=O6 cannot be used: expected one of O0, O1, O2, O3, O4, O5"),
         ("bf61", "unknown backend 'bf61': did you mean 'bf16'?"),
         ("fp32,bf16", "'fp32,bf16' names 2 arms, fp32 and bf16, where one is expected"),
         ("apex:O2,loss_scael=1", "no option 'loss_scael': did you mean 'loss_scale'?"),
         ("fp32:loss_scale=1", "'fp32' has no option 'loss_scale'.*: tf32"),
-        ("apex:O4", "expected one of O0, O1, O2, O3"),
+        ("apex:O6", "expected one of O0, O1, O2, O3"),
+        ("apex:O5,engine=nvidia", "O5 is a level of ROCm's Apex"),
         ("apex:O2,O3", "names 2 arms, apex:O2 and O3"),
         ("apex:O1,O2=1", "no option 'O2'"),
         ("apex:O2,loss_scale=0", "loss_scale=0 cannot be used: expected dynamic or a finite number above 0"),
