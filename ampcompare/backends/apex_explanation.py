@@ -120,7 +120,10 @@ def _masters(level: Level) -> str:
     if not level.is_half:
         return "none needed: the weights are fp32"
     if level.master_weights:
-        return f"an fp32 copy of each {level.half_name} weight, made from the rounded weights at the first backward pass, never saved"
+        return (
+            f"an fp32 copy of each {level.half_name} weight, made from the rounded weights at the first backward pass, "
+            "never saved"
+        )
     return f"none: an update below half a unit in the last place of a {level.half_name} weight is lost"
 
 

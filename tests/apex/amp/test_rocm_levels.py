@@ -84,7 +84,7 @@ def test_o4_casts_as_o1_does_but_to_bfloat16() -> None:
     assert F.cross_entropy(narrow, torch.zeros(2, dtype=torch.long)).dtype is FP32
     with pytest.raises(NotImplementedError):
         F.binary_cross_entropy(narrow, narrow)
-    with pytest.raises(NotImplementedError, match="O4 cannot choose a type .* promotes bfloat16"):
+    with pytest.raises(NotImplementedError, match=r"O4 cannot choose a type .* promotes bfloat16"):
         torch.add(torch.ones(2, dtype=torch.float16), torch.ones(2))
     amp._amp_state.close()
     assert (full @ full).dtype is FP32
@@ -125,7 +125,7 @@ def test_o5_holds_bfloat16_weights_and_fp32_masters() -> None:
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_bfloat16_weights_are_still_refused_elsewhere(level: str) -> None:
     """Apex's own levels know fp16 and fp32 only."""
-    model, optimizer = initialized(level)
+    _, optimizer = initialized(level)
     optimizer.zero_grad()
     with pytest.raises(TypeError, match="float16 or float32"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=BF16))]})
