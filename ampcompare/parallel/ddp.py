@@ -48,7 +48,8 @@ class DDP(Parallel):
         wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
         dtype = reduction_type(model)
         if dtype is not None:
-            wrapped.register_comm_hook(dtype, reduce_buckets_in)
+            # torch compares annotations of a hook with types, and those of this package are text.
+            wrapped.register_comm_hook(dtype, lambda dtype, bucket: reduce_buckets_in(dtype, bucket))
         return wrapped
 
     @contextmanager
