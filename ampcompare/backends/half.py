@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import HALF_BYTES, MASTER_WEIGHT_BYTES, ArmExplanation, BytesPerParameter
-from ampcompare.backends.options import DTYPE_NAMES, count, flag, half_dtype, loss_scale, positive
+from ampcompare.backends.explanation import (
+    HALF_BYTES,
+    MASTER_WEIGHT_BYTES,
+    ArmExplanation,
+    BytesPerParameter,
+    kept_modules,
+)
+from ampcompare.backends.number_types import type_rows, with_state
+from ampcompare.backends.options import (
+    DTYPE_NAMES,
+    choice,
+    count,
+    flag,
+    float_dtype,
+    full_dtype,
+    half_dtype,
+    loss_scale,
+    module_patterns,
+    positive,
+)
 from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -20,7 +39,7 @@ def _explain(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))
-    scale = options.get("loss_scale")
+    scale, keep = options.get("loss_scale"), str(options.get("keep_fp32", ""))
     twin: dict[str, Any] = {}
     if dtype == "float16":
         twin = {"opt_level": "O2" if masters else "O3"}
@@ -29,6 +48,9 @@ def _explain(options: Options) -> ArmExplanation:
             twin["loss_scale"] = twin_scale
         if masters or bn_fp32:
             twin["keep_batchnorm_fp32"] = bn_fp32
+        if keep:
+            twin["keep_fp32"] = keep
+    types = [word for word in ("state", "grads", "reduce", "rounding", "kahan") if options.get(word)]
     added = [*(["fp32 masters"] if masters else []), *(["a dynamic loss scale"] if scale == "dynamic" else [])]
     return ArmExplanation(
         summary=f"the whole model in {name}, as scripts do it by hand"
@@ -36,25 +58,22 @@ def _explain(options: Options) -> ArmExplanation:
         + (f", with {' and '.join(added)} as fp16 optimizers have them" if added else ""),
         does=(
             ("weights", f"become {name}, all" + (" but those of batch norm" if bn_fp32 else "")),
+            *kept_modules(keep, rounds_to=name),
             ("casts", "none inside the model: an operation runs in the type of what it is given"),
             ("inputs, outputs", f"floating inputs become {name}, outputs fp32, so losses outside are in fp32"),
             (
                 "batch norm",
                 f"fp32 weights and statistics, {name} in and out" if bn_fp32 else f"{name} weights and statistics",
             ),
-            (
-                "master weights",
-                f"an fp32 copy of each {name} weight, in its place in the optimizer"
-                if masters
-                else "none: an update below half a unit in the last place of a weight is lost",
-            ),
-            ("optimizer", _optimizer(name, masters)),
+            ("master weights", _masters(options, name)),
+            ("optimizer", _optimizer(options, name)),
+            *type_rows(options),
             ("loss scale", _loss_scale(options, name)),
             ("checkpoint", f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else "")),
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is="the same numbers, through Apex"
-        if twin and not added
+        if twin and not added and not types
         else "the same idea, through Apex"
         if twin
         else f"Apex knows no bf16; its nearest arm is apex:{'O2' if masters else 'O3'}, in fp16",
@@ -64,9 +83,28 @@ def _explain(options: Options) -> ArmExplanation:
     )
 
 
-def _optimizer(name: str, masters: bool) -> str:
-    if masters:
+def _is_wide(options: Options) -> bool:
+    """Return whether steps run on fp32 copies that do not outlive them."""
+    given = options.get("kahan") or "rounding" in options or "state" in options
+    return bool(given) and not options.get("master_weights")
+
+
+def _masters(options: Options, name: str) -> str:
+    if options.get("master_weights"):
+        return f"an fp32 copy of each {name} weight, in its place in the optimizer"
+    if options.get("kahan"):
+        return f"none: what rounding cuts off is kept in {name}, and added before the next step (Kahan's summation)"
+    if "rounding" in options:
+        return f"none: updated weights are rounded to {name} at random, so that small updates hold in the mean"
+    return "none: an update below half a unit in the last place of a weight is lost"
+
+
+def _optimizer(options: Options, name: str) -> str:
+    if options.get("master_weights"):
         return "steps the masters with widened gradients and fp32 state, then rounds them into the model"
+    if _is_wide(options):
+        held = "" if "state" in options else f", and its state is held in {name}"
+        return f"steps fp32 copies of weights and gradients, which last for the step: 8 bytes a parameter{held}"
     eps = "; Adam's eps of 1e-8 is 0 there" if name == "fp16" else ""
     return f"steps {name} weights with {name} gradients and state{eps}"
 
@@ -90,15 +128,26 @@ def _check(options: Options) -> str:
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} is of a dynamic loss scale; add dynamic, or leave it out"
+    if options.get("master_weights"):
+        for name in ("rounding", "kahan"):
+            if options.get(name):
+                return f"{name} keeps updates that 16-bit weights lose, and masters lose none; leave one of them out"
+    elif "grads" in options:
+        return "grads=fp32 adds gradients up in those of the masters; add masters=fp32"
+    if "rounding" in options and options.get("kahan"):
+        return "rounding=stochastic and kahan keep the same updates; leave one of them out"
+    if "rounding" in options and options.get("dtype", "float16") != "bfloat16":
+        return "rounding=stochastic is for bf16; write half:bf16,rounding=stochastic"
     return ""
 
 
 def _memory(options: Options) -> BytesPerParameter:
-    return MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES
+    held = with_state(MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES, options)
+    return replace(held, compensation=2) if options.get("kahan") else held
 
 
 SPEC = BackendSpec(
-    summary="manual .half(): 16-bit weights; master_weights and loss_scale=dynamic as fp16 optimizers add them",
+    summary="manual .half(): 16-bit weights; masters, a loss scale, types of their own and roundings as options",
     implementation="ampcompare.precision.half:make_half",
     explain=_explain,
     memory=_memory,
@@ -109,19 +158,46 @@ SPEC = BackendSpec(
         "loss_scale": loss_scale,
         "init_scale": positive,
         "growth_interval": count,
+        "keep_fp32": module_patterns,
+        "state": float_dtype,
+        "grads": full_dtype,
+        "reduce": float_dtype,
+        "rounding": choice("nearest", "stochastic"),
+        "kahan": flag,
     },
-    aliases={"dynamic": "loss_scale=dynamic", "fp16": "dtype=fp16", "bf16": "dtype=bf16"},
-    implied={"dtype": "float16", "bn_fp32": False, "master_weights": False},
+    aliases={
+        "dynamic": "loss_scale=dynamic",
+        "fp16": "dtype=fp16",
+        "bf16": "dtype=bf16",
+        "weights=fp16": "dtype=fp16",
+        "weights=bf16": "dtype=bf16",
+        "masters=fp32": "master_weights=true",
+        "masters=none": "master_weights=false",
+    },
+    implied={
+        "dtype": "float16",
+        "bn_fp32": False,
+        "master_weights": False,
+        "rounding": "nearest",
+        "kahan": False,
+    },
     check=_check,
     checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
     contract=(
         ContractArm("half"),
         ContractArm("half:bn_fp32"),
         ContractArm("half:dtype=bf16"),
+        ContractArm("half:keep_fp32=0|BatchNorm1d"),
         ContractArm("half:loss_scale=128"),
         ContractArm("half:dynamic", skips_steps=True),
         ContractArm("half:master_weights"),
         ContractArm("half:master_weights,loss_scale=128"),
         ContractArm("half:master_weights,dynamic", skips_steps=True),
+        ContractArm("half:bf16,masters=fp32,state=bf16,grads=fp32,reduce=fp32"),
+        ContractArm("half:bf16,state=fp32"),
+        ContractArm("half:bf16,rounding=stochastic"),
+        ContractArm("half:bf16,kahan"),
+        ContractArm("half:kahan,dynamic,keep_fp32=0", skips_steps=True),
+        ContractArm("half:master_weights,dynamic,keep_fp32=2", skips_steps=True),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "choice",
     "count",
     "flag",
+    "float_dtype",
+    "fp32_or_none",
+    "full_dtype",
     "half_dtype",
     "loss_scale",
-    "output_dtype",
+    "module_patterns",
     "positive",
 ]
 
@@ -26,6 +30,8 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+FULL = ("float32", "fp32", "float")
+PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -47,9 +53,27 @@ def half_dtype(text: str) -> str:
     return DTYPES[text.lower()]
 
 
-def output_dtype(text: str) -> str:
+def float_dtype(text: str) -> str:
     """Return "float32", "float16" or "bfloat16"."""
-    return "float32" if text.lower() in ("float32", "fp32", "float") else half_dtype(text)
+    if text.lower() not in {*FULL, *DTYPES}:
+        raise ValueError("expected float32 (fp32), float16 (fp16) or bfloat16 (bf16)")
+    return "float32" if text.lower() in FULL else half_dtype(text)
+
+
+def fp32_or_none(text: str) -> str:
+    """Return "float32" or "none"."""
+    if text.lower() == "none":
+        return "none"
+    if text.lower() not in FULL:
+        raise ValueError("expected fp32 or none")
+    return "float32"
+
+
+def full_dtype(text: str) -> str:
+    """Return "float32"."""
+    if text.lower() not in FULL:
+        raise ValueError("expected fp32")
+    return "float32"
 
 
 def flag(text: str) -> bool:
@@ -99,6 +123,14 @@ def loss_scale(text: str) -> float | str:
         return positive(text)
     except ValueError:
         raise ValueError("expected dynamic or a finite number above 0") from None
+
+
+def module_patterns(text: str) -> str:
+    """Return patterns of module names or types, joined by `|`, each once and in order."""
+    patterns = sorted({word.strip() for word in text.split("|")})
+    if not all(PATTERN.fullmatch(pattern) for pattern in patterns):
+        raise ValueError("expected names or types of modules with *, ? and [], joined by |, such as *.norm|lm_head")
+    return "|".join(patterns)
 
 
 def INNER_ARM(text: str) -> str:

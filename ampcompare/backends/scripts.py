@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
 __all__ = ["PLAIN_STEP", "apex_script", "fp32_script", "half_script", "native_script"]
 
 PLAIN_STEP = (
@@ -16,7 +18,7 @@ PLAIN_STEP = (
 
 def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `apex.amp` says."""
-    given = {name: value for name, value in options.items() if name != "engine"}
+    given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
     words = [f"{name}={_python(name, value)}" for name, value in given.items()]
     return (
         "from apex import amp  # or: from ampcompare.apex import amp",
@@ -37,7 +39,7 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
-    words = "".join(f", {name}={value:g}" for name, value in options.items() if name != "dtype")
+    words = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
     return (
         f'scaler = torch.amp.GradScaler("cuda"{words})',
         *forward,

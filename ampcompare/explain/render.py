@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 
 from ampcompare.explain.explain import OPTIMIZER_TENSORS, Explanation
@@ -32,7 +33,7 @@ def render_explanation(explanation: Explanation, *, width: int) -> str:
     compared = [explanation.arm, *([parts.twin] if parts.twin else [])]
     if explanation.arm != "fp32" and "fp32" not in compared:
         compared.insert(0, "fp32")
-    words = " ".join(f"--arm {arm}" for arm in compared)
+    words = " ".join(f"--arm {shlex.quote(arm)}" for arm in compared)
     lines += ["", "Compare them", f"    ampcompare compare {words} --seeds 0-2", ""]
     return "\n".join(lines)
 
@@ -47,6 +48,7 @@ def _memory(explanation: Explanation, width: int) -> list[str]:
         ("master weight", held.master),
         ("its gradient", held.master_gradient),
         ("kept cast", held.cast),
+        ("compensation", held.compensation),
     ]
     parts = " + ".join(f"{count} {name}" for name, count in named if count)
     totals = [

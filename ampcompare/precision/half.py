@@ -17,10 +17,13 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
+from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.unscale_once import UnscaleOnce
 from ampcompare.tensors.lists import by_type
 
 __all__ = ["Half", "make_half"]
+
+PLAIN = {"dtype", "bn_fp32", "keep_fp32"}
 
 
 class Half(UnscaleOnce):
@@ -30,6 +33,7 @@ class Half(UnscaleOnce):
         dtype: float16 or bfloat16.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
         loss_scale: static factor on the loss, divided out of the gradients once per step; None for none.
+        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class Half(UnscaleOnce):
         dtype: str = "float16",
         bn_fp32: bool = False,
         loss_scale: float | None = None,
+        keep_fp32: str = "",
     ) -> None:
         super().__init__()
+        self.keep_fp32 = keep_fp32
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.loss_scale = loss_scale
@@ -49,8 +55,9 @@ class Half(UnscaleOnce):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        for model in models:
-            cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
+        with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
+            for model in models:
+                cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
             cast_state(optimizer)
         return list(models), list(optimizers)
@@ -95,22 +102,13 @@ class Half(UnscaleOnce):
             self._scales = (self.loss_scale,)
 
 
-def make_half(
-    *,
-    device: str = "cpu",
-    dtype: str = "float16",
-    bn_fp32: bool = False,
-    master_weights: bool = False,
-    loss_scale: float | str | None = None,
-    **dynamic: Any,
-) -> Precision:
-    """Build the backend of a `half` arm: plain, or with master weights or a dynamic loss scale.
+def make_half(*, device: str = "cpu", loss_scale: float | str | None = None, **options: Any) -> Precision:
+    """Build the backend of a `half` arm: plain, or with what an optimizer of 16-bit weights adds.
 
     Args:
-        dynamic: `init_scale` and `growth_interval`, if `loss_scale` is "dynamic".
+        options: those of `Half`, or of `HalfOptimizer`.
     """
-    if master_weights or isinstance(loss_scale, str):
-        return HalfOptimizer(
-            dtype=dtype, bn_fp32=bn_fp32, master_weights=master_weights, loss_scale=loss_scale, **dynamic
-        )
-    return Half(device=device, dtype=dtype, bn_fp32=bn_fp32, loss_scale=loss_scale)
+    master_weights = bool(options.pop("master_weights", False))
+    if master_weights or isinstance(loss_scale, str) or not options.keys() <= PLAIN:
+        return HalfOptimizer(master_weights=master_weights, loss_scale=loss_scale, **options)
+    return Half(device=device, loss_scale=loss_scale, **options)

@@ -29,6 +29,9 @@ class PrecisionWrapper(Precision):
         self.half_dtype = inner.half_dtype
         self.engine = inner.engine
         self.effective = inner.effective
+        self.state_dtype = inner.state_dtype
+        self.added_state = inner.added_state
+        self.kept_fp32 = inner.kept_fp32
 
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)
@@ -36,7 +39,9 @@ class PrecisionWrapper(Precision):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        return self.inner.prepare(models, optimizers)
+        prepared = self.inner.prepare(models, optimizers)
+        self.kept_fp32 = self.inner.kept_fp32
+        return prepared
 
     def autocast(self) -> AbstractContextManager[None]:
         return self.inner.autocast()

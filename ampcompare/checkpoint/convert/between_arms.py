@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
 from ampcompare.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
@@ -109,6 +110,8 @@ def native_twin(arm: str) -> str:
     level, scale = options.get("opt_level", "O1"), options.get("loss_scale")
     if level == "O0":
         return "fp32"
+    if level in ROCM_LEVELS:
+        return "native:bf16"
     if isinstance(scale, float):
         return str(Arm.parse(f"native:fp16,init_scale={scale:g},growth_interval={NEVER}"))
     return "native:fp16"

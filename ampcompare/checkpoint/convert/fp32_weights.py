@@ -109,8 +109,9 @@ def _full_weights(parts: CheckpointContents, result: Conversion, level: str | No
         result.changed.append(f"{carried} fp32 masters become the weights")
     if halves:
         result.changed.append(f"{halves} fp16 weights become fp32, with the values that fp16 has")
-    if not carried and (halves or level in ("O2", "O3")):
-        result.lost.append("the last bits of the weights: they were saved as fp16 values, without masters")
+    if not carried and (halves or level in ("O2", "O3", "O5")):
+        kind = "bf16" if level == "O5" else "fp16"
+        result.lost.append(f"the last bits of the weights: they were saved as {kind} values, without masters")
 
 
 def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:

@@ -51,6 +51,10 @@ ARMS = [
     "half:loss_scale=128",
     "half:bn_fp32",
     "half:dtype=bfloat16",
+    "half:bf16,rounding=stochastic",
+    "half:bf16,kahan,state=fp32,keep_fp32=BatchNorm2d",
+    "half:bf16,masters=fp32,state=bf16,grads=fp32",
+    "native:bf16,weights=bf16,state=fp32",
     "half:master_weights=true,loss_scale=dynamic,init_scale=16777216,growth_interval=2",
 ]
 
