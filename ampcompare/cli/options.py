@@ -20,7 +20,19 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, Choice, Name, Place
+from ampcompare.cli.values import (
+    ARCH,
+    CHECKPOINT,
+    DATA_SET,
+    DEVICE,
+    FILE,
+    FOLDER,
+    OPTIMIZER_NAME,
+    RECIPE,
+    Choice,
+    Name,
+    Place,
+)
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -116,6 +128,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
 TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
+    "recipe.optimizer.name": OPTIMIZER_NAME,
     "device": DEVICE,
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,

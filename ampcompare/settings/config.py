@@ -45,7 +45,7 @@ __all__ = [
 # Settings of a run that change none of its numbers; of `saving`, a resume into another arm does (`settings_digest`).
 NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
 # Settings of the optimizer that older records lack: at these values a cell keeps the digest that it always had.
-LATER_SETTINGS: dict[str, Any] = {"skip_on_device": False}
+LATER_SETTINGS: dict[str, Any] = {"skip_on_device": False, "args": {}}
 NO_DEFAULT = object()
 
 

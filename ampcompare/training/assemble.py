@@ -125,14 +125,15 @@ def assemble(
     model = model.to(device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(recipe.optimizer, model)
+    engine = None if precision.engine is None else precision.engine.name
+    optimizer = make_optimizer(recipe.optimizer, model, engine=engine)
     ready_compiler(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma([model], recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
     params = owned_params(optimizer)
     owned = owned_by([model], [optimizer])
     replicas, optimizers = precision.prepare([model], [optimizer])
-    base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    base_lrs = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:

@@ -156,7 +156,7 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 
     Adam over fp16 weights alone does not compare: its default computes in fp16, its fused kernel in fp32.
     """
-    settings: dict[str, Any] = {"name": name, "lr": 0.01, "eps": 1e-3, "momentum": 0.9}
+    settings: dict[str, Any] = {"name": name, "lr": 0.01, **({} if name == "sgd" else {"eps": 1e-3})}
 
     def make(how: str) -> Any:
         config = validated(OptimizerConfig, {**settings, "implementation": how})
