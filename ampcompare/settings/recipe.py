@@ -11,6 +11,7 @@ from ampcompare.files.read import check_plain
 from ampcompare.settings.optimizers import canonical_name
 
 __all__ = [
+    "OWN_SETTINGS",
     "DataConfig",
     "Frozen",
     "GroupConfig",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ampcompare.errors import ConfigError, UnsupportedCombination, did_you_mean
 from ampcompare.settings.config import OptimizerConfig
+from ampcompare.settings.recipe import OWN_SETTINGS
 
 __all__ = ["optimizer_arguments"]
 
@@ -50,7 +51,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
             )
         arguments[config.implementation] = True
     open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    known = [name for name in parameters if name not in ("params", "lr", "weight_decay", "foreach", "fused")]
+    known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
     for name, value in config.args.items():
         if name not in known and not open_ended:
             raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {did_you_mean(name, known)}")
@@ -59,8 +60,10 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
 
 
 def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    # Of a class its constructor: a `__new__` that passes everything on would hide it.
+    called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
-        parameters = inspect.signature(factory).parameters
+        parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):  # a compiled callable: it is called with the rate alone
         return {}
     kinds = {parameter.kind for parameter in parameters.values()}
