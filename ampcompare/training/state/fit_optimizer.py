@@ -87,24 +87,26 @@ class OptimizerFit:
             if name not in slots:
                 if self.own or isinstance(value, Tensor):
                     self.refuse(f"{place}.{name}", "is not a state of it")
-            elif (wanted := slots[name]) is not None:
+            elif (wanted := slots[name]) is not None and wanted.dim():
                 if value is None and not self.own:
                     continue
                 if fault := unlike(value, wanted, same_type=self.own):
                     self.refuse(f"{place}.{name}", fault)
             else:
-                self._scalar(value, f"{place}.{name}")
+                self._scalar(value, f"{place}.{name}", is_tensor=wanted is not None, counts=name == "step")
 
-    def _scalar(self, value: Any, place: str) -> None:
-        """Check that a value counts steps."""
+    def _scalar(self, value: Any, place: str, *, is_tensor: bool, counts: bool) -> None:
+        """Check that a value is a number, and one of steps if it counts them."""
         if isinstance(value, Tensor):
             if value.numel() != 1 or (self.own and (value.dtype is not torch.float32 or value.dim())):
                 self.refuse(place, f"is {value.dtype} of shape {list(value.shape)}, and a count of steps")
             value = value.item()
-        elif self.own:
+        elif self.own and is_tensor:
             self.refuse(place, f"is a {type(value).__name__} there and a tensor here")
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(place, f"is a {type(value).__name__}, and counts steps")
+        if not counts and math.isfinite(value):
+            return
         if not 0 <= value < 2**53 or value != int(value):
             self.refuse(place, f"is {value}, and counts steps")
 

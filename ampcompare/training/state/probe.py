@@ -15,7 +15,7 @@ __all__ = ["StateProbe"]
 LIKE_ANY_SHAPE = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad")
 PACKAGES = ("torch", "apex", "ampcompare")
 SMALL = torch.Size([2])
-_Shapes = dict[str, tuple[torch.Size, torch.dtype]]
+_Shapes = dict[str, tuple[torch.Size | None, torch.dtype | None]]
 
 
 class StateProbe:
@@ -42,14 +42,14 @@ class StateProbe:
             shape, dtype: those of the tensor that the optimizer holds.
 
         Returns:
-            A meta tensor for each tensor with dimensions; None for a count of steps.
+            A meta tensor for each tensor; None for a plain number.
         """
         probed = shape if self._probe_shape is None else self._probe_shape
         key = (self._group_of[at], probed, dtype)
         if key not in self._seen:
             self._seen[key] = self._step(*key)
         return {
-            name: torch.empty(shape if kept == probed else kept, dtype=kind, device="meta") if kept else None
+            name: None if kept is None else torch.empty(shape if kept == probed else kept, dtype=kind, device="meta")
             for name, (kept, kind) in self._seen[key].items()
         }
 
@@ -60,7 +60,7 @@ class StateProbe:
         copy = self._kind([{**settings, "params": [probe]}], lr=settings["lr"])
         copy.step()
         return {
-            name: (value.shape, value.dtype) if isinstance(value, Tensor) else (torch.Size(), torch.float32)
+            name: (value.shape, value.dtype) if isinstance(value, Tensor) else (None, None)
             for name, value in copy.state[probe].items()
             if value is not None
         }
