@@ -41,7 +41,7 @@ def test_a_class_that_torch_lacks_is_named_with_the_nearest() -> None:
     """torch.optim is searched for optimizers only."""
     with pytest.raises(ConfigError, match=r"torch .* has no optimizer torch.optim.RMSProp; did you mean 'RMSprop'"):
         load_optimizer("torch.optim:RMSProp")
-    with pytest.raises(ConfigError, match="has no optimizer torch.optim.Optimizer"):
+    with pytest.raises(ConfigError, match=r"has no optimizer torch\.optim\.Optimizer"):
         load_optimizer("torch.optim:Optimizer")
 
 

@@ -208,14 +208,14 @@ def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
 def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
     """The reason is that of the class."""
     config = validated(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
-    with pytest.raises(ConfigError, match="optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
+    with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
         make_optimizer(config, net())
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     """A function may build the optimizer, and nothing else."""
     config = validated(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
-    with pytest.raises(ConfigError, match="is a list; it must be a torch.optim.Optimizer"):
+    with pytest.raises(ConfigError, match=r"is a list; it must be a torch\.optim\.Optimizer"):
         make_optimizer(config, net())
 
 
@@ -263,10 +263,11 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
         return torch.cat([param.detach().float().flatten() for param in model.parameters()])
 
     if arm == "half:dtype=bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
-        with pytest.raises(RuntimeError, match="got a parameter of torch.bfloat16"):
+        with pytest.raises(RuntimeError, match=r"got a parameter of torch\.bfloat16"):
             trained_weights(arm)
         return
-    torch.testing.assert_close(trained_weights(arm), trained_weights("fp32"), rtol=0.02, atol=0.004)
+    reference = trained_weights("fp32")  # before O1 patches torch
+    torch.testing.assert_close(trained_weights(arm), reference, rtol=0.02, atol=0.004)
 
 
 def test_layer_rates_and_a_fused_step_exclude_each_other() -> None:
