@@ -82,6 +82,12 @@ class Precision:
     effective: Effective | None = None
     """What really runs if another library decides it; None for the backends that run what they are asked."""
 
+    emulated: str = ""
+    """A format that the device lacks, so that this arm computes in a wider one and rounds; "" if there is none."""
+
+    notes: tuple[str, ...] = ()
+    """What a reader of the record should know of this arm on this model; complete after `prepare`."""
+
     _outcome: StepOutcome = all_applied(0)
 
     @final

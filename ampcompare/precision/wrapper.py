@@ -29,11 +29,14 @@ class PrecisionWrapper(Precision):
         self.half_dtype = inner.half_dtype
         self.engine = inner.engine
         self.effective = inner.effective
+        self.emulated = inner.emulated
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        return self.inner.prepare(models, optimizers)
+        prepared = self.inner.prepare(models, optimizers)
+        self.notes = self.inner.notes
+        return prepared
 
     def autocast(self) -> AbstractContextManager[None]:
         return self.inner.autocast()
