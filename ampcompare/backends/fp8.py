@@ -60,8 +60,8 @@ def _explain(options: Options) -> ArmExplanation:
             ("weights", f"those of {inner}: fp8 copies are made for each product and not kept"),
             (
                 "products",
-                "of nn.Linear, forward and backward: input, weight and gradient are rounded to fp8, multiplied, and the "
-                "result is bf16",
+                "of nn.Linear, forward and backward: input, weight and gradient are rounded to fp8 and "
+                "multiplied, and the result is bf16",
             ),
             ("types", "e4m3 for all three" if rowwise else "e4m3 for input and weight, e5m2 for the gradient"),
             (

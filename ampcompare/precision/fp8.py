@@ -48,8 +48,8 @@ class FP8(PrecisionWrapper):
             self._float8: Any = importlib.import_module("torchao.float8")
         finally:
             logging.disable(logging.NOTSET)
-        arm = Arm.parse(over.replace("+", ","))
-        super().__init__(make_precision(arm, device=device))
+        super().__init__(make_precision(over.replace("+", ","), device=device))
+        self._over = over
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)
@@ -61,6 +61,7 @@ class FP8(PrecisionWrapper):
             )
         self.emulated = "" if in_hardware else "fp8"
         reason = "" if in_hardware else f"{device} has no fp8: its products are emulated in fp32"
+        arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
         self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
 
     def _prepare(
@@ -78,7 +79,7 @@ class FP8(PrecisionWrapper):
         if not any(True for model in converted for _ in self._layers(model)):
             raise UnsupportedCombination(
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
-                f"{self.inner_arm} on it, or another model"
+                f"{self._over} on it, or another model"
             )
         left = [text for model in converted for text in self._left_out(model)]
         if left:
@@ -89,12 +90,6 @@ class FP8(PrecisionWrapper):
                 for layer in self._layers(model):
                     layer.forward = functools.partial(_outside_autocast, layer.forward)
         return self.inner.prepare(converted, optimizers)
-
-    @property
-    def inner_arm(self) -> str:
-        """The text of the arm underneath."""
-        assert self.effective is not None
-        return self.effective.arm
 
     def _fits(self, module: nn.Module) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.
