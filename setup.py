@@ -15,6 +15,7 @@ EXTRAS = {
     "slurm": ["submitit"],
     "accelerate": ["accelerate>=1.0"],
     "fabric": ["lightning-fabric>=2.4"],
+    "fp8": ["torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs
     "mmengine": ["mmengine>=0.10"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],

@@ -24,7 +24,11 @@ def find_twins(
         rows: from the label of a twin, and of those that are compared with it, to their rows against it.
     """
     found = {label: _effective(records) for label, records in by_arm.items()}
-    twins = {label: _twin_label(label, by_arm[label], ran) for label, ran in found.items() if ran is not None}
+    twins = {
+        label: twin
+        for label, ran in found.items()
+        if ran is not None and (twin := _twin_label(label, by_arm[label], ran)) != label
+    }
     results = []
     for label, twin in twins.items():
         ran = found[label]

@@ -23,6 +23,7 @@ HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
     "fp16 native": "fp16 ran natively",
     "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+    "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
 }
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 

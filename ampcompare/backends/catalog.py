@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from ampcompare.backends import accelerate, actnn, apex, fabric, fp32, half, horovod, mmengine, native
+from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, half, horovod, mmengine, native
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.errors import BackendUnavailable, ConfigError
@@ -36,6 +36,7 @@ BUILT_IN: dict[str, BackendSpec] = {
     "mmengine": mmengine.SPEC,
     "horovod": horovod.SPEC,
     "actnn": actnn.SPEC,
+    "fp8": fp8.SPEC,
 }
 
 

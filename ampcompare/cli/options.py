@@ -20,7 +20,20 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, TASK, Choice, Name, Place
+from ampcompare.cli.values import (
+    ARCH,
+    CHECKPOINT,
+    DATA_SET,
+    DEVICE,
+    FILE,
+    FOLDER,
+    OPTIMIZER_NAME,
+    RECIPE,
+    TASK,
+    Choice,
+    Name,
+    Place,
+)
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -120,6 +133,7 @@ TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the name
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
     "recipe.task": TASK,
+    "recipe.optimizer.name": OPTIMIZER_NAME,
     "device": DEVICE,
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,

@@ -33,6 +33,7 @@ __all__ = [
     "FOLDER",
     "HALF",
     "LEVEL",
+    "OPTIMIZER_NAME",
     "RECIPE",
     "TASK",
     "Choice",
@@ -173,6 +174,12 @@ def _data_sets() -> Iterable[str]:
     return data_names()
 
 
+def _optimizers() -> Iterable[str]:
+    from ampcompare.settings.optimizers import optimizer_names
+
+    return optimizer_names()
+
+
 def _recipes() -> Iterable[str]:
     from ampcompare.settings.recipes.catalog import recipe_names
 
@@ -191,6 +198,7 @@ BACKEND = Name("NAME", _backends)
 ARCH = Name("NAME", _models)
 TASK = Name("NAME", _tasks)
 DATA_SET = Name("NAME", _data_sets)
+OPTIMIZER_NAME = Name("NAME", _optimizers)
 CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)
 FILE = Place("FILE")

@@ -1,4 +1,4 @@
-"""What there is to choose from: arms, models, data, launchers, recipes and guards, and why something is unavailable."""
+"""What there is to choose from, from arms to guards, and why something is unavailable."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ampcompare.backends.catalog import BUILT_IN, described_backends, third_part
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.environment.apex import probe_apex
 from ampcompare.guards import catalog
+from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.settings.recipes.catalog import list_recipes
 from ampcompare.tasks.catalog import MODEL_LIBRARIES, TASKS, list_data, list_models, list_tasks, torchvision_models
 
@@ -35,6 +36,7 @@ def list_choices() -> dict[str, list[Choice]]:
         "tasks": list_tasks(),
         "models": list_models(),
         "data": list_data(),
+        "optimizers": list_optimizers(),
         "launchers": _launchers(),
         "recipes": list_recipes(),
         "guards": [(name, True, guard.mistake) for name, guard in catalog.GUARDS.items()],

@@ -15,6 +15,7 @@ from ampcompare.errors import BackendUnavailable, EnvironmentUnfit
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.names import check_task, find_module
 
 __all__ = ["check_cells"]
@@ -31,16 +32,8 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     for cell in cells:
         recipe = cell.recipe
         here = cell.launcher != "slurm"  # a job may see other devices and disks than the machine that submits it
-        key = (
-            cell.arm,
-            cell.device,
-            here,
-            recipe.task,
-            recipe.model.arch,
-            recipe.data,
-            cell.saving.resume,
-            cell.parallel.backend,
-        )
+        names = (recipe.task, recipe.model.arch, recipe.optimizer.name)
+        key = (cell.arm, cell.device, here, names, recipe.data, cell.saving.resume, cell.parallel.backend)
         if key in seen:
             continue
         seen.add(key)
@@ -54,6 +47,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
         _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
         check_task(recipe, look=here)
+        require_optimizer(recipe.optimizer.name)
         resume = cell.saving.resume
         if here and resume not in (None, "auto") and not os.path.isdir(str(resume)):
             require_checkpoint(Path(str(resume)))

@@ -50,6 +50,7 @@ def render_observation(observation: dict[str, Any], *, width: int, every_module:
             disable_numparse=True,
         ),
         "\n".join(textwrap.wrap(_total(observation, unit), width)),
+        *("\n".join(textwrap.wrap(f"{note}.", width)) for note in observation["notes"]),
     ]
     return "\n\n".join(parts) + "\n"
 

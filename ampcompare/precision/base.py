@@ -91,6 +91,12 @@ class Precision:
     added_state: tuple[str, ...] = ()
     """What is kept in the state of each 16-bit parameter besides the optimizer's own: tensors of its shape and type."""
 
+    emulated: str = ""
+    """A format that the device lacks, so that this arm computes in a wider one and rounds; "" if there is none."""
+
+    notes: tuple[str, ...] = ()
+    """What a reader of the record should know of this arm on this model; complete after `prepare`."""
+
     _outcome: StepOutcome = all_applied(0)
 
     def expect_losses(self, count: int) -> None:

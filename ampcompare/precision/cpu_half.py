@@ -54,7 +54,8 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in EMULATED or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
+        # A subclass of tensors multiplies by itself; the products inside it come back here.
+        if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
         return tuple(map(self._rounded, result)) if isinstance(result, tuple) else self._rounded(result)

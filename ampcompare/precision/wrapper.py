@@ -32,6 +32,7 @@ class PrecisionWrapper(Precision):
         self.state_dtype = inner.state_dtype
         self.added_state = inner.added_state
         self.kept_fp32 = inner.kept_fp32
+        self.emulated = inner.emulated
 
     def expect_losses(self, count: int) -> None:
         self.inner.expect_losses(count)
@@ -41,6 +42,7 @@ class PrecisionWrapper(Precision):
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         prepared = self.inner.prepare(models, optimizers)
         self.kept_fp32 = self.inner.kept_fp32
+        self.notes = self.inner.notes
         return prepared
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
 # Settings that older records lack, by group: at these values a cell keeps the digest that it always had.
 LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "": {"task": DEFAULT_TASK, "checkpoint_activations": False},
-    "optimizer": {"skip_on_device": False},
+    "optimizer": {"skip_on_device": False, "args": {}},
     "data": {"sequence_length": None},
 }
 NO_DEFAULT = object()

@@ -33,8 +33,8 @@ FOLLOWS = {  # what a value that nobody gave was worked out from
     "recipe.batch_size": "recipe.global_batch_size",
     "parallel.kind": "processes",
 }
-NETWORK = "recipe.model.arch"
-OF_A_NETWORK = "recipe.model.args"  # arguments of one network mean nothing to another
+# Arguments of one network, or optimizer, mean nothing to another.
+ARGUMENTS = {"recipe.model.arch": "recipe.model.args", "recipe.optimizer.name": "recipe.optimizer.args"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
     given: dict[str, str] = {}
     for layer in layers:
         new = dict(flatten(layer.values))
-        if new.get(NETWORK, _at(values, NETWORK)) != _at(values, NETWORK):
-            _drop(values, given, [place for place in given if place.startswith(OF_A_NETWORK)])
+        for name, arguments in ARGUMENTS.items():
+            if new.get(name, _at(values, name)) != _at(values, name):
+                _drop(values, given, [place for place in given if place.startswith(arguments)])
         _drop(
             values, given, [rival for place in new for rival in MUTUALLY_EXCLUSIVE.get(place, ()) if rival not in new]
         )

@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ampcompare.errors import ConfigError
 from ampcompare.files.read import check_plain
+from ampcompare.settings.optimizers import canonical_name
 from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 
 __all__ = [
     "OLDER_TARGET",
+    "OWN_SETTINGS",
     "DataConfig",
     "Frozen",
     "GroupConfig",
@@ -27,6 +30,16 @@ OLDER_TARGET = "target_top1"  # what `target` was called where top-1 was the onl
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+# Arguments that an optimizer takes from settings alone.
+OWN_SETTINGS = {
+    "params": "groups",
+    "lr": "lr",
+    "weight_decay": "weight_decay",
+    "foreach": "implementation",
+    "fused": "implementation",
+}
 
 
 class Frozen(BaseModel):
@@ -75,13 +88,16 @@ class GroupConfig(Frozen):
 class OptimizerConfig(Frozen):
     """Which optimizer updates the weights."""
 
-    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch's optimizer of this name")
+    name: str = Field(
+        "sgd",
+        description="sgd, adam, adamw, fused_adam, ... (see `list optimizers`), torch.optim.CLASS or module:Class",
+    )
     lr: Positive = Field(0.05, description="base learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum of sgd")
-    nesterov: bool = Field(False, description="Nesterov momentum of sgd")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum, where the optimizer has one")
+    nesterov: bool = Field(False, description="Nesterov momentum, where the optimizer has it")
     weight_decay: NonNegative = Field(1e-4, description="weight decay of parameters without their own")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    eps: NonNegative = Field(1e-8, description="term in the denominator of adam and adamw")
+    eps: NonNegative = Field(1e-8, description="term in the denominator of adam, adamw and their relatives")
     norm_weight_decay: NonNegative | None = Field(None, description="weight decay of normalization layers")
     bias_weight_decay: NonNegative | None = Field(
         None, description="weight decay of biases outside normalization layers"
@@ -108,15 +124,39 @@ class OptimizerConfig(Frozen):
     lr_rule: Literal["linear", "sqrt"] = Field(
         "linear", description="how the learning rate follows the total batch size"
     )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="further arguments of the optimizer, such as {amsgrad: true}"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            return canonical_name(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("args")
+    @classmethod
+    def _own_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        check_plain(args)
+        for name in args:
+            if (setting := OWN_SETTINGS.get(name)) is not None:
+                raise ValueError(f"{name} is a setting by itself; give it as recipe.optimizer.{setting}")
+        return args
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> OptimizerConfig:
-        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
-            raise ValueError("nesterov needs sgd with a momentum above 0")
+        if self.nesterov and (self.name in ("adam", "adamw") or self.momentum == 0):
+            raise ValueError("nesterov needs an optimizer such as sgd, with a momentum above 0")
         return self
 
     @model_validator(mode="after")
     def _layer_rates_see_gradients(self) -> OptimizerConfig:
+        if self.layer_lr != "none" and self.name in ("fused_lamb", "fused_novograd"):
+            raise ValueError(
+                f"layer_lr {self.layer_lr} adapts rates by layer, and {self.name} already does; use another optimizer"
+            )
         if self.implementation == "fused" and self.layer_lr != "none":
             raise ValueError(
                 f"layer_lr {self.layer_lr} adapts unscaled gradients, and a fused step unscales them itself; use "
@@ -204,4 +244,16 @@ class Recipe(Frozen):
             raise ValueError(
                 f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _gradients_are_at_their_size(self) -> Recipe:
+        # FusedSGD then takes gradients that carry the loss scale, under levels with master weights.
+        if self.optimizer.args.get("materialize_master_grads", True) is False:
+            reader = "clip_grad" if self.clip_grad is not None else f"layer_lr {self.optimizer.layer_lr}"
+            if reader != "layer_lr none":
+                raise ValueError(
+                    f"{reader} reads unscaled gradients, and optimizer.args.materialize_master_grads false leaves "
+                    "none; leave one of them out"
+                )
         return self

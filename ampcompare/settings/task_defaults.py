@@ -65,7 +65,10 @@ def _fill(
             group = values.get(name, {})
             if hasattr(group, "model_fields_set"):
                 group = {field: getattr(group, field) for field in group.model_fields_set}
-            if isinstance(group, Mapping):
+            # What belongs to the task's own optimizer or network means nothing to another one.
+            kind = next((field for field in ("name", "arch") if field in default), "")
+            is_other = isinstance(group, Mapping) and group.get(kind, default.get(kind)) != default.get(kind)
+            if isinstance(group, Mapping) and not is_other:
                 values[name] = dict(group)
                 _fill(values[name], default, given, here)
         elif name not in values and not _is_given(given, RIVALS.get(here, ())):

@@ -54,7 +54,8 @@ def causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments:
     except Exception as error:  # each architecture checks its arguments in its own way
         text = " ".join(str(error).split())
         raise ConfigError(
-            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another model"
+            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another "
+            "model"
         ) from error
     return _Logits(model)
 

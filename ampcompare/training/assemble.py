@@ -104,7 +104,8 @@ def assemble(
         built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
     if recipe.checkpoint_activations:
         checkpoint_activations(task, built)
-    unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer))
+    engine = None if precision.engine is None else precision.engine.name
+    unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
     ready_compiler(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
@@ -112,7 +113,7 @@ def assemble(
     owned = owned_by(built, unprepared)
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
-    base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+    base_lrs = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:

@@ -1,8 +1,7 @@
-"""From settings to a torch optimizer: parameter groups with their own rates and decays, and layer-wise adaptation."""
+"""From settings to an optimizer: its class, its arguments, and parameter groups with their own rates and decays."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,31 +13,31 @@ from torch.optim import Optimizer
 from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.config import OptimizerConfig
 from ampcompare.tensors.skippable_step import skip_on_device
+from ampcompare.training.layer_rates import LayerRates
+from ampcompare.training.optimizer_arguments import optimizer_arguments
+from ampcompare.training.optimizer_class import load_optimizer
 
 __all__ = ["make_optimizer", "param_groups"]
 
-KINDS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
+MAX_NAMED = 3
 
 
-def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """Build a torch optimizer over all parameters of `model`.
+def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | None = None) -> Optimizer:
+    """Build an optimizer over all parameters of `model`.
+
+    Args:
+        engine: the implementation of `apex.amp` that runs, if any; "nvidia" makes the optimizers of Apex genuine.
 
     Raises:
-        ConfigError: a group that no parameter belongs to.
-        UnsupportedCombination: torch's fused kernels do not support a parameter.
+        BackendUnavailable: the package of the optimizer is not installed, or cannot be imported.
+        ConfigError: a group that no parameter belongs to, or an argument that the optimizer does not take.
+        UnsupportedCombination: the optimizer, or torch's fused kernels, do not support a parameter.
     """
+    factory = load_optimizer(config.name, engine)
+    arguments = optimizer_arguments(config, factory)
     groups = param_groups(config, model)
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.name == "sgd":
-        options |= {"momentum": config.momentum, "nesterov": config.nesterov}
-    else:
-        options |= {"betas": config.betas, "eps": config.eps}
-    if config.implementation != "default":
-        options[config.implementation] = True
+    if "weight_decay" not in arguments:
+        groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
     if config.implementation == "fused":  # torch would raise at the first step only
         for name, param in model.named_parameters():
             if not param.is_floating_point():
@@ -46,12 +45,61 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
                     f"a fused optimizer needs floating-point parameters, and {name} is {param.dtype}; use "
                     "--optimizer-implementation foreach"
                 )
-    optimizer = KINDS[config.name](groups, **options)
+    optimizer = _built(config.name, factory, groups, arguments, model)
     if config.skip_on_device:
-        skip_on_device(optimizer)
+        try:
+            skip_on_device(optimizer)
+        except TypeError as error:
+            raise UnsupportedCombination(f"{error}; leave out skip_on_device") from None
     if config.layer_lr != "none":
-        _LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
+        if not all("weight_decay" in group for group in optimizer.param_groups):
+            raise UnsupportedCombination(
+                f"layer_lr {config.layer_lr} takes over the weight decay, and {config.name} has none; use another one"
+            )
+        LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
     return optimizer
+
+
+def _built(
+    name: str,
+    factory: Callable[..., Any],
+    groups: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    model: nn.Module,
+) -> Optimizer:
+    """Call the factory.
+
+    Raises:
+        ConfigError: it refuses an argument, or returns something else than an optimizer.
+        UnsupportedCombination: it refuses parameters; the message names them.
+    """
+    try:
+        optimizer = factory(groups, **arguments)
+    except (ValueError, TypeError, RuntimeError) as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        refused = [
+            f"{param_name} of shape {list(param.shape)}"
+            for param_name, param in model.named_parameters()
+            if not _takes(factory, param, arguments)
+        ]
+        if refused and len(refused) < len(list(model.parameters())):
+            more = f" and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
+            raise UnsupportedCombination(
+                f"optimizer {name} does not support {', '.join(refused[:MAX_NAMED])}{more} ({text}); use another "
+                "optimizer, or one of your own that gives these to another one"
+            ) from error
+        raise ConfigError(f"optimizer {name} cannot be built: {text}") from error
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer {name} is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+    return optimizer
+
+
+def _takes(factory: Callable[..., Any], param: Tensor, arguments: dict[str, Any]) -> bool:
+    try:
+        factory([torch.nn.Parameter(torch.empty_like(param))], **arguments)
+    except (ValueError, TypeError, RuntimeError):
+        return False
+    return True
 
 
 def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
@@ -95,33 +143,3 @@ def _is_norm(module: nn.Module) -> bool:
 def _some_names(model: nn.Module) -> Iterator[str]:
     names = [name for name, _ in model.named_parameters()]
     yield from dict.fromkeys((names[0], names[len(names) // 2], names[-1]))
-
-
-class _LayerRates:
-    """LARC or LARS on any optimizer, by hooks: they adapt gradients when the optimizer steps, after unscaling.
-
-    A step that an overflow skips adapts nothing. Under O2 the hooks adapt the gradients of the fp32 masters.
-    """
-
-    def __init__(self, trust_coefficient: float, *, clip: bool) -> None:
-        self._trust_coefficient = trust_coefficient
-        self._clip = clip
-        self._decays: list[float] = []
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Adapt the gradients of every step of `optimizer`."""
-        larc = importlib.import_module("ampcompare.apex.parallel.LARC").LARC
-        self._rates = larc(optimizer, trust_coefficient=self._trust_coefficient, clip=self._clip)
-        optimizer.register_step_pre_hook(self._adapt)
-        optimizer.register_step_post_hook(self._restore_decays)
-
-    @torch.no_grad()
-    def _adapt(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
-        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
-            self._rates.adapt(group, decay)
-            group["weight_decay"] = 0.0  # already part of the adapted gradients
-
-    def _restore_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
-            group["weight_decay"] = decay

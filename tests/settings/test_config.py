@@ -34,7 +34,7 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
         (
             "recipe.optimizer.name",
             "sdg",
-            "recipe.optimizer.name: Input should be 'sgd', 'adam' or 'adamw' (seen: 'sdg')",
+            "recipe.optimizer.name: there is no optimizer 'sdg': did you mean 'sgd'? known are sgd, adam, adamw, ",
         ),
         ("recipe.clip_grad", float("inf"), "(seen: inf)"),
         ("recipe.label_smoothing", 1.0, "(seen: 1.0)"),
@@ -65,7 +65,7 @@ def test_a_batch_that_cannot_be_cut() -> None:
 @pytest.mark.parametrize("values", [{"momentum": 0.0}, {"name": "adam"}])
 def test_nesterov_needs_momentum(values: dict[str, Any]) -> None:
     """Nesterov without momentum, or with another optimizer, is refused as torch would refuse it later."""
-    with pytest.raises(ConfigError, match="nesterov needs sgd with a momentum above 0"):
+    with pytest.raises(ConfigError, match="nesterov needs an optimizer such as sgd, with a momentum above 0"):
         validated(OptimizerConfig, {"nesterov": True, **values})
 
 
@@ -88,6 +88,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.model.arch": "mlp",
     "recipe.model.args": {"width": 3},
     "recipe.optimizer.name": "adam",
+    "recipe.optimizer.args": {"dampening": 0.1},
     "recipe.optimizer.momentum": 0.5,
     "recipe.optimizer.betas": (0.8, 0.9),
     "recipe.optimizer.groups": [{"match": "head.*", "lr_factor": 10}],

@@ -156,7 +156,7 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 
     Adam over fp16 weights alone does not compare: its default computes in fp16, its fused kernel in fp32.
     """
-    settings: dict[str, Any] = {"name": name, "lr": 0.01, "eps": 1e-3, "momentum": 0.9}
+    settings: dict[str, Any] = {"name": name, "lr": 0.01, **({} if name == "sgd" else {"eps": 1e-3})}
 
     def make(how: str) -> Any:
         config = validated(OptimizerConfig, {**settings, "implementation": how})
@@ -191,6 +191,83 @@ def test_what_torch_lacks_is_refused(name: str) -> None:
     ):
         make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "fused"}), model)
     make_optimizer(validated(OptimizerConfig, {"name": name, "implementation": "foreach"}), model)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_parameters_that_an_optimizer_does_not_support_are_named() -> None:
+    """Muon takes matrices; the others of a network are named, and a network of matrices trains."""
+    config = validated(OptimizerConfig, {"name": "torch.optim.Muon"})
+    with pytest.raises(
+        UnsupportedCombination,
+        match=r"does not support 0.bias of shape \[3\], 1.weight of shape \[3\], 1.bias of shape \[3\] and 1 more .*2D",
+    ):
+        make_optimizer(config, net())
+    assert type(make_optimizer(config, nn.Linear(4, 3, bias=False))) is torch.optim.Muon
+
+
+def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
+    """The reason is that of the class."""
+    config = validated(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
+    with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
+        make_optimizer(config, net())
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    """A function may build the optimizer, and nothing else."""
+    config = validated(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
+    with pytest.raises(ConfigError, match=r"is a list; it must be a torch\.optim\.Optimizer"):
+        make_optimizer(config, net())
+
+
+def not_an_optimizer(params: Any, lr: float) -> list[Any]:
+    """Return something else."""
+    return [params, lr]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"name": "torch.optim.Rprop", "layer_lr": "larc"},
+            "takes over the weight decay, and torch.optim:Rprop has none",
+        ),
+        ({"name": "fused_adam", "skip_on_device": True}, "cannot skip a step of FusedAdam on the device"),
+    ],
+)
+def test_methods_that_an_optimizer_cannot_have_are_refused(settings: dict[str, Any], text: str) -> None:
+    """The message names both."""
+    with pytest.raises(UnsupportedCombination, match=text):
+        make_optimizer(validated(OptimizerConfig, settings), net())
+
+
+@pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
+@pytest.mark.parametrize("arm", [*ARMS, "half:dynamic", "half:dtype=bf16"])
+def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None:
+    """No loss scale is left in a step: the weights are those of fp32, up to the rounding of the arm.
+
+    The matrix has no bias: its gradient would be rounding noise, which these optimizers make as large as any other.
+    """
+
+    def trained_weights(arm: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
+        config = validated(OptimizerConfig, {"name": name, "lr": 0.02})
+        precision = make_precision(arm)
+        (model,), (optimizer,) = precision.prepare([model], [make_optimizer(config, model)])  # type: ignore[assignment]
+        for _ in range(3):
+            with precision.autocast():
+                loss = model(X).float().square().mean()
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+        return torch.cat([param.detach().float().flatten() for param in model.parameters()])
+
+    if arm == "half:dtype=bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
+        with pytest.raises(RuntimeError, match=r"got a parameter of torch\.bfloat16"):
+            trained_weights(arm)
+        return
+    reference = trained_weights("fp32")  # before O1 patches torch
+    torch.testing.assert_close(trained_weights(arm), reference, rtol=0.02, atol=0.004)
 
 
 def test_layer_rates_and_a_fused_step_exclude_each_other() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.errors import CheckpointError
 
@@ -80,6 +81,11 @@ def require_plain(state: Any, place: str = "the state") -> None:
     todo: list[tuple[str, Any]] = [(place, state)]
     while todo:
         place, value = todo.pop()
+        if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+            raise CheckpointError(
+                f"{place} is a {type(value).__name__}, a class of its own, and a checkpoint holds plain tensors; "
+                "use an optimizer with plain state, or save no checkpoints"
+            )
         if isinstance(value, Tensor) or type(value) in _PLAIN or id(value) in seen:
             continue
         if type(value) in (dict, OrderedDict):

@@ -275,7 +275,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         config=config,
         engine=cell.precision.engine,
         effective=cell.precision.effective,
-        half=cell.fp16_mode,
+        half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
         metrics=list(session.assembly.task.metrics),
@@ -285,7 +285,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         readings=cell.monitor.readings(metrics.seconds),
         processes=processes,
         resumed=session.resumed,
-        notes=_settings_without_effect(config, cell.device),
+        notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
 

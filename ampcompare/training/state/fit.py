@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ampcompare.environment.versions import installed_version
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.training.state.fit_optimizer import OptimizerFit, require_settings
+from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
 
 __all__ = ["Names", "Owned", "owned_by", "require_fit", "require_training_fits"]
@@ -35,11 +36,11 @@ class Owned:
 
     Attributes:
         names: of the parameters.
-        slots: per optimizer and parameter, the names of its state, and whether each has the shape of the parameter.
+        probes: per optimizer, the state that it keeps.
     """
 
     names: Names
-    slots: Sequence[Sequence[Mapping[str, bool]]]
+    probes: Sequence[StateProbe]
 
 
 def owned_by(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Owned:
@@ -47,21 +48,8 @@ def owned_by(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Ow
     names = {id(param): (index, name) for index, model in enumerate(models) for name, param in model.named_parameters()}
     return Owned(
         [[names[id(param)] for param in owned_params(optimizer)] for optimizer in optimizers],
-        [list(_slots(optimizer)) for optimizer in optimizers],
+        [StateProbe(optimizer) for optimizer in optimizers],
     )
-
-
-def _slots(optimizer: Optimizer) -> Iterator[Mapping[str, bool]]:
-    """Yield the names of the state of each parameter, from a copy of the optimizer that makes one step on two zeros."""
-    for group in optimizer.param_groups:
-        probe = nn.Parameter(torch.zeros(2))
-        probe.grad = torch.zeros(2)
-        kind: Any = type(optimizer)
-        copy = kind([{**group, "params": [probe]}], lr=group["lr"])
-        copy.step()
-        slots = {name: value.shape == probe.shape for name, value in copy.state[probe].items() if value is not None}
-        for _ in group["params"]:
-            yield slots
 
 
 def require_training_fits(
@@ -109,7 +97,7 @@ def require_training_fits(
             precision.state_dtype or (torch.float32 if name in wanted[model] else param.dtype)
             for param, (model, name) in zip(owned_params(optimizer), owned.names[index], strict=True)
         ]
-        fit = OptimizerFit(optimizer, types, owned.slots[index], key, stateless[index], own=own)
+        fit = OptimizerFit(optimizer, types, owned.probes[index], key, stateless[index], own=own)
         fit.require(saved, added=precision.added_state)
         if "arm" in state:
             require_settings(optimizer, saved, key, rates_stay=rates_stay, complete=own and _same_torch(state))

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import owned_params
+from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
 
 __all__ = ["OptimizerFit", "require_settings"]
@@ -25,7 +26,7 @@ class OptimizerFit:
         self,
         optimizer: Optimizer,
         types: Sequence[torch.dtype],
-        slots: Sequence[Mapping[str, bool]],
+        probe: StateProbe,
         place: str,
         stateless: Sequence[int] | None,
         *,
@@ -34,7 +35,7 @@ class OptimizerFit:
         self.stateless = stateless
         self.optimizer = optimizer
         self.types = types
-        self.slots = slots
+        self.probe = probe
         self.place = place
         self.own = own
 
@@ -93,7 +94,7 @@ class OptimizerFit:
                 self.refuse(f"{place}.{name}", fault)
 
     def _entry(self, entry: Mapping[Any, Any], at: int, param: Tensor, place: str) -> None:
-        slots = self.slots[at]
+        slots = self.probe.state_of(at, param.shape, self.types[at])
         for name in slots:
             if name not in entry:
                 self.refuse(place, f"has no {name}")
@@ -101,24 +102,26 @@ class OptimizerFit:
             if name not in slots:
                 if self.own or isinstance(value, Tensor):
                     self.refuse(f"{place}.{name}", "is not a state of it")
-            elif slots[name]:
+            elif (wanted := slots[name]) is not None and wanted.dim():
                 if value is None and not self.own:
                     continue
-                if fault := unlike(value, param.detach().to(self.types[at]), same_type=self.own):
+                if fault := unlike(value, wanted, same_type=self.own):
                     self.refuse(f"{place}.{name}", fault)
             else:
-                self._scalar(value, f"{place}.{name}")
+                self._scalar(value, f"{place}.{name}", is_tensor=wanted is not None, counts=name == "step")
 
-    def _scalar(self, value: Any, place: str) -> None:
-        """Check that a value counts steps."""
+    def _scalar(self, value: Any, place: str, *, is_tensor: bool, counts: bool) -> None:
+        """Check that a value is a number, and one of steps if it counts them."""
         if isinstance(value, Tensor):
             if value.numel() != 1 or (self.own and (value.dtype is not torch.float32 or value.dim())):
                 self.refuse(place, f"is {value.dtype} of shape {list(value.shape)}, and a count of steps")
             value = value.item()
-        elif self.own:
+        elif self.own and is_tensor:
             self.refuse(place, f"is a {type(value).__name__} there and a tensor here")
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(place, f"is a {type(value).__name__}, and counts steps")
+        if not counts and math.isfinite(value):
+            return
         if not 0 <= value < 2**53 or value != int(value):
             self.refuse(place, f"is {value}, and counts steps")
 
@@ -140,10 +143,16 @@ def require_settings(
                 continue
             saved_value = there[name]
             moves = name == "lr" and not rates_stay
-            if moves and type(saved_value) is float and math.isfinite(saved_value) and saved_value >= 0:
+            if moves and type(saved_value) is type(value) and _is_rate(saved_value):
                 continue
             if moves or not alike(saved_value, value):
                 raise CheckpointError(
                     f"{path} is {short(saved_value)} there and {short(value)} here; resume with the settings that the "
                     "checkpoint was written with"
                 )
+
+
+def _is_rate(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.is_floating_point() and _is_rate(value.item())
+    return isinstance(value, float) and math.isfinite(value) and value >= 0

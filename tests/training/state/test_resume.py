@@ -326,3 +326,16 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
         found = find_checkpoint("auto", tmp_path / "b")
         assert found is not None
         assert first_difference(plain.end, found.state, apart=(*APART, "schema")) == ""
+
+
+@pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
+@pytest.mark.parametrize("arm", ["fp32", "apex:O2,engine=compat", "half:loss_scale=128"])
+def test_every_optimizer_resumes_to_the_last_bit(arm: str, name: str, tmp_path: Path) -> None:
+    """State that lies in a group, such as NovoGrad's norms, or in fp32 next to fp16 weights, is restored as well."""
+    recipe = {"optimizer": {"name": name, "lr": 1e-3}, "data": {"train_size": 32, "val_size": 16, "image_size": 8}}
+    settings = config(arm, recipe={**recipe, "ema_decay": None, "batch_size": 8})
+    unbroken = Played(settings, tmp_path / "a")
+    first = Played(settings, tmp_path / "b", stop=3)
+    second = Played(settings, tmp_path / "b", resume=True)
+    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+    assert first_difference(unbroken.end, second.end, apart=APART) == ""

@@ -1,0 +1,115 @@
+"""The backend `fp8`: products of linear layers in 8-bit floating point by torchao, over a bf16 arm.
+
+Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the formula.
+"""
+
+from __future__ import annotations
+
+from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.library import Library
+from ampcompare.backends.options import INNER_ARM, count
+from ampcompare.backends.spec import BackendSpec, ContractArm, EffectiveArm, Options
+
+__all__ = ["ALIGNMENT", "LIBRARY", "SPEC"]
+
+LIBRARY = Library(("torchao",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
+ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
+SCALINGS = ("tensorwise", "rowwise")
+NOT_OFFERED = {
+    "mxfp8": "torchao trains mixtures of experts in it, and no linear layers",
+    "nvfp4": "torchao trains mixtures of experts in it, and no linear layers",
+    "te": "TransformerEngine replaces the model's own modules, so that weights would not be equal at the start",
+}
+CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
+
+
+def _scaling(text: str) -> str:
+    name = text.lower()
+    if name in NOT_OFFERED:
+        raise ValueError(f"{NOT_OFFERED[name]}; expected one of {', '.join(SCALINGS)}")
+    if name not in SCALINGS:
+        raise ValueError(f"expected one of {', '.join(SCALINGS)}")
+    return name
+
+
+def _inner(options: Options) -> str:
+    return str(options.get("over", "native:bf16")).replace("+", ",")
+
+
+def _check(options: Options) -> str:
+    inner = _inner(options)
+    backend = inner.partition(":")[0]
+    if backend not in ("native", "half") or "bf16" not in inner:
+        return f"over={inner} is no bf16 arm of native or half; give over=native:bf16 or over=half:dtype=bf16"
+    return ""
+
+
+def _effective(options: Options, device: str) -> EffectiveArm:
+    emulated = "fp8 is emulated on a CPU: operands are rounded to fp8, and multiplied in fp32"
+    return EffectiveArm(_inner(options), emulated if device == "cpu" else "")
+
+
+def _explain(options: Options) -> ArmExplanation:
+    scaling, inner = str(options["scaling"]), _inner(options)
+    rowwise = scaling == "rowwise"
+    multiple = int(options.get("align", ALIGNMENT))
+    return ArmExplanation(
+        summary=f"{inner}, with the products of linear layers in fp8, scaled {scaling}; "
+        f"{LIBRARY.missing() or 'torchao is installed'}",
+        does=(
+            ("weights", f"those of {inner}: fp8 copies are made for each product and not kept"),
+            (
+                "products",
+                "of nn.Linear, forward and backward: input, weight and gradient are rounded to fp8 and "
+                "multiplied, and the result is bf16",
+            ),
+            ("types", "e4m3 for all three" if rowwise else "e4m3 for input and weight, e5m2 for the gradient"),
+            (
+                "scaling",
+                "one scale for each row or column, a power of two, from its largest element"
+                if rowwise
+                else "one scale for each tensor, from its largest element",
+            ),
+            (
+                "not converted",
+                f"layers whose sizes are not multiples of {multiple}, such as a head of 10 classes; convolutions, "
+                "embeddings, norms, and what attention modules of torch multiply by themselves. The record and "
+                "`explain --arch` name them; a model in which nothing is converted is refused",
+            ),
+            ("loss scale", "none: each tensor has its own scales"),
+            ("checkpoint", f"that of {inner}"),
+            ("on a GPU", f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated"),
+            ("on a CPU", _effective(options, "cpu").reason),
+        ),
+        twin=inner,
+        twin_is="the arm underneath, with bf16 products",
+        differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
+        script=(
+            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
+            f'config = Float8LinearConfig.from_recipe_name("{scaling}")',
+            "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
+            f"    size % {multiple} for size in module.weight.shape)",
+            "model = convert_to_float8_training(model, config=config, module_filter_fn=fits)  # before DDP",
+        ),
+        twin_script=(),
+    )
+
+
+SPEC = BackendSpec(
+    summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
+    implementation="ampcompare.precision.fp8:FP8",
+    explain=_explain,
+    parsers={"scaling": _scaling, "over": INNER_ARM, "align": count},
+    positional="scaling",
+    default="tensorwise",
+    implied={"over": "native:bf16", "align": ALIGNMENT},
+    check=_check,
+    library=LIBRARY,
+    effective=_effective,
+    inner=_inner,
+    contract=(
+        ContractArm("fp8:tensorwise,align=1"),
+        ContractArm("fp8:rowwise,align=1"),
+        ContractArm("fp8:rowwise,align=1,over=half:dtype=bf16"),
+    ),
+)

@@ -1,0 +1,125 @@
+"""fp8 products in linear layers by torchao, over a bf16 arm; emulated where the device has no fp8."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
+from ampcompare.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.precision.factory import make_precision
+from ampcompare.precision.wrapper import PrecisionWrapper
+from ampcompare.records.run import Effective
+
+__all__ = ["FP8"]
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # of the kernels of `torch._scaled_mm`
+MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
+MAX_NAMED = 8
+
+
+class FP8(PrecisionWrapper):
+    """Another arm, whose linear layers multiply in fp8.
+
+    Args:
+        scaling: "tensorwise" or "rowwise", as torchao's recipes are called.
+        over: the arm underneath, its options joined by `+`.
+        align: convert layers whose sizes are multiples of this; hardware needs multiples of 16.
+
+    Raises:
+        BackendUnavailable: torchao is not installed, or the device multiplies other sizes only.
+    """
+
+    def __init__(
+        self, *, device: str = "cpu", scaling: str = "tensorwise", over: str = "native:bf16", align: int = ALIGNMENT
+    ) -> None:
+        logging.disable(logging.WARNING)  # torchao logs at its import which kernels it has for other devices
+        try:
+            _, library, version = LIBRARY.load("fp8")
+            self._float8: Any = importlib.import_module("torchao.float8")
+        finally:
+            logging.disable(logging.NOTSET)
+        super().__init__(make_precision(over.replace("+", ","), device=device))
+        self._over = over
+        self._scaling = scaling
+        self._align = align
+        self._device = torch.device(device)
+        in_hardware = _has_fp8(self._device, scaling)
+        if in_hardware and align % ALIGNMENT:
+            raise BackendUnavailable(
+                f"this GPU multiplies fp8 matrices whose sizes are multiples of {ALIGNMENT}, and align is {align}; "
+                "leave out align"
+            )
+        self.emulated = "" if in_hardware else "fp8"
+        reason = "" if in_hardware else f"{device} has no fp8: its products are emulated in fp32"
+        arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
+        self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
+        # The number of rows is that of the batch, and is padded where it is no multiple of 16.
+        config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
+        converted = [
+            self._float8.convert_to_float8_training(
+                model, config=config, module_filter_fn=lambda module, name: self._fits(module)
+            )
+            for model in models
+        ]
+        if not any(True for model in converted for _ in self._layers(model)):
+            raise UnsupportedCombination(
+                f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
+                f"{self._over} on it, or another model"
+            )
+        left = [text for model in converted for text in self._left_out(model)]
+        if left:
+            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+            self.notes = (f"fp8 leaves in bf16: {', '.join(left[:MAX_NAMED])}{more}",)
+        if self._device.type == "cpu":
+            for model in converted:
+                for layer in self._layers(model):
+                    layer.forward = functools.partial(_outside_autocast, layer.forward)
+        return self.inner.prepare(converted, optimizers)
+
+    def _fits(self, module: nn.Module) -> bool:
+        # A subclass may use its weight without calling `forward`, as attention does with its projection.
+        return type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+
+    def _layers(self, model: nn.Module) -> Iterator[Any]:
+        kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+        return (module for module in model.modules() if isinstance(module, kind))
+
+    def _left_out(self, model: nn.Module) -> Iterator[str]:
+        """Yield each module that multiplies and is not converted, with the reason."""
+        converted = set(map(id, self._layers(model)))
+        for name, module in model.named_modules():
+            if not isinstance(module, MULTIPLYING) or id(module) in converted:
+                continue
+            if type(module) is nn.Linear:
+                sizes = f"{module.in_features} to {module.out_features}"
+                yield f"{name} ({sizes}, not multiples of {self._align})"
+            else:
+                yield f"{name} ({type(module).__name__})"
+
+
+def _has_fp8(device: torch.device, scaling: str) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
+
+
+def _outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """Call a converted layer with a bf16 input, as torchao does by itself on a GPU.
+
+    It knows the autocast of GPUs only. That of CPUs would round the operands of an emulated product a second time.
+    """
+    with torch.autocast("cpu", enabled=False):
+        return forward(value.bfloat16())

@@ -1,0 +1,53 @@
+"""From the name of an optimizer to its class."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from ampcompare.apex.optimizers import FusedAdam
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.settings.optimizers import BUILT_IN
+from ampcompare.training.optimizer_class import load_optimizer
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_name_has_a_class(name: str) -> None:
+    """The path of each is a torch optimizer."""
+    kind = load_optimizer(name)
+    assert isinstance(kind, type)
+    assert issubclass(kind, torch.optim.Optimizer)
+
+
+def test_apex_is_genuine_where_its_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the engine of NVIDIA the class is that of `apex`; with any other it is ampcompare's."""
+
+    class Genuine(torch.optim.SGD):
+        """Stands for the class of the real Apex."""
+
+    module = types.ModuleType("apex.optimizers")
+    module.FusedAdam = Genuine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
+    monkeypatch.setitem(sys.modules, "apex.optimizers", module)
+    assert load_optimizer("fused_adam", "nvidia") is Genuine
+    assert load_optimizer("fused_adam", "compat") is FusedAdam
+    assert load_optimizer("fused_adam") is FusedAdam
+
+
+def test_a_class_that_torch_lacks_is_named_with_the_nearest() -> None:
+    """torch.optim is searched for optimizers only."""
+    with pytest.raises(ConfigError, match=r"torch .* has no optimizer torch.optim.RMSProp; did you mean 'RMSprop'"):
+        load_optimizer("torch.optim:RMSProp")
+    with pytest.raises(ConfigError, match=r"has no optimizer torch\.optim\.Optimizer"):
+        load_optimizer("torch.optim:Optimizer")
+
+
+def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package built for another torch ends in exit code 4 with its own reason."""
+    monkeypatch.setattr("ampcompare.training.optimizer_class.require_optimizer", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(BackendUnavailable, match=r"importing bitsandbytes.optim failed: ModuleNotFoundError"):
+        load_optimizer("bitsandbytes.optim:AdamW8bit")
