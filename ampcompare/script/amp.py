@@ -17,35 +17,20 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ampcompare.errors import PreparationError, ScalingError
-from ampcompare.precision.base import Precision, StepOutcome, all_applied
+from ampcompare.legacy.record.rows import Rows, value_of
+from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.script.casting import Casting
 from ampcompare.script.functions import KINDS, cast_arguments
 from ampcompare.script.gradients import GradientReads
 from ampcompare.script.session import Session, here, parameters_by_id
 
-__all__ = ["ScriptAmp", "TrainingObserver"]
-
-
-class TrainingObserver(Protocol):
-    """What wants to know how a script trains."""
-
-    def initialized(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
-        """Note models and optimizers before the arm has changed anything."""
-
-    def prepared(self, precision: Precision) -> None:
-        """Note the precision, which has prepared them."""
-
-    def loss_scaled(self, loss: Any) -> None:
-        """Note a loss, not scaled."""
-
-    def stepped(self, optimizer: Any, outcome: StepOutcome) -> None:
-        """Note the end of a step."""
+__all__ = ["ScriptAmp"]
 
 
 class ScriptAmp:
@@ -54,13 +39,13 @@ class ScriptAmp:
     Args:
         name: of the arm, for messages.
         make: builds its precision for a device.
-        observer: notices losses and steps.
+        rows: records losses and steps.
     """
 
-    def __init__(self, name: str, make: Callable[[str], Precision], observer: TrainingObserver | None = None) -> None:
+    def __init__(self, name: str, make: Callable[[str], Precision], rows: Rows | None = None) -> None:
         self._name = name
         self._make = make
-        self._observer = observer
+        self._rows = rows
         self._casting = Casting()
         self._sessions: list[Session] = []
         self._reads = GradientReads(self._before_read)
@@ -87,8 +72,6 @@ class ScriptAmp:
         """
         some_models = models if isinstance(models, list) else [models]
         some_optimizers = [] if optimizers is None else optimizers if isinstance(optimizers, list) else [optimizers]
-        if self._observer is not None:
-            self._observer.initialized(some_models, some_optimizers)
         device = _device_of(some_models, some_optimizers)
         self._device_type = torch.device(device).type
         precision = self._make(device)
@@ -107,8 +90,12 @@ class ScriptAmp:
             self._replace_methods(session, optimizer)
         self._apply_registered(precision)
         self._casting.start(precision.autocast)
-        if self._observer is not None:
-            self._observer.prepared(precision)
+        if self._rows is not None:
+            numbers = [self._rows.number(optimizer)[0] for optimizer in new_optimizers]
+            names = {number: type(one).__name__ for number, one in zip(numbers, new_optimizers, strict=True)}
+            scales = precision.loss_scales()
+            self._rows.add_initialize(self._name, names, list(scales), [True] * len(scales))
+            self._rows.has_amp = True
         given = new_models if isinstance(models, list) else new_models[0]
         if optimizers is None:
             return given
@@ -123,16 +110,12 @@ class ScriptAmp:
             if self._stepping:  # the precision's own call
                 return step(**kwargs)
             if closure is not None:
-                return self._step_with_closure(session, step, closure)
-            with self._casting.off():
-                self._stepping = True
-                try:
-                    outcome = session.step(optimizer, step)
-                finally:
-                    self._stepping = False
-            if self._observer is not None:
-                self._observer.stepped(optimizer, all_applied(1) if outcome is None else outcome)
-            return None
+                result, outcome = self._step_with_closure(session, step, closure), None
+            else:
+                result, outcome = None, self._step(session, optimizer, step)
+            if self._rows is not None:
+                self._rows.add_step(self._rows.number(optimizer)[0], outcome or True)
+            return result
 
         @functools.wraps(zero_grad)
         def cleared(_self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,6 +124,14 @@ class ScriptAmp:
 
         optimizer.step = types.MethodType(stepped, optimizer)
         optimizer.zero_grad = types.MethodType(cleared, optimizer)
+
+    def _step(self, session: Session, optimizer: Any, plain: Callable[..., Any]) -> StepOutcome | None:
+        self._stepping = True
+        try:
+            with self._casting.off():
+                return session.step(optimizer, plain)
+        finally:
+            self._stepping = False
 
     def _step_with_closure(self, session: Session, step: Callable[..., Any], closure: Any) -> Any:
         if session.precision.half_dtype is not None:
@@ -181,8 +172,9 @@ class ScriptAmp:
         self, session: Session, loss: Any, optimizers: Sequence[Any], loss_id: int, delay_unscale: bool
     ) -> Iterator[Any]:
         session.begin(optimizers)
-        if self._observer is not None:
-            self._observer.loss_scaled(loss)
+        if self._rows is not None:
+            numbers = [self._rows.number(optimizer)[0] for optimizer in optimizers]
+            self._rows.add_backward(value_of(loss), loss_id, (session.scale, session.scale), None, numbers, [])
         with (
             self._casting.off(),
             self._reads.paused(),
@@ -243,9 +235,9 @@ class ScriptAmp:
         """Run a block without the arm's casts."""
         return self._casting.off()
 
-    def casts_off(self) -> AbstractContextManager[None]:
-        """Run what is not the script's model, such as a data loader, without the arm's casts."""
-        return self._casting.off()
+    def end_casts(self) -> None:
+        """Switch casts off until the next `initialize`."""
+        self._casting.end()
 
     def end(self) -> None:
         """Switch casts off, and drop the precisions: the next `initialize` starts from scratch."""

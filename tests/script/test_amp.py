@@ -226,7 +226,8 @@ def train(program: Program, make_side: Callable[[], Side]) -> Iterator[tuple[lis
 
 
 def assert_equal(program: Program, arm: str) -> None:
-    sides = [train(program, lambda kind=kind: kind(ARMS[arm])) for kind in (Apex, ByHand)]
+    # To the end, one after the other: the casts of the first must not act on the second.
+    sides = [list(train(program, lambda kind=kind: kind(ARMS[arm]))) for kind in (Apex, ByHand)]
     for step, (ours, theirs) in enumerate(zip(*sides, strict=True)):
         assert all(map(torch.equal, ours[0], theirs[0])), f"{arm}, weights after step {step} of {program}"
         assert ours[1] == theirs[1], f"{arm}, state after step {step} of {program}"
@@ -321,8 +322,7 @@ def two_networks() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
 
 def test_two_optimizers_that_take_turns_share_a_scale() -> None:
     """A GAN trains as by hand with one GradScaler, also where one optimizer steps while the other one waits."""
-    sides = zip(gan(ARMS["fp16"]), gan_by_hand(), strict=True)
-    for step, (ours, theirs) in enumerate(sides):
+    for step, (ours, theirs) in enumerate(zip(list(gan(ARMS["fp16"])), gan_by_hand(), strict=True)):
         assert all(map(torch.equal, ours[0], theirs[0])), step
         assert ours[1] == theirs[1], step
 
@@ -335,7 +335,7 @@ def test_a_half_arm_trains_as_in_our_loop(arm: str, micro: int) -> None:
     model = network()
     precision = make_precision(arm)
     (model,), (optimizer,) = precision.prepare([model], [optimizer_for("sgd", model)])
-    for step, (weights, state) in enumerate(train(program, lambda: Apex(arm))):
+    for step, (weights, state) in enumerate(list(train(program, lambda: Apex(arm)))):
         for number in range(micro):
             x, y = batch(step, number)
             loss = nn.functional.cross_entropy(model(x), y) / micro
@@ -504,4 +504,4 @@ def test_a_disabled_script_and_a_closure_are_fp32(script_amp: Make) -> None:
             scaled.backward()
         return loss
 
-    assert float(optimizer.step(closure)) > 0
+    assert optimizer.step(closure).item() > 0

@@ -61,6 +61,8 @@ class _Hooks:
     def _watched_scale(self, original: Any) -> Any:
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, outputs)
             result = original(scaler, outputs)
             window = self._window(scaler)
             if not window.losses:
@@ -74,6 +76,8 @@ class _Hooks:
     def _watched_step(self, original: Any) -> Any:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, optimizer, *args, **kwargs)
             called: list[Any] = []
             hook = None
             if isinstance(optimizer, torch.optim.Optimizer):
@@ -94,6 +98,8 @@ class _Hooks:
     def _watched_update(self, original: Any) -> Any:
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, *args, **kwargs)
             result = original(scaler, *args, **kwargs)
             self._close(scaler, self._window(scaler), ended=True)
             return result
