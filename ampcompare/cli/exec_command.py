@@ -32,6 +32,10 @@ __all__ = ["command"]
 )
 @option("--opt-level", type=LEVEL, help="override the script's opt level")
 @option("--arm", type=ARM, help="run the script under this arm: fp32, bf16, native:fp16, half, O2")
+@option("--seed", type=int, metavar="N", help="seed Python, NumPy and torch before the script starts; with --arm")
+@option(
+    "--max-steps", type=click.IntRange(1), metavar="N", help="end the script after N optimizer steps; with --arm, --record"
+)
 @option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
 @option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")
@@ -44,6 +48,8 @@ def command(
     engine: str,
     opt_level: str | None,
     arm: str | None,
+    seed: int | None,
+    max_steps: int | None,
     record: str | None,
     device: str | None,
     compat_torch: bool,
@@ -73,6 +79,9 @@ def command(
         engine=engine,
         opt_level=opt_level,
         arm=arm,
+        seed=seed,
+        max_steps=max_steps,
+        watch=arm is not None and record is not None,
         record=None if record is None else os.path.abspath(record),  # the script may change its folder
         device=device,
         compat_torch=compat_torch,

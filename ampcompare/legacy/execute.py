@@ -70,7 +70,11 @@ def execute(
         error = caught
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _print_traceback(error, code)
+        if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
+            status = error.exit_code
+            print(f"ampcompare: {error}", file=sys.stderr)
+        else:
+            _print_traceback(error, code)
         if settings.device is None and lacks_gpu(error):
             print(
                 f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "

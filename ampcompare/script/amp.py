@@ -30,7 +30,9 @@ from ampcompare.script.functions import KINDS, cast_arguments
 from ampcompare.script.gradients import GradientReads
 from ampcompare.script.session import Session, here, parameters_by_id
 
-__all__ = ["ScriptAmp"]
+__all__ = ["Given", "ScriptAmp"]
+
+Given = Callable[[list[Any], list[Any]], None]
 
 
 class ScriptAmp:
@@ -40,12 +42,14 @@ class ScriptAmp:
         name: of the arm, for messages.
         make: builds its precision for a device.
         rows: records losses and steps.
+        given: called with models and optimizers before they are prepared.
     """
 
-    def __init__(self, name: str, make: Callable[[str], Precision], rows: Rows | None = None) -> None:
+    def __init__(self, name: str, make: Callable[[str], Precision], rows: Rows | None = None, given: Given | None = None) -> None:
         self._name = name
         self._make = make
         self._rows = rows
+        self._given = given
         self._casting = Casting()
         self._sessions: list[Session] = []
         self._reads = GradientReads(self._before_read)
@@ -72,6 +76,8 @@ class ScriptAmp:
         """
         some_models = models if isinstance(models, list) else [models]
         some_optimizers = [] if optimizers is None else optimizers if isinstance(optimizers, list) else [optimizers]
+        if self._given is not None:
+            self._given(some_models, some_optimizers)
         device = _device_of(some_models, some_optimizers)
         self._device_type = torch.device(device).type
         precision = self._make(device)

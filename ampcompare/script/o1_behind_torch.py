@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import autocast_mode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
+from ampcompare.script.amp import Given
+from ampcompare.script.torch_amp import unscaled
 
 __all__ = ["O1BehindTorch"]
 
@@ -33,13 +36,17 @@ class O1BehindTorch:
 
     Args:
         loss_scale: of the arm: "dynamic" or a factor.
+        given: called with the first optimizer before its first step.
 
     Attributes:
         used: the script has entered an autocast block.
     """
 
-    def __init__(self, loss_scale: float | str = "dynamic") -> None:
+    def __init__(self, loss_scale: float | str = "dynamic", given: Given | None = None) -> None:
         self._loss_scale = loss_scale
+        self._given = given
+        self._scales = False
+        self._hooks: list[Any] = []
         self._handle: Any = None
         self._depth = 0
         self.used = False
@@ -50,6 +57,23 @@ class O1BehindTorch:
         patches.put(autocast_mode.autocast, "__exit__", _method(self._exit))
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
             patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
+        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
+
+    def end(self) -> None:
+        """Remove what `install` has put outside of its patches, and O1's patches of torch."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._handle is not None:
+            self._handle._deactivate()
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if not self.used:
+            return
+        if not self._scales:
+            raise unscaled("apex:O1")
+        if self._given is not None:
+            self._given([], [optimizer])
+            self._given = None
 
     def _enter(self, block: Any) -> Any:
         if self._handle is None:
@@ -75,6 +99,7 @@ class O1BehindTorch:
         return state
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self._scales = True
         if not scaler.is_enabled():
             return outputs
         if isinstance(outputs, Tensor):

@@ -13,7 +13,9 @@ from ampcompare.legacy.record.rows import Rows
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.stderr import note
 from ampcompare.legacy.target import Target
+from ampcompare.script.pairing import seed_all
 from ampcompare.script.stand_in import StandIn
+from ampcompare.script.watch import Watch
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 
@@ -49,12 +51,17 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
-        _stand_ins.append(StandIn(arm, rows, engine=settings.engine))
+        watch = None
+        if rows is not None and (settings.watch or settings.max_steps is not None):
+            watch = Watch(rows.recorder, settings.max_steps)
+        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch))
         return arm.backend == "apex"
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
     guards = settings.guards if arm.backend == "apex" else "off"
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
+    if settings.seed is not None:
+        seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ampcompare.errors import ScalingError
-from ampcompare.guards.location import user_location
+from ampcompare.guards.location import Location, user_frames
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.script.gradients import GradientReads
 
@@ -34,7 +34,10 @@ def parameters_by_id(optimizers: Sequence[Any]) -> Parameters:
 
 def here(problem: str) -> str:
     """Return a message that begins with the line of the script that is running."""
-    return f"{user_location()}: {problem}"
+    frames = [Location(code.co_filename, line) for code, line in user_frames()]
+    # Decorators of installed packages stand between the script and torch.
+    own = [place for place in frames if "-packages" not in place.file]
+    return f"{next(iter([*own, *frames]), 'the script')}: {problem}"
 
 
 class Session:

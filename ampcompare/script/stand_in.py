@@ -19,6 +19,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.script.amp import ScriptAmp
 from ampcompare.script.o1_behind_torch import O1BehindTorch
 from ampcompare.script.torch_amp import TorchAmp
+from ampcompare.script.watch import Watch
 
 __all__ = ["StandIn", "check_arm"]
 
@@ -44,36 +45,40 @@ class StandIn:
     Args:
         arm: of a backend in `BACKENDS`.
         rows: records losses and steps; None records nothing.
+        watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
     """
 
-    def __init__(self, arm: Arm, rows: Rows | None, *, engine: str = "compat") -> None:
+    def __init__(self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None) -> None:
         check_arm(arm)
         self.arm = arm
         self.amp: ScriptAmp | None = None
         self.torch_amp: TorchAmp | O1BehindTorch | None = None
+        self._watch = watch
         self._patches = Patches()
         if arm.backend == "apex":
-            self._stand_behind_levels(engine)
+            self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
         if self.torch_amp is not None:
             self.torch_amp.install(self._patches)
 
-    def _stand_behind_levels(self, engine: str) -> None:
+    def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
         options.pop("engine", None)
         level = options.pop("opt_level")
+        frontend: Any = importlib.import_module("apex.amp.frontend")
+        self._patches.wrap(frontend, "_initialize", self._initialize)
         opt_level.override(level, quiet=True, options=options)
         if level == "O1" and engine == "compat":
-            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"))
+            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given)
         else:
-            self.torch_amp = TorchAmp(self.arm)
+            self.torch_amp = TorchAmp(self.arm, rows, self._given)
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
-        self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows)
-        self.torch_amp = TorchAmp(arm)
+        self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows, self._given)
+        self.torch_amp = TorchAmp(arm, rows, self._given)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
@@ -84,6 +89,15 @@ class StandIn:
                     self._patches.put(module, function, functions[function])
         self._patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         os.register_at_fork(after_in_child=self.amp.end_casts)
+
+    def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call Apex's own, once the first weights are recorded."""
+        self._given(_listed(models), _listed(optimizers))
+        return original(models, optimizers, *args, **kwargs)
+
+    def _given(self, models: list[Any], optimizers: list[Any]) -> None:
+        if self._watch is not None:
+            self._watch.weights(models, optimizers)
 
     def _next_batch(self, original: Any, iterator: Any) -> Any:
         assert self.amp is not None
@@ -105,6 +119,14 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._patches.undo()
+        if self.torch_amp is not None:
+            self.torch_amp.end()
         if self.amp is not None:
             self.amp.end()
         torch.clear_autocast_cache()
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -71,6 +71,7 @@ class Recorder:
         self._descriptor: int | None = None
         self._is_child = child is not None
         self._before_close: list[Callable[[], None]] = []
+        self._after_row: list[Callable[[dict[str, Any]], None]] = []
         self._summary = ExecSummary(first)
         if child is None:
             self._open()
@@ -88,6 +89,8 @@ class Recorder:
         if len(self._rows) >= MAX_ROWS_HELD or now - self._written > MAX_SECONDS_HELD:
             self.flush()
             self._written = now
+        for function in self._after_row:
+            function(row)
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Keep a row of an earlier moment."""
@@ -96,6 +99,10 @@ class Recorder:
     def before_close(self, function: Callable[[], None]) -> None:
         """Call a function, which may add rows, when the record ends."""
         self._before_close.append(function)
+
+    def after_row(self, function: Callable[[dict[str, Any]], None]) -> None:
+        """Call a function with each row that is added from now on; it may raise to end the script."""
+        self._after_row.append(function)
 
     def sums(self) -> str | None:
         """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
