@@ -119,7 +119,7 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "time_without_load": _judged([_without_load(record) for record in records]).time_verdict,
         "time_without_gate": decide([effect], TERMS.time())[0].word,
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
-        "points": [100 * ((a.summary.top1_final or 0) - (b.summary.top1_final or 0)) for a, b in pairs],
+        "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
         "valid": [not (invalid_reason(a) or invalid_reason(b)) for a, b in pairs],
     }

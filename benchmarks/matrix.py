@@ -40,7 +40,8 @@ from ampcompare.settings.config import Recipe
 from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
 from ampcompare.training.evaluate import evaluate
 
 arm, seed = sys.argv[1], int(sys.argv[2])

@@ -29,7 +29,7 @@ from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 from tabulate import tabulate
 
-from ampcompare.analysis.crossed_effects import mean_squares, new_images_error
+from ampcompare.analysis.crossed_effects import mean_squares, new_samples_error
 
 MEAN, DIFFICULTY, SEED_EFFECT = 6.0, 3.0, 0.1
 TAUS = (0.0, 0.3, 1.0, 2.0)
@@ -105,10 +105,10 @@ def intervals(draws: Draws, truth: float) -> dict[str, float]:
     parts: dict[str, list[NDArray[Any]]] = {}
     for differences in draws:
         squares = mean_squares(differences)
-        seeds, images = squares.num_seeds, squares.num_images
+        seeds, images = squares.num_seeds, squares.num_samples
         mean = differences.mean((-2, -1), dtype=np.float64)
         over_seeds = np.sqrt(squares.seeds / (seeds * images)), np.full(len(mean), seeds - 1.0)
-        over_both = new_images_error(squares)
+        over_both = new_samples_error(squares)
         halves = {}
         for confidence in (0.95, 0.9):  # the interval of the difference, and that of a one-sided test at 5 %
             naive, crossed = (

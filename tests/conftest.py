@@ -300,7 +300,8 @@ def forked_servers(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(scope="session")
 def make_record() -> Callable[..., Any]:
     """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
-    from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+    from ampcompare.records.evaluation import EpochResult
+    from ampcompare.records.run import RunRecord, RunSummary
     from ampcompare.settings.config import Recipe, RunConfig
 
     def make(
@@ -331,8 +332,8 @@ def make_record() -> Callable[..., Any]:
         )
         ran = status in ("completed", "diverged")
         numbers: dict[str, Any] = {
-            "top1_final": top1 if status == "completed" else None,
-            "top1_best": top1,
+            "metric_final": top1 if status == "completed" else None,
+            "metric_best": top1,
             "step_seconds_median": seconds,
             "epoch_seconds": 100 * seconds,
             "num_steps": 100,

@@ -22,7 +22,8 @@ from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOpti
 from ampcompare.experiment.single_run import RunOutcome
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
-from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import OptimizerConfig, Recipe, RunConfig
 
 TINY: dict[str, Any] = {
@@ -136,7 +137,7 @@ class Instant(Launcher):
         epoch = EpochResult(
             epoch=0, samples=10, top1_correct=5, top5_correct=9, loss=1.0, train_seconds=1.0, eval_seconds=0.1
         )
-        summary = RunSummary(top1_final=0.5, epochs=[epoch], num_steps=4, step_seconds_median=0.01)
+        summary = RunSummary(metric_final=0.5, epochs=[epoch], num_steps=4, step_seconds_median=0.01)
         record = RunRecord(
             cell=config.digest(), arm=config.arm, status="completed", config=config, environment=fingerprint(),
             summary=summary,

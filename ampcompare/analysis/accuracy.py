@@ -1,4 +1,4 @@
-"""What pairs of runs say about accuracy: an effect on top-1 and a verdict for each arm."""
+"""What pairs of runs say about accuracy: an effect on the metric and a verdict for each arm."""
 
 from __future__ import annotations
 
@@ -9,55 +9,74 @@ from math import sqrt
 from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
-from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict
+from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
-from ampcompare.analysis.statistics import Effect, Verdict, decide, min_resolvable_spread, paired, two_stage
-from ampcompare.records.run import RunRecord
+from ampcompare.analysis.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.statistics import FLOAT32_STEP, Effect, Verdict, decide, paired, two_stage
+from ampcompare.records.metric import Metric
+from ampcompare.records.run import RunRecord, RunSummary
 
 __all__ = ["accuracy_effect", "accuracy_effects", "accuracy_margin", "accuracy_verdicts", "failure_verdict"]
 
 
-def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria) -> AccuracyMargin:
-    """Return the margin of top-1 that the rule gives for the runs of the reference."""
+def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
+    """Return the margin of the metric that the rule gives for the runs of the reference.
+
+    Raises:
+        ConfigError: the rule is none for this metric.
+    """
     runs = [record.summary for record in records if record.status == "completed" and record.summary.epochs]
-    top1 = [100 * run.top1_final for run in runs if run.top1_final is not None]
-    images = min((run.epochs[-1].samples for run in runs), default=1)
-    return resolve_margin(terms.rule, top1, resolution=100 / images, reference=reference)
+    values = [metric.factor * run.metric_final for run in runs if has_score(run.metric_final, metric)]
+    return resolve_margin(
+        terms.rule, values, metric=metric, resolution=_resolution(metric, runs, values), reference=reference
+    )
+
+
+def _resolution(metric: Metric, runs: Sequence[RunSummary], values: Sequence[float]) -> float:
+    """Return the least difference of two values, in the unit of shown differences."""
+    if metric.counts:
+        return metric.factor / min((run.epochs[-1].samples for run in runs), default=1)
+    return FLOAT32_STEP * (100.0 if metric.difference != "points" else max(map(abs, values), default=1.0))
 
 
 def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
-    """Return the effect on top-1, as a share.
+    """Return the effect on the scores of the metric: positive where the arm is better.
 
     Args:
         error_share: share of the reference's errors that the margin is, where it moves with them.
         pilot: seeds whose spread has set the number of pairs, if any: the spread of the test is then theirs.
     """
-    both = [
-        (arm.summary.top1_final, reference.summary.top1_final, arm.summary.epochs[-1].samples, arm.config.recipe.seed)
+    metric = metric_of([reference for _, reference in pairs])
+    whole = [
+        (metric.score(here), metric.score(there), arm.summary.epochs[-1].samples, arm.config.recipe.seed)
         for arm, reference in pairs
-        if arm.summary.top1_final is not None and arm.summary.epochs
+        if has_score(here := arm.summary.metric_final, metric)
+        and has_score(there := reference.summary.metric_final, metric)
+        and arm.summary.epochs
     ]
-    whole = [(here, there, samples, seed) for here, there, samples, seed in both if there is not None]
     if not whole:
         return None
-    samples = min(samples for _, _, samples, _ in whole)
-    floor = min_resolvable_spread(samples)
     arm, reference = [here for here, *_ in whole], [there for _, there, *_ in whole]
+    samples = min(samples for _, _, samples, _ in whole)
+    floor = spread_floor(metric, samples, [*arm, *reference])
+    step = 1 / samples if metric.counts else None
     if not pilot:
-        effect = paired(arm, reference, floor, counts=True)
-        moved = margin_error(arm, reference, error_share)
-        return replace(effect, margin_error=moved, step=1 / samples)
+        effect = paired(arm, reference, floor, counts=metric.counts)
+        moved = margin_error(arm, reference, error_share) if metric.counts else None
+        return replace(effect, margin_error=moved, step=step)
     early = [seed in pilot for *_, seed in whole]
     if not any(early):
         return None
-    effect = two_stage(arm, reference, early, floor, counts=True)
+    effect = two_stage(arm, reference, early, floor, counts=metric.counts)
+    if not metric.counts:
+        return effect
     first_arm, first_reference = (
         [value for value, is_early in zip(side, early, strict=True) if is_early] for side in (arm, reference)
     )
     moved = margin_error(first_arm, first_reference, error_share) * sqrt(sum(early) / len(early))
-    return replace(effect, margin_error=moved, step=1 / samples)
+    return replace(effect, margin_error=moved, step=step)
 
 
 def accuracy_verdicts(
@@ -72,7 +91,7 @@ def accuracy_verdicts(
     untested = {arm: Verdict(word) for arm, word in words.items() if word}
     tested = [arm for arm in arms if arm not in untested]
     effects = [accuracy_effect(arms[arm][1], margin.error_share, design.pilot) for arm in tested]
-    verdicts = decide(effects, margin.of_share(), design.error_rate, design.next_error_rate)
+    verdicts = decide(effects, margin.of_scores(), design.error_rate, design.next_error_rate)
     return {**untested, **dict(zip(tested, verdicts, strict=True))}
 
 
@@ -89,6 +108,7 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software
         or (f"not comparable ({differs})" if differs else "")
         or idle_verdict(records)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or no_number(pairs)
         or idle_pairs(pairs)
         or (IDENTICAL if identical(pairs) else "")
     )
@@ -97,7 +117,7 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software
 def accuracy_effects(
     records: Sequence[RunRecord], arms: Sequence[str], reference: str, error_share: float = 0.0
 ) -> dict[str, Effect]:
-    """Return the effect on top-1, as a share, of every arm that has pairs with the reference."""
+    """Return the effect on the scores of every arm that has pairs with the reference."""
     theirs = [record for record in records if record.arm == reference]
     found = {
         arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampcompare.analysis.pairs import Pair
+from ampcompare.analysis.scores import other_metric
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.paths import flatten
@@ -92,7 +93,8 @@ def memory_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
     """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
     return (
-        foreign_steps(arm)
+        other_metric(arm, reference)
+        or foreign_steps(arm)
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _unnamed(POLICY, arm, reference)
@@ -206,11 +208,11 @@ def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
         return f"{arm.num_steps} updates, not {reference.num_steps}"
     if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
         return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
-    largest = {summary.epochs[-1].majority_correct for summary in (arm, reference) if summary.epochs} - {None}
-    if len(largest) > 1:
+    chances = {summary.epochs[-1].chance for summary in (arm, reference) if summary.epochs} - {None}
+    if len(chances) > 1:
         return "validated on samples with other labels"
-    images = [summary.epochs[-1].images for summary in (arm, reference) if summary.epochs]
-    labels = {of_run.labels_sha256 for of_run in images if of_run is not None}
+    kept = [summary.epochs[-1].per_sample for summary in (arm, reference) if summary.epochs]
+    labels = {of_run.labels_sha256 for of_run in kept if of_run is not None}
     return "validated on samples with other labels" if len(labels) > 1 else ""
 
 

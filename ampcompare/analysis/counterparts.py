@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ampcompare.analysis.identity import equal_losses
 from ampcompare.analysis.pairs import pairs_by_seed
+from ampcompare.analysis.phrases import Quality
 from ampcompare.records.comparison import ArmSummary, Twin
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import Effective, RunRecord
 
 __all__ = ["find_twins", "twin_sentence"]
@@ -37,7 +39,7 @@ def find_twins(
             bare.model_copy(
                 update={
                     "pairs": row.pairs,
-                    "top1_difference": row.top1_difference,
+                    "metric_difference": row.metric_difference,
                     "accuracy_verdict": row.accuracy_verdict,
                     "time_ratio": row.time_ratio,
                     "same_bits": equal_losses(pairs_by_seed(by_arm[label], by_arm[twin])),
@@ -47,14 +49,14 @@ def find_twins(
     return results
 
 
-def twin_sentence(twin: Twin) -> str:
+def twin_sentence(twin: Twin, metric: Metric) -> str:
     """Return a verdict in words."""
     who = f"{twin.arm} ({twin.library}) against {twin.twin}, the precision that it ran in"
     if twin.pairs:
         pairs = f"{twin.pairs} seed{'s' if twin.pairs > 1 else ''}"
         if twin.same_bits:
             return f"{who}: {twin.accuracy_verdict}, every loss the same to the last bit, {pairs}."
-        difference = "" if twin.top1_difference is None else f", {100 * twin.top1_difference:+.2f} pp"
+        difference = "" if twin.metric_difference is None else f", {Quality(metric).with_unit(twin.metric_difference)}"
         return f"{who}: {twin.accuracy_verdict}{difference}, {pairs}."
     return f"{who}: {twin.accuracy_verdict or f'not known, add --arm {twin.twin}'}."
 

@@ -21,8 +21,8 @@ class Criteria:
     """The equivalence margins of the verdicts, and what the recommendation optimizes.
 
     Attributes:
-        margin: equivalence margin of top-1: percentage points, or a rule such as "10%" (of the reference's errors),
-            "2sd" (standard deviations over seeds) or "auto".
+        margin: equivalence margin of the metric: a number in the unit of shown differences, or a rule such as "10%" (of
+            the reference's errors), "2sd" (standard deviations over seeds) or "auto".
         time_margin: equivalence margin as a share of the step time.
         prefer: what the recommended arm improves while it keeps the accuracy.
         tag: a label for the report.
@@ -49,7 +49,7 @@ class Criteria:
 
     @property
     def rule(self) -> MarginRule:
-        """The rule for the margin of top-1."""
+        """The rule for the margin of the metric."""
         return parse_margin(self.margin)
 
     def time(self) -> Margin:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ampcompare.analysis.metrics import Metric
+from ampcompare.analysis.metrics import in_shares, is_percentage
 from ampcompare.analysis.quantities import (
     Quantity,
     bytes_of,
@@ -23,6 +23,7 @@ from ampcompare.analysis.quantities import (
 from ampcompare.analysis.table_columns import Columns, TableOptions, find_columns
 from ampcompare.errors import RecordError
 from ampcompare.files.read import read_text
+from ampcompare.records.metric import Metric
 
 __all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file", "same_words"]
 
@@ -276,7 +277,7 @@ def _in_one_unit(
     runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric
 ) -> tuple[list[Run], Metric]:
     """Return the values of a percentage in the unit that is shown: percent, or shares where the table has shares."""
-    if not metric.percent:
+    if not is_percentage(metric):
         return list(runs), metric
     head = columns.roles["value"]
     of_head = columns.units[head] == "%"
@@ -296,16 +297,16 @@ def _in_one_unit(
             f"{percent[1].mean:g}; shares of 1 and percentages are mixed, so write {100 * share[1].mean:g} or "
             f"{share[1].mean:g}%, whichever it is"
         )
-    shown = metric.in_shares()
-    if shown.shares:
+    shown = in_shares(metric)
+    if shown.factor == 1:
         return list(runs), shown
     return [run if run.value is None else replace(run, value=run.value.times(100)) for run in runs], shown
 
 
 def _check_range(runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric) -> None:
-    if not metric.percent:
+    if columns.metric is None or not is_percentage(columns.metric):
         return
-    highest = None if metric.highest is None else metric.highest / (100 if metric.shares else 1)
+    highest = None if metric.highest is None else metric.factor * metric.highest
     name = columns.names[columns.roles["value"]]
     for run, place in zip(runs, places, strict=True):
         if run.value is not None and not (run.value.mean >= 0 and (highest is None or run.value.mean <= highest)):

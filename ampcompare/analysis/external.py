@@ -12,7 +12,8 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import ResultsTable, Run, read_table
 from ampcompare.analysis.headline import headline
 from ampcompare.analysis.margins import AccuracyMargin, resolve_margin
-from ampcompare.analysis.metrics import ACCURACY, Metric
+from ampcompare.analysis.metrics import ACCURACY
+from ampcompare.analysis.phrases import quality_name
 from ampcompare.analysis.quantities import Quantity
 from ampcompare.analysis.recommendation import not_recommended, recommended
 from ampcompare.analysis.statistics import MIN_PAIRS, Margin, Verdict, decide, wilson
@@ -30,6 +31,7 @@ from ampcompare.analysis.table_groups import (
 )
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.records.metric import Metric
 
 __all__ = ["EXAMPLE_SD", "example_table", "judge"]
 
@@ -101,6 +103,7 @@ def judge(
     base = reference_of(groups, reference)
     margin = _margin(terms, metric, base, sd)
     result = _compare(groups, base, metric, sd)
+    metric = metric.model_copy(update={"decimals": _decimals(table.runs, metric)})
     rows = _rows(result, metric, terms, margin.points)
     whole = [row for row, line in zip(rows, result, strict=True) if line.family == 0]
     reading = _why_none(whole, result, metric, terms)
@@ -108,20 +111,16 @@ def judge(
         command="",
         reference=next(line.label for line in result if line.is_reference),
         seeds=sorted({int(run.seed) for run in table.runs if _is_seed(run.seed)}),
+        metric=metric,
         margin=margin.points,
         margin_rule=str(terms.margin),
         margin_reason=margin.reason,
         time_margin=terms.time_margin,
         prefer=terms.prefer,
         arms=rows,
-        reading=[*reading, *_notes(result, groups, sd, within, _scale(metric)), *table.notes],
+        reading=[*reading, *_notes(result, groups, sd, within, metric.factor), *table.notes],
         records=[],
         judged=JudgedTable(
-            metric=metric.shown,
-            better=metric.better,
-            unit=metric.unit,
-            factor=1 / _scale(metric),
-            decimals=_decimals(table.runs, metric),
             references=[line.label for line in result if line.is_reference],
             sd=sd if _uses_sd(result) else None,
             within=list(within),
@@ -141,31 +140,26 @@ def _margin(terms: Criteria, metric: Metric, reference: Group, sd: float | None)
     if metric.name != ACCURACY.name and rule.kind == "errors":
         raise ConfigError(f"a margin of {terms.margin} of the errors is one of accuracies; give one of {metric.name}")
     if metric.name != ACCURACY.name and rule.kind == "auto":
-        if metric.usual_margin is None:
+        if metric.margin is None:
             raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
-        return AccuracyMargin(metric.usual_margin, "the usual one")
+        return AccuracyMargin(metric.margin, "the usual one")
     if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
         raise ConfigError(
             f"a margin of {terms.margin} needs single runs of {reference.arm}, or --sd; give it in points"
         )
     step = max((value.step for value in values), default=1.0)
     means = [value.mean for value in values]
-    return resolve_margin(rule, means, resolution=step, reference=reference.arm, sd=sd, least=True)
+    return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference.arm, sd=sd, least=True)
 
 
 def _is_seed(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 16
 
 
-def _scale(metric: Metric) -> float:
-    """Return what a value of the metric is multiplied by to be stored: percentages are stored as shares of 1."""
-    return 0.01 if metric.percent and not metric.shares else 1.0
-
-
 def _decimals(runs: Sequence[Run], metric: Metric) -> int:
     """Return how many decimals most values have, at least two for percentages."""
     steps = [-math.floor(math.log10(run.value.step) + 1e-9) for run in runs if run.value is not None]
-    return min(MAX_DECIMALS, max(2 if _scale(metric) < 1 else 0, statistics.mode(steps or [0])))
+    return min(MAX_DECIMALS, max(2 if metric.factor > 1 else 0, statistics.mode(steps or [0])))
 
 
 def _compare(groups: Sequence[Group], reference: Group, metric: Metric, sd: float | None) -> list[_Line]:
@@ -191,7 +185,7 @@ def _line(group: Group, base: Group | None, reference: Group, metric: Metric, sd
         value = Difference(None) if any(run.value for run in group.runs) else None
         time = Difference(None) if any(run.seconds for run in group.runs) else None
         return _Line(group.label, (group,), False, value, time, divergence([group]) or missing, missing)
-    stored_sd = None if sd is None else sd * _scale(metric)
+    stored_sd = None if sd is None else sd / metric.factor
     value = compare_runs(group.runs, base.runs, lambda run: _better(run.value, metric), MIN_FLOOR, stored_sd)
     time = compare_runs(group.runs, base.runs, _speed, TIME_FLOOR)
     differs = differences(group, base)
@@ -219,7 +213,7 @@ def _better(value: Quantity | None, metric: Metric) -> Quantity | None:
     """Return a value of the metric as it is stored, larger where it is better."""
     if value is None:
         return None
-    stored = value.times(_scale(metric))
+    stored = value.times(1 / metric.factor)
     return stored if metric.better == "higher" else replace(stored, mean=-stored.mean)
 
 
@@ -232,7 +226,7 @@ def _speed(run: Run) -> Quantity | None:
 
 
 def _rows(lines: Sequence[_Line], metric: Metric, terms: Criteria, points: float) -> list[ArmSummary]:
-    margin = Margin(points * _scale(metric), f"{points:g}")
+    margin = Margin(points / metric.factor, f"{points:g}")
     values = _verdicts(lines, margin, lambda line: line.closed, lambda line: line.value)
     times = _verdicts(lines, terms.time(), lambda line: line.differs, lambda line: line.time)
     bases = {line.groups[0].block: line for line in lines if line.is_reference and line.family == lines[-1].family}
@@ -277,7 +271,7 @@ def _row(line: _Line, base: _Line | None, value: Verdict, time: Verdict, metric:
     bounds = [bound for bound in (value.low, value.high) if bound is not None]
     low, high = sorted(sign * bound for bound in bounds) if len(bounds) == 2 else (None, None)
     runs = [run for group in line.groups for run in group.runs]
-    known = [run.value.mean * _scale(metric) for run in runs if run.value is not None]
+    known = [run.value.mean / metric.factor for run in runs if run.value is not None]
     mean, sd = _mean_and_sd(line, metric)
     diverged, count = sum(group.diverged for group in line.groups), sum(group.count for group in line.groups)
     rate = wilson(diverged, count) if diverged else (None, None)
@@ -291,19 +285,19 @@ def _row(line: _Line, base: _Line | None, value: Verdict, time: Verdict, metric:
         completed=count - diverged,
         diverged=diverged,
         failed=0,
-        top1_mean=mean,
-        top1_sd=sd,
-        top1_best=(max if sign > 0 else min)(known, default=None),
+        metric_mean=mean,
+        metric_sd=sd,
+        metric_best=metric.best(known),
         peak_bytes=peak,
         time_ratio=ratio_of(-timed.mean) if timed else None,
         time_ratio_low=None if time.high is None else ratio_of(-time.high),
         time_ratio_high=None if time.low is None else ratio_of(-time.low),
         time_ratio_confidence=time.confidence,
         time_verdict="" if line.is_reference else time.word,
-        top1_difference=sign * effect.mean if effect else None,
-        top1_difference_low=low,
-        top1_difference_high=high,
-        top1_difference_confidence=value.confidence,
+        metric_difference=sign * effect.mean if effect else None,
+        metric_difference_low=low,
+        metric_difference_high=high,
+        metric_difference_confidence=value.confidence,
         accuracy_verdict=value.word,
         pairs=effect.pairs if effect else 0,
         memory_difference=None if peak is None or base_peak is None else peak - base_peak,
@@ -318,7 +312,7 @@ def _mean_and_sd(line: _Line, metric: Metric) -> tuple[float | None, float | Non
     stored = [
         known
         for group in line.groups
-        if (known := mean_and_sd(group.runs, lambda run: run.value and run.value.times(_scale(metric))))
+        if (known := mean_and_sd(group.runs, lambda run: run.value and run.value.times(1 / metric.factor)))
     ]
     if not stored:
         return None, None
@@ -334,14 +328,13 @@ def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric
     """Return why no arm is recommended by the lines over all blocks; nothing where one is."""
     base = next(line.label for line in lines if line.is_reference)
     others = [row for row in rows if row.arm != base]
-    if not others or recommended(others, terms.prefer):
+    if not others or recommended(others, terms.prefer, metric):
         return []
-    quality = "accuracy" if metric.name == ACCURACY.name else metric.name
-    return [not_recommended(others, base, terms.prefer, quality)]
+    return [not_recommended(others, base, terms.prefer, quality_name(metric))]
 
 
 def _notes(
-    lines: Sequence[_Line], groups: Sequence[Group], sd: float | None, within: Sequence[str], scale: float
+    lines: Sequence[_Line], groups: Sequence[Group], sd: float | None, within: Sequence[str], factor: float
 ) -> Iterable[str]:
     """Yield what a reader should know of how the arms were compared."""
     tested = [line for line in lines if not line.is_reference and not line.closed and line.groups[1:] == ()]
@@ -349,7 +342,7 @@ def _notes(
         if line.value is not None and line.value.note:
             yield f"{line.label} {line.value.note}."
         if line.value is not None and line.value.own_sd is not None:
-            own = line.value.own_sd / scale
+            own = line.value.own_sd * factor
             yield f"{line.label} is not compared by --sd {sd:g}: its runs and those of the reference have {own:.3g}."
     if any(line.value is not None and line.value.effect is None for line in tested):
         yield (

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.accuracy import accuracy_effect
 from ampcompare.analysis.headline import headline
 from ampcompare.analysis.pairs import Pair, pairs_by_seed
 from ampcompare.analysis.pooled_effects import pool
-from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, decide, interval, min_resolvable_spread
+from ampcompare.analysis.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, decide, interval
 from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.records.metric import Metric
 
 __all__ = ["make_forest"]
 
 MAX_NAMED = 3
+Shown = Callable[[float], float]  # an effect as reports show it
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
                 f"the reference of {first_name} is {first.reference} and that of {name} is {comparison.reference}; "
                 "effects against different references cannot be pooled"
             )
+    metric = _one_metric(experiments)
     margins = sorted({comparison.margin for _, comparison in experiments})
     time_margins = sorted({comparison.time_margin for _, comparison in experiments})
-    accuracy = Margin(margins[0] / 100, f"{margins[0]:g}")
+    accuracy = Margin(metric.score_margin(margins[0]), f"{margins[0]:g}")
     time = Margin(math.log1p(time_margins[0]), f"{100 * time_margins[0]:g} %", practical=True)
     notes = []
     if len(margins) > 1 or len(time_margins) > 1:
@@ -65,10 +69,12 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
     measures: list[tuple[Measure, Margin]] = [("accuracy", accuracy), ("time", time)]
     for measure, margin in measures:
         measured = _measured(experiments, measure)
-        effects += [_effect(one, measure) for one in measured]
-        pooled += _pooled(measured, measure, margin)
+        shown = metric.difference_of if measure == "accuracy" else _ratio_of_times
+        effects += [_effect(one, measure, shown) for one in measured]
+        pooled += _pooled(measured, measure, margin, shown)
     forest = Forest(
         reference=first.reference,
+        metric=metric,
         margin=margins[0],
         time_margin=time_margins[0],
         experiments=[_facts(name, comparison) for name, comparison in experiments],
@@ -77,6 +83,22 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
         notes=notes,
     )
     return forest.model_copy(update={"headline": _headline(forest)})
+
+
+def _one_metric(experiments: Sequence[tuple[str, Comparison]]) -> Metric:
+    """Return the metric of all experiments.
+
+    Raises:
+        ConfigError: they have several.
+    """
+    first_name, first = experiments[0]
+    for name, comparison in experiments:
+        if (comparison.metric.name, comparison.metric.difference) != (first.metric.name, first.metric.difference):
+            raise ConfigError(
+                f"{first_name} is measured by {first.metric.name} and {name} by {comparison.metric.name}; effects on "
+                "different metrics cannot be pooled"
+            )
+    return first.metric
 
 
 def _headline(forest: Forest) -> list[str]:
@@ -88,6 +110,7 @@ def _headline(forest: Forest) -> list[str]:
         command="",
         reference=forest.reference,
         seeds=[],
+        metric=forest.metric,
         margin=forest.margin,
         time_margin=forest.time_margin,
         arms=[_pooled_row(forest.reference, None, None).model_copy(update={"completed": 1}), *rows],
@@ -112,9 +135,9 @@ def _pooled_row(arm: str, accuracy: PooledEffect | None, time: PooledEffect | No
         diverged=0,
         failed=0,
         pairs=accuracy.experiments if accuracy else 0,
-        top1_difference=accuracy.value if accuracy else None,
-        top1_difference_low=accuracy.low if accuracy else None,
-        top1_difference_high=accuracy.high if accuracy else None,
+        metric_difference=accuracy.value if accuracy else None,
+        metric_difference_low=accuracy.low if accuracy else None,
+        metric_difference_high=accuracy.high if accuracy else None,
         accuracy_verdict=_pooled_word(accuracy) if accuracy else "",
         time_ratio=time.value if time else None,
         time_ratio_low=time.low if time else None,
@@ -151,7 +174,7 @@ def _of_row(row: ArmSummary, name: str, comparison: Comparison, measure: Measure
     theirs = [record for record in records if record.arm == comparison.reference]
     pairs = pairs_by_seed([record for record in records if record.arm == row.arm], theirs)
     if measure == "accuracy":
-        effect, verdict, tested = accuracy_effect(pairs), row.accuracy_verdict, row.top1_difference_low is not None
+        effect, verdict, tested = accuracy_effect(pairs), row.accuracy_verdict, row.metric_difference_low is not None
         floor = _resolution(pairs)
     else:
         effect, verdict, tested = step_times(pairs).effect, row.time_verdict, row.time_ratio_low is not None
@@ -167,38 +190,43 @@ def _reason(effect: Effect | None, verdict: str) -> str:
 
 
 def _resolution(pairs: Sequence[Pair]) -> float:
-    """Return the error of the mean difference that the counts of images leave."""
-    samples = [arm.summary.epochs[-1].samples for arm, _ in pairs if arm.summary.epochs]
-    return min_resolvable_spread(max(samples)) / math.sqrt(len(samples)) if samples else 1.0
+    """Return the error of the mean difference that the rounding of the metric leaves."""
+    evaluated = [arm for arm, _ in pairs if arm.summary.epochs]
+    if not evaluated:
+        return 1.0
+    metric = metric_of(evaluated)
+    finals = [value for arm in evaluated if has_score(value := arm.summary.metric_final, metric)]
+    samples = max(arm.summary.epochs[-1].samples for arm in evaluated)
+    return spread_floor(metric, samples, list(map(metric.score, finals))) / math.sqrt(len(evaluated))
 
 
-def _shown(value: float, measure: Measure) -> float:
-    """Return an effect as reports show it: times as a ratio, which is smaller where the arm is better."""
-    return value if measure == "accuracy" else ratio_of(-value)
+def _ratio_of_times(effect: float) -> float:
+    """Return an effect on the time as reports show it: a ratio, which is smaller where the arm is better."""
+    return ratio_of(-effect)
 
 
-def _interval(bounds: tuple[float, float] | None, measure: Measure) -> tuple[float | None, float | None]:
+def _interval(bounds: tuple[float, float] | None, shown: Shown) -> tuple[float | None, float | None]:
     if bounds is None:
         return None, None
-    low, high = sorted(_shown(bound, measure) for bound in bounds)
+    low, high = sorted(map(shown, bounds))
     return low, high
 
 
-def _effect(one: _Measured, measure: Measure) -> ExperimentEffect:
-    low, high = _interval(interval(one.effect) if one.effect else None, measure)
+def _effect(one: _Measured, measure: Measure, shown: Shown) -> ExperimentEffect:
+    low, high = _interval(interval(one.effect) if one.effect else None, shown)
     return ExperimentEffect(
         arm=one.arm,
         measure=measure,
         experiment=one.experiment,
         pairs=one.effect.pairs if one.effect else 0,
-        value=_shown(one.effect.mean, measure) if one.effect else None,
+        value=shown(one.effect.mean) if one.effect else None,
         low=low,
         high=high,
         left_out=one.left_out,
     )
 
 
-def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin) -> list[PooledEffect]:
+def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin, shown: Shown) -> list[PooledEffect]:
     by_arm: dict[str, list[_Measured]] = {}
     for one in measured:
         if not one.left_out and one.effect is not None:
@@ -211,14 +239,14 @@ def _pooled(measured: Sequence[_Measured], measure: Measure, margin: Margin) -> 
     found = []
     for (arm, pooled), verdict in zip(over_all.items(), verdicts, strict=True):
         bounds = None if verdict.low is None or verdict.high is None else (verdict.low, verdict.high)
-        low, high = _interval(bounds, measure)
-        prediction_low, prediction_high = _interval(pooled.prediction, measure)
+        low, high = _interval(bounds, shown)
+        prediction_low, prediction_high = _interval(pooled.prediction, shown)
         found.append(
             PooledEffect(
                 arm=arm,
                 measure=measure,
                 experiments=pooled.effect.pairs,
-                value=_shown(pooled.effect.mean, measure),
+                value=shown(pooled.effect.mean),
                 low=low,
                 high=high,
                 confidence=verdict.confidence,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -13,22 +14,28 @@ from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import conditional, conditional_on, counterparts, pairs_by_seed
+from ampcompare.analysis.scores import value_of
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord
 
 __all__ = ["Check", "Gate", "VerdictGate", "check_gates", "parse_gate"]
 
-GRAMMAR = re.compile(r"(accuracy|time|memory|diverged|failed)\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
-VERDICT_GRAMMAR = re.compile(r"(accuracy|time)\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")
+NAME = r"[A-Za-z][^<>:]*?"
+GRAMMAR = re.compile(rf"({NAME})\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
+VERDICT_GRAMMAR = re.compile(rf"({NAME})\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")
 OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
 EXAMPLES = (
-    '"accuracy<-0.5" (points), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: '
-    '"accuracy:non-inferior", "accuracy:worse", "time:better"'
+    '"accuracy<-0.5" (points), "metric>1" (in its unit), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a '
+    'verdict: "accuracy:non-inferior", "accuracy:worse", "time:better"'
 )
 RATIOS = ("time", "memory")
+COUNTS = ("diverged", "failed")
+ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
+CLASSIFICATION = (TOP1, TOP5)
 # The verdicts that show what a gate asks for, by their first words.
 SHOWN_BY = {
     "non-inferior": ("identical", "equivalent", "non-inferior", "better"),
@@ -62,7 +69,7 @@ class Gate:
 
     Attributes:
         text: as the user wrote it.
-        measure: accuracy (points of difference), time or memory (ratio), diverged or failed (runs).
+        measure: a metric (difference, in the unit that is shown), time or memory (ratio), diverged or failed (runs).
         above: whether it fails above the limit or below it.
         limit: in the unit of the measure.
     """
@@ -86,7 +93,7 @@ class VerdictGate:
 
     Attributes:
         text: as the user wrote it.
-        measure: accuracy or time.
+        measure: the metric of verdicts, or time.
         word: worse, non-inferior, equivalent or better.
     """
 
@@ -101,27 +108,63 @@ class VerdictGate:
         return not verdict.startswith(SHOWN_BY[self.word])
 
 
-def parse_gate(text: str) -> Gate | VerdictGate:
+def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> Gate | VerdictGate:
     """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
 
     A percentage of time or memory is one more than the ratio 1.
 
+    Args:
+        metrics: that runs will have; None where they are not known yet, and then `check_gates` refuses other names.
+
     Raises:
-        ConfigError: it cannot be read, or has a unit that its measure does not have.
+        ConfigError: it cannot be read, has a unit that its measure does not have, or is about no such metric.
     """
     asked = VERDICT_GRAMMAR.fullmatch(text.strip())
     if asked is not None:
         measure, word = asked.groups()
+        if measure in (*COUNTS, "memory"):
+            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {EXAMPLES}")
+        if metrics is not None and measure != "time":
+            _judged(measure, text, metrics)
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")
     measure, sign, number, unit = match.groups()
+    if metrics is not None and measure not in (*RATIOS, *COUNTS):
+        _named(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
         raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
                           f"as in {EXAMPLES}")  # fmt: skip
     limit = float(number)
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
+
+
+def _named(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
+    """Return the metric that a gate is about.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    first = metrics[0]
+    if measure == METRIC or (measure == ACCURACY and first.has_errors):
+        return first
+    found = next((metric for metric in metrics if measure in (metric.name, metric.tag)), None)
+    if found is None:
+        alias = [ACCURACY] if first.has_errors else []
+        known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
+        raise ConfigError(f"--fail-on {text!r}: nothing called {measure} is measured; write {known}")
+    return found
+
+
+def _judged(measure: str, text: str, metrics: Sequence[Metric]) -> None:
+    """Check that a gate on a verdict is about the metric that has one.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if _named(measure, text, metrics) != metrics[0]:
+        raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
 
 
 def check_gates(
@@ -135,8 +178,15 @@ def check_gates(
     is what it is for.
 
     Raises:
-        ConfigError: the baseline has none of the arms.
+        ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
     """
+    metrics = _metrics(comparison)
+    for gate in gates:
+        parse_gate(gate.text, metrics)
+    if baseline is not None and baseline.metric.name != comparison.metric.name:
+        raise ConfigError(
+            f"the baseline is measured by {baseline.metric.name}, and this comparison by {comparison.metric.name}"
+        )
     if baseline is not None and not {row.arm for row in baseline.arms} & {row.arm for row in comparison.arms}:
         raise ConfigError(
             f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
@@ -155,11 +205,17 @@ def check_gates(
                 if baseline is not None:
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, verdicts[gate.measure].get(row.arm, "")))
+                checks.append(_check_verdict(gate, row.arm, verdicts[gate.measure == "time"].get(row.arm, "")))
             else:
                 runs = [record for record in comparison.records if record.arm == row.arm]
-                checks.append(_check_limit(gate, row, runs, base or [], same_software=baseline is None))
+                metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
+                checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
     return checks
+
+
+def _metrics(comparison: Comparison) -> Sequence[Metric]:
+    """Return what the runs of a comparison measure, the metric of verdicts first."""
+    return comparison.records[0].metrics if comparison.records else [comparison.metric]
 
 
 def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
@@ -172,13 +228,13 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, dict[str, str]]:
-    """Return the verdicts of each arm on accuracy and time: those of its row, or against its runs in a baseline."""
+def _verdicts(comparison: Comparison, baseline: Comparison | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the verdicts of each arm on accuracy, and on time: those of its row, or against its runs in a baseline."""
     if baseline is None:
-        return {
-            "accuracy": {row.arm: row.accuracy_verdict for row in comparison.arms},
-            "time": {row.arm: row.time_verdict for row in comparison.arms},
-        }
+        return (
+            {row.arm: row.accuracy_verdict for row in comparison.arms},
+            {row.arm: row.time_verdict for row in comparison.arms},
+        )
     criteria = criteria_of(comparison)
     sides: dict[str, tuple[list[RunRecord], list[RunRecord]]] = {}
     for row in comparison.arms:
@@ -187,7 +243,9 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
             sides[row.arm] = [record for record in comparison.records if record.arm == row.arm], base
     pairs = {arm: pairs_by_seed(runs, base) for arm, (runs, base) in sides.items()}
     reference = comparison.reference
-    margin = accuracy_margin([run for run in baseline.records if run.arm == reference], reference, criteria)
+    margin = accuracy_margin(
+        [run for run in baseline.records if run.arm == reference], reference, criteria, comparison.metric
+    )
     design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is no second chance
     accuracy = accuracy_verdicts(
         {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, design, same_software=False
@@ -195,10 +253,10 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
     time = time_verdicts(
         {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, design
     )
-    return {
-        "accuracy": {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
-        "time": {arm: verdict.word for arm, verdict in time.items()},
-    }
+    return (
+        {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
+        {arm: verdict.word for arm, verdict in time.items()},
+    )
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:
@@ -207,29 +265,33 @@ def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:
     return Check(arm, gate.text, failure=f"{gate.measure} {verdict or 'has no verdict'}, and {gate.text} fails")
 
 
-def _check_limit(gate: Gate, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool) -> Check:
+def _check_limit(
+    gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
+) -> Check:
     value: float | None
     if gate.measure in ("diverged", "failed"):
         value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
     else:
-        value, why, may_skip = _measured(gate.measure, runs, base, same_software=same_software)
+        value, why, may_skip = _measured(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
-        exceeded = f"{gate.measure} {_shown(gate, value)}, and {gate.text} fails"
+        exceeded = f"{_shown(gate, metric, value)}, and {gate.text} fails"
         return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
     if may_skip:
         return Check(row.arm, gate.text, skipped=why)
     return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
-def _measured(measure: str, runs: Runs, base: Runs, *, same_software: bool) -> tuple[float | None, str, bool]:
+def _measured(
+    measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
+) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
     here, there = _completed(runs), _completed(base)
     if not here or not there:
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     lost = len(runs) - len(here)
-    if measure == "accuracy" and lost:
+    if metric and lost:
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
-    if measure == "accuracy" and (share := conditional_on(runs, base)):
+    if metric and (share := conditional_on(runs, base)):
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
@@ -237,9 +299,9 @@ def _measured(measure: str, runs: Runs, base: Runs, *, same_software: bool) -> t
     work = accuracy_reason(pairs, same_software=same_software)
     if work and measure != "time":
         return None, f"not comparable ({work})", False
-    if measure == "accuracy":
+    if metric:
         idle = idle_verdict(here) or idle_verdict(there)
-        return (None, idle, False) if idle else (*_points(here, there), False)
+        return (None, idle, False) if idle else (*_difference(metric, here, there), False)
     reason = (time_reason if measure == "time" else memory_reason)(pairs, same_software=same_software)
     if reason:
         return None, f"not comparable ({reason})", True
@@ -255,12 +317,14 @@ def _completed(runs: Runs) -> list[RunRecord]:
     return [record for record in runs if record.status == "completed"]
 
 
-def _points(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    top1 = [value for record in runs if (value := record.summary.top1_final) is not None]
-    base_top1 = [value for record in base_runs if (value := record.summary.top1_final) is not None]
-    if not top1 or not base_top1:
+def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+    here, there = (
+        [value for run in side if (value := value_of(run, metric.name)) is not None] for side in (runs, base_runs)
+    )
+    if not here or not there:
         return None, "it was not evaluated"
-    return 100 * (statistics.fmean(top1) - statistics.fmean(base_top1)), ""
+    difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
+    return (difference, "") if math.isfinite(difference) else (None, "it is no number in some runs")
 
 
 def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
@@ -278,7 +342,9 @@ def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measur
     return (peak / base_peak, "") if peak and base_peak else (None, "it was not measured")
 
 
-def _shown(gate: Gate, value: float) -> str:
-    if gate.measure == "accuracy":
-        return f"{value:+.2f} points"
-    return f"{value:.3f}x" if gate.measure in RATIOS else f"{value:g}"
+def _shown(gate: Gate, metric: Metric | None, value: float) -> str:
+    if metric is None:
+        return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
+    if gate.measure == ACCURACY:
+        return f"{gate.measure} {value:+.{metric.difference_decimals}f} points"
+    return f"{metric.name} {value:+.{metric.difference_decimals}f} {metric.difference_unit}".rstrip()

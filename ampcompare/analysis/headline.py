@@ -63,13 +63,12 @@ def _answer(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
     yield from idle_some(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _untested(comparison)
-    wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin / 100)
+    wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen: list[ArmSummary] = []
     if wide:
         yield wide
     else:
-        lower = comparison.judged is not None and comparison.judged.better == "lower"
-        chosen = recommended(rows, comparison.prefer, lower_is_better=lower)[:1]
+        chosen = recommended(rows, comparison.prefer, comparison.metric)[:1]
         yield from (use_sentence(row, comparison, quality) for row in chosen)
         yield from accuracy_sentences(comparison, [row for row in rows if row not in chosen], quality)
     yield from outcomes
@@ -97,10 +96,12 @@ def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[Ru
 def _alone(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
     """Yield what the only arm reached."""
     row = comparison.arms[0]
-    if row.top1_mean is None or not by_arm.get(row.arm):
+    if row.metric_mean is None or not by_arm.get(row.arm):
         return
     seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
-    yield f"{row.arm} reached {100 * row.top1_mean:.2f} % top-1 in {seeds}; there is no other arm to compare it with."
+    metric = comparison.metric
+    reached = f"{metric.shown(row.metric_mean)} {metric.name}"
+    yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
 
 
 def _untested(comparison: Comparison) -> str:

@@ -8,11 +8,12 @@ from ampcompare.analysis.divergence_cause import divergence_cause, first_diverge
 from ampcompare.analysis.identity import IDENTICAL
 from ampcompare.analysis.learning import LEARNED_NOTHING
 from ampcompare.analysis.phrases import Quality, count_of, label_of, names_of, with_verb
+from ampcompare.analysis.samples import samples_noun
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 
-__all__ = ["accuracy_sentences", "on_these_images", "outcome_sentences", "with_interval"]
+__all__ = ["accuracy_sentences", "on_these_samples", "outcome_sentences", "with_interval"]
 
 TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
 MAX_ERROR = 90  # characters of an error message
@@ -83,7 +84,7 @@ def _kept(
 ) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
     tested = [row for row in rows if row.accuracy_verdict != IDENTICAL]
-    what = f"{comparison.reference}'s {quality.name}{on_these_images(tested)}"
+    what = f"{comparison.reference}'s {quality.name}{on_these_samples(tested, comparison)}"
     by_name = any(row.ran is not None for row in rows)  # which "all five arms" would hide
     verb = with_verb([label_of(row) for row in rows], () if by_name else everyone, "keeps", "keep", said=said)
     sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
@@ -92,15 +93,16 @@ def _kept(
     return f"{verb} {what} ({_differences(rows, quality)}, {sides}{comparison.margin:g}){identical}."
 
 
-def on_these_images(rows: Sequence[ArmSummary]) -> str:
-    """Return that a verdict on one of these rows is not shown for other images than those of the validation set."""
-    open_ones = [row.images for row in rows if row.images is not None and row.images.holds is False]
-    return f" on these {open_ones[0].images:,} images, not shown for new ones" if open_ones else ""
+def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+    """Return that a verdict on one of these rows is not shown for other samples than those of the validation set."""
+    open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
+    noun = samples_noun(comparison.records)
+    return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
 
 
 def _differences(rows: Sequence[ArmSummary], quality: Quality) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
-    known = [row.top1_difference for row in rows if row.top1_difference is not None]
+    known = [row.metric_difference for row in rows if row.metric_difference is not None]
     shown = list(map(quality.signed, known))
     if len(set(shown)) == 1:
         shown = shown[:1]
@@ -116,15 +118,15 @@ def _different(
     name = quality.name if quality.name != "accuracy" else "accurate"
     how = f"{'more' if word == 'better' else 'less'} {name} than" if name == "accurate" else f"{word} in {name} than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_of(parts)} {verb} {how} {comparison.reference}{on_these_images(rows)}."
+    return f"{names_of(parts)} {verb} {how} {comparison.reference}{on_these_samples(rows, comparison)}."
 
 
 def with_interval(row: ArmSummary, quality: Quality) -> str:
     """Return a difference with the interval of the test that decided on it."""
-    shown = f"Δ {quality.signed(row.top1_difference or 0)}{quality.unit}"
-    if row.top1_difference_low is None or row.top1_difference_high is None:
+    shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}"
+    if row.metric_difference_low is None or row.metric_difference_high is None:
         return shown
-    return f"{shown}, {quality.signed(row.top1_difference_low)} to {quality.signed(row.top1_difference_high)}"
+    return f"{shown}, {quality.signed(row.metric_difference_low)} to {quality.signed(row.metric_difference_high)}"
 
 
 def _open(
@@ -140,7 +142,7 @@ def _open(
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
         said.update(arms)
-    tested = [row for row in rows if row not in few and row.top1_difference_low is not None]
+    tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
     if tested:
         arms = [row.arm for row in tested]
         width = f"±{comparison.margin:g}{quality.unit}"

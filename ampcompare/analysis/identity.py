@@ -46,7 +46,7 @@ def _same_losses(arm: RunRecord, reference: RunRecord) -> bool:
 
 
 def _evaluations(record: RunRecord) -> list[Any]:
-    return [(epoch.loss, epoch.top1_correct, epoch.top5_correct) for epoch in record.summary.epochs]
+    return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
 
 
 def _same_weights(arm: RunRecord, reference: RunRecord) -> bool:

@@ -9,7 +9,10 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from ampcompare.analysis.statistics import ERROR_RATE, Effect, min_resolvable_spread, p_values, paired
+from ampcompare.analysis.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.statistics import ERROR_RATE, Effect, p_values, paired
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "idle_pairs",
     "idle_some",
     "idle_verdict",
+    "no_number",
     "still_improving",
     "too_wide",
     "why_idle",
@@ -34,23 +38,33 @@ LAST_SHARE = 5  # the last fifth of the epochs is compared with the fifth before
 def why_idle(record: RunRecord) -> str:
     """Return why a completed run learned nothing; "" if it did, or if its record cannot tell.
 
-    It learned nothing if all steps were skipped, no parameter changed, top-1 is within three binomial standard
-    deviations of always guessing the most frequent class, or the training loss did not fall.
+    It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
+    constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
         return f"all {summary.num_steps} steps skipped"
     if summary.weights_moved is False:
         return "the weights did not move"
-    if summary.epochs and (majority := summary.epochs[-1].majority_correct) is not None:
-        last = summary.epochs[-1]
-        chance = majority / last.samples
-        if last.top1 <= chance + CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples):
-            return f"top-1 {100 * last.top1:.1f} %, chance {100 * chance:.1f} %"
+    if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
+        return why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):
         first, later = _ends(record.trace.losses)
         return f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
     return ""
+
+
+def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
+    value, chance = last.value, last.chance
+    if not has_score(value, metric):
+        return f"{metric.name} {metric.number(value)}"
+    if chance is None:
+        return ""
+    spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.counts else 0.0
+    if metric.score(value) > metric.score(chance) + spread:
+        return ""
+    decimals = min(1, metric.decimals) if metric.counts else None
+    return f"{metric.name} {metric.shown(value, decimals)}, chance {metric.shown(chance, decimals)}"
 
 
 def idle_verdict(records: Sequence[RunRecord]) -> str:
@@ -59,12 +73,35 @@ def idle_verdict(records: Sequence[RunRecord]) -> str:
     It has the reason of most runs, with the numbers of the best of them.
     """
     runs = [record for record in records if record.status == "completed"]
-    runs.sort(key=lambda run: run.summary.top1_final or 0.0, reverse=True)
+    runs.sort(key=_final_score, reverse=True)
     reasons = [why_idle(record) for record in runs]
     if not reasons or not all(reasons):
         return ""
     kind = statistics.mode(reason.partition(" ")[0] for reason in reasons)
     return f"{LEARNED_NOTHING} ({next(reason for reason in reasons if reason.startswith(kind))})"
+
+
+def _final_score(record: RunRecord) -> float:
+    value = record.summary.metric_final
+    return record.metric.score(value) if has_score(value, record.metric) else -math.inf
+
+
+def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
+    """Return the verdict where the metric of a run of these pairs is no number; "" if all are, or were not measured."""
+    arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
+    for runs in filter(None, (arm, reference)):
+        metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
+        share = f"in {len(runs)} of {len(pairs)} pairs"
+        shown = f"{metric.name} {metric.number(value)}"
+        return (
+            f"{LEARNED_NOTHING} {share} ({shown})" if runs is arm else f"no verdict (the reference has {shown} {share})"
+        )
+    return ""
+
+
+def _is_no_number(record: RunRecord) -> bool:
+    value = record.summary.metric_final
+    return value is not None and not has_score(value, record.metric)
 
 
 def idle_pairs(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
@@ -80,17 +117,26 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
 
     Args:
         runs: of the reference.
-        margin: of top-1, as a share.
+        margin: in the unit of shown differences.
     """
-    last = [(record.summary.top1_final, record.summary.epochs[-1]) for record in runs
+    metric = metric_of(runs)
+    last = [(record.summary.metric_final, record.summary.epochs[-1].chance) for record in runs
             if record.status == "completed" and record.summary.epochs]  # fmt: skip
-    gains = [top1 - (epoch.majority_correct or 0) / epoch.samples for top1, epoch in last if top1 is not None]
-    if not gains or idle_verdict(runs) or margin < statistics.fmean(gains):
+    if metric.has_errors:  # without a word on chance it is at least none
+        last = [(value, chance or 0.0) for value, chance in last]
+    gains = [
+        metric.score(value) - metric.score(chance)
+        for value, chance in last
+        if has_score(value, metric) and has_score(chance, metric)
+    ]
+    if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
-    gain = 100 * statistics.fmean(gains)
+    gain = abs(metric.shown_difference(metric.difference_of(statistics.fmean(gains))))
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
     return (
-        f"No verdict counts at a margin of ±{100 * margin:g} pp: {reference} is only {gain:.1f} pp better than "
-        "guessing, so an arm that learned nothing would be equivalent."
+        f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is only {gain:.{decimals}f}{unit} better "
+        "than guessing, so an arm that learned nothing would be equivalent."
     )
 
 
@@ -109,19 +155,21 @@ def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) -> str:
     """Return which arms were still improving when they ended; "" if none was shown to be.
 
-    The mean top-1 of the last fifth of the epochs is compared with that of the fifth before. An arm counts if that gain
-    is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin: smaller
-    gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
+    The mean of the metric over the last fifth of the epochs is compared with that of the fifth before. An arm counts if
+    that gain is above 0 in a one-sided t test over its runs, at 5 % for all arms together, and larger than the margin:
+    smaller gains cannot change a verdict much. Fewer than three runs, or a single epoch, show nothing.
 
     Args:
-        margin: as a share of the images.
+        margin: in the unit of shown differences.
     """
+    metric = metric_of(record for records in by_arm.values() for record in records)
     gains = {arm: _late_gain(records) for arm, records in by_arm.items()}
     tested = {arm: gain for arm, gain in gains.items() if gain is not None and gain.testable}
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
     rising = [
-        f"{arm} {100 * gain.mean:+.2f} pp"
+        f"{arm} {metric.signed(metric.difference_of(gain.mean))}{unit}"
         for arm, gain in tested.items()
-        if gain.mean > margin and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
+        if gain.mean > metric.score_margin(margin) and p_values(gain, 0.0).non_inferior < ERROR_RATE / len(tested)
     ]
     if not rising:
         return ""
@@ -164,13 +212,16 @@ def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
 
 
 def _late_gain(records: Sequence[RunRecord]) -> Effect | None:
-    """Return by how much top-1 rose from the last fifth of the epochs but one to the last, over completed runs."""
+    """Return by how much scores rose from the last fifth of the epochs but one to the last, over completed runs."""
     late, before, samples = [], [], []
+    metric = metric_of(records)
     for record in records:
-        top1 = [epoch.top1 for epoch in record.summary.epochs]
-        width = max(1, len(top1) // LAST_SHARE)
-        if record.status == "completed" and len(top1) >= 2 * width:
-            late.append(statistics.fmean(top1[-width:]))
-            before.append(statistics.fmean(top1[-2 * width : -width]))
-            samples.append(record.summary.epochs[-1].samples)
-    return paired(late, before, min_resolvable_spread(min(samples))) if late else None
+        values = [epoch.value for epoch in record.summary.epochs]
+        width = max(1, len(values) // LAST_SHARE)
+        if record.status == "completed" and len(values) >= 2 * width:
+            ends = statistics.fmean(values[-width:]), statistics.fmean(values[-2 * width : -width])
+            if all(has_score(end, metric) for end in ends):
+                late.append(metric.score(ends[0]))
+                before.append(metric.score(ends[1]))
+                samples.append(record.summary.epochs[-1].samples)
+    return paired(late, before, spread_floor(metric, min(samples), [*late, *before])) if late else None

@@ -100,7 +100,7 @@ def changes_sentence(changes: Sequence[str]) -> list[str]:
 
 def _terms(look: Look) -> dict[str, str]:
     return {
-        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} pp",
+        "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} {look.margin_unit}".strip(),
         "time margin": f"{100 * look.time_margin:g} %",
         "reference": look.reference,
         "seeds": "auto" if look.pilot else "given",

@@ -1,6 +1,6 @@
-"""The equivalence margin of accuracy: the rule that was asked for, and the points that it gives for a reference.
+"""The equivalence margin of a metric: the rule that was asked for, and the number that it gives for a reference.
 
-A rule is fixed before the runs: points, a share of the reference's errors, or standard deviations over seeds. What a
+A rule is fixed before the runs: a number, a share of the reference's errors, or standard deviations over seeds. What a
 rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
 exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
 of the errors is tested with the error of both (`margin_error`).
@@ -12,19 +12,21 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired
 from ampcompare.errors import ConfigError
+from ampcompare.records.metric import TOP1, Metric
 
 __all__ = ["AccuracyMargin", "MarginRule", "margin_error", "parse_margin", "resolve_margin"]
 
-MAX_POINTS = 0.5
 MAX_ERROR_SHARE = 0.10
 NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread of 0 does not
 GRAMMAR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(pp|%|sd)?")
 EXAMPLES = "0.5 (points), 10% (of the reference's errors), 2sd (standard deviations over seeds) or auto"
+FALLBACK = 2.0  # standard deviations over seeds, of a metric that says nothing of differences
+UNKNOWN = 1.0  # percent of the value: shown while too few runs show a spread, and then nothing is tested
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class MarginRule:
     """How large a difference does not matter.
 
     Attributes:
-        kind: auto is the smaller of 0.5 points and 10 % of the reference's errors.
+        kind: points is a number in the unit of shown differences, percent of the values where ratios are compared. auto
+            is the usual margin of the metric or, where that is less, 10 % of the reference's errors.
         amount: in the unit of the kind; 0 for auto.
     """
 
@@ -52,18 +55,20 @@ class AccuracyMargin:
     """A rule that was applied to the runs of a reference.
 
     Attributes:
-        points: of accuracy, to two digits unless they were given.
-        reason: where the points come from.
+        points: in the unit of shown differences, to two digits unless they were given.
+        reason: where the number comes from.
         error_share: share of the reference's errors that the margin is; 0 if it does not move with them.
+        metric: that it is a margin of.
     """
 
     points: float
     reason: str
     error_share: float = 0.0
+    metric: Metric = TOP1
 
-    def of_share(self) -> Margin:
-        """Return the margin of accuracies as shares."""
-        return Margin(self.points / 100, f"{self.points:g}")
+    def of_scores(self) -> Margin:
+        """Return the margin of differences of scores, which are tested."""
+        return Margin(self.metric.score_margin(self.points), f"{self.points:g}")
 
 
 def parse_margin(value: float | str) -> MarginRule:
@@ -94,46 +99,96 @@ def parse_margin(value: float | str) -> MarginRule:
 
 def resolve_margin(
     rule: MarginRule,
-    accuracies: Sequence[float],
+    values: Sequence[float],
     *,
+    metric: Metric = TOP1,
     resolution: float,
     reference: str,
     sd: float | None = None,
     least: bool = False,
 ) -> AccuracyMargin:
-    """Return the points that a rule gives for a reference.
+    """Return the number that a rule gives for a reference.
 
-    Without runs, or with fewer than three of them for a standard deviation, it is 0.5 points until there are enough: no
-    verdict needs it before.
+    Without runs, or with fewer than three of them for a standard deviation, it is the usual margin of the metric until
+    there are enough: no verdict needs it before.
 
     Args:
-        accuracies: of the reference's completed runs, in points.
-        resolution: the least difference of two accuracies in points, such as that of one image. A computed margin is
-            not below it.
+        values: of the reference's completed runs, in the unit that is shown.
+        resolution: the least difference of two values, such as that of one image. A computed margin is not below it.
         reference: name of the arm.
-        sd: standard deviation over seeds in points, if it is known from elsewhere.
+        sd: standard deviation over seeds in the unit that is shown, if it is known from elsewhere.
         least: take the lower 95 % limit of the reference's errors, for tests that know nothing of their error.
+
+    Raises:
+        ConfigError: the rule needs errors, and the metric has none.
     """
+    resolved = _resolved(rule, values, metric, resolution, reference, sd, least=least)
+    return replace(resolved, metric=metric)
+
+
+def _resolved(
+    rule: MarginRule,
+    values: Sequence[float],
+    metric: Metric,
+    resolution: float,
+    reference: str,
+    sd: float | None,
+    *,
+    least: bool,
+) -> AccuracyMargin:
+    in_units = [_in_margin_unit(value, metric) for value in values]
+    usual = _usual(metric, values)
+    if rule.kind == "errors" and not metric.has_errors:
+        if metric.difference == "points":
+            raise ConfigError(_no_errors(rule, metric))
+        rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
     if rule.kind == "points":
-        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, accuracies, reference))
-    if not accuracies:
-        return AccuracyMargin(MAX_POINTS, f"{rule.value}, until {reference} has completed a run")
+        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference))
+    if rule.kind == "auto" and not metric.has_errors:
+        if metric.margin is not None:
+            deviations = _in_deviations(usual, in_units, reference, before=", ")
+            return AccuracyMargin(usual, f"the usual one of {metric.name}{deviations}")
+        rule = MarginRule("sd", FALLBACK)
+    if not values:
+        return AccuracyMargin(usual, f"{rule.value}, until {reference} has completed a run")
     if rule.kind == "sd":
-        if sd is None and len(accuracies) < MIN_PAIRS:
+        if sd is None and len(values) < MIN_PAIRS:
             return AccuracyMargin(
-                MAX_POINTS, f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread"
+                usual, f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread"
             )
-        surely = _least_sd(accuracies) if sd is None else sd
-        how = "known" if sd is not None else f"at least, by {len(accuracies)} runs of {reference}"
+        surely = _least_sd(in_units) if sd is None else sd
+        how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return _not_below(resolution, rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
-    errors = max(0.0, 100 - statistics.fmean(accuracies) - (_half_width(accuracies) if least else 0.0))
+    errors = max(0.0, 100 - statistics.fmean(values) - (_half_width(values) if least else 0.0))
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
-    if rule.kind == "auto" and share * errors >= MAX_POINTS:
-        return AccuracyMargin(
-            MAX_POINTS, f"less than {said}" + _in_deviations(MAX_POINTS, accuracies, reference, before="; ")
-        )
+    if rule.kind == "auto" and share * errors >= usual:
+        return AccuracyMargin(usual, f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
     return _not_below(resolution, share * errors, said, 0.0 if least else share)
+
+
+def _usual(metric: Metric, values: Sequence[float]) -> float:
+    """Return the usual margin in the unit of shown differences, or what is shown where there is none."""
+    if metric.margin is not None:
+        return metric.margin if metric.difference == "points" else 100 * metric.margin
+    if metric.difference != "points":
+        return UNKNOWN
+    return _two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
+
+
+def _in_margin_unit(value: float, metric: Metric) -> float:
+    """Return a shown value on a scale whose differences are in the unit of margins."""
+    if metric.difference == "points":
+        return value
+    return 100 * math.log(value / metric.factor) if value > 0 else math.nan
+
+
+def _no_errors(rule: MarginRule, metric: Metric) -> str:
+    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
+    return (
+        f"a margin of {rule.value} is a share of the reference's errors, and {metric.name} counts none; give a number "
+        f"({'a difference' if not unit else f'in{unit}'}), or 2sd"
+    )
 
 
 def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
@@ -185,7 +240,7 @@ def _two_digits(value: float, rounding: object) -> float:
     return float(f"{rounding(scaled) / 10.0**digits:.2g}")
 
 
-def _in_deviations(points: float, accuracies: Sequence[float], reference: str, before: str = "") -> str:
+def _in_deviations(points: float, values: Sequence[float], reference: str, before: str = "") -> str:
     """Return a margin in standard deviations of the reference over its seeds; "" where they are not known."""
-    spread = statistics.stdev(accuracies) if len(accuracies) >= MIN_PAIRS else 0.0
+    spread = statistics.stdev(values) if len(values) >= MIN_PAIRS else 0.0
     return f"{before}{points / spread:.1f} sd of {reference} over seeds" if spread else ""

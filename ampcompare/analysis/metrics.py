@@ -3,80 +3,49 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["ACCURACY", "Better", "Metric", "is_measurement", "known_metric"]
+from ampcompare.records.metric import TOP1, Metric
+
+__all__ = ["ACCURACY", "Better", "in_shares", "is_measurement", "is_percentage", "known_metric"]
 
 Better = Literal["higher", "lower"]
+ACCURACY = TOP1
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A measure of quality.
-
-    Attributes:
-        name: as tables are headed.
-        better: which direction is.
-        percent: whether it is a percentage, written as one or as a share of 1.
-        highest: the largest value that it can have, in percent if it is a percentage.
-        margin: the usual difference that does not matter, in points if it is a percentage; None if there is none.
-        shares: whether the table at hand writes shares of 1 and is shown so. Accuracies are shown in percent.
-    """
-
-    name: str
-    better: Better = "higher"
-    percent: bool = True
-    highest: float | None = 100.0
-    margin: float | None = None
-    shares: bool = False
-
-    @property
-    def shown(self) -> str:
-        """The head of a column of it, with its unit."""
-        return f"{self.name} %" if self.name == "top-1" else self.name
-
-    @property
-    def unit(self) -> str:
-        """What its differences are counted in, after a number."""
-        return "points" if self.percent and not self.shares else ""
-
-    @property
-    def usual_margin(self) -> float | None:
-        """The usual margin in the unit that is shown."""
-        return self.margin / 100 if self.margin is not None and self.shares else self.margin
-
-    def in_shares(self) -> Metric:
-        """Return the metric as a table that writes shares of 1 shows it."""
-        return self if self == ACCURACY else replace(self, shares=True)
+def _percentage(name: str, better: Better = "higher", *, margin: float, highest: float | None = 1.0) -> Metric:
+    return Metric(name=name, better=better, factor=100.0, margin=margin, highest=highest)
 
 
-ACCURACY = Metric("top-1", margin=0.5)
+def _number(name: str, better: Better = "lower") -> Metric:
+    return Metric(name=name, better=better)
+
+
 # Margins of others: what reports in their field call equal. WER and BLEU move by 0.1 to 0.2 points between seeds (GNMT
 # v2 in NVIDIA's DeepLearningExamples: sd 0.16 over 50 seeds); for AUC of click rates 0.001 is a result.
 METRICS = {
     ("accuracy", "acc", "top1", "top-1", "top 1", "top1 acc", "top-1 acc", "top-1 accuracy", "top1 accuracy"): ACCURACY,
-    ("bleu", "sacrebleu"): Metric("BLEU", margin=0.5),
-    ("auc", "roc auc", "auroc", "accuracy (auc)"): Metric("AUC", margin=0.1),
-    ("f1", "f1 score"): Metric("F1", margin=0.5),
-    ("em", "exact match"): Metric("EM", margin=0.5),
-    ("map", "box ap", "bbox map"): Metric("mAP", margin=0.5),
-    ("mask ap", "segm map"): Metric("mask AP", margin=0.5),
-    ("miou", "iou"): Metric("mIoU", margin=0.5),
-    ("dice",): Metric("Dice", margin=0.5),
-    ("rouge", "rouge-l"): Metric("ROUGE", margin=0.5),
-    ("wer",): Metric("WER", "lower", highest=None, margin=0.5),
-    ("cer",): Metric("CER", "lower", highest=None, margin=0.5),
-    ("error", "error rate", "top1 error", "top-1 error", "top1 err", "top-1 err"): Metric("error", "lower", margin=0.5),
-    ("loss", "val loss", "validation loss", "test loss", "train loss", "training loss"): Metric(
-        "loss", "lower", percent=False, highest=None
+    ("bleu", "sacrebleu"): _percentage("BLEU", margin=0.5),
+    ("auc", "roc auc", "auroc", "accuracy (auc)"): _percentage("AUC", margin=0.1),
+    ("f1", "f1 score"): _percentage("F1", margin=0.5),
+    ("em", "exact match"): _percentage("EM", margin=0.5),
+    ("map", "box ap", "bbox map"): _percentage("mAP", margin=0.5),
+    ("mask ap", "segm map"): _percentage("mask AP", margin=0.5),
+    ("miou", "iou"): _percentage("mIoU", margin=0.5),
+    ("dice",): _percentage("Dice", margin=0.5),
+    ("rouge", "rouge-l"): _percentage("ROUGE", margin=0.5),
+    ("wer",): _percentage("WER", "lower", margin=0.5, highest=None),
+    ("cer",): _percentage("CER", "lower", margin=0.5, highest=None),
+    ("error", "error rate", "top1 error", "top-1 error", "top1 err", "top-1 err"): _percentage(
+        "error", "lower", margin=0.5
     ),
-    ("perplexity", "ppl"): Metric("perplexity", "lower", percent=False, highest=None),
-    ("rmse",): Metric("RMSE", "lower", percent=False, highest=None),
-    ("mae",): Metric("MAE", "lower", percent=False, highest=None),
-    ("mse",): Metric("MSE", "lower", percent=False, highest=None),
-    ("fid",): Metric("FID", "lower", percent=False, highest=None),
-    ("psnr",): Metric("PSNR", percent=False, highest=None),
+    ("loss", "val loss", "validation loss", "test loss", "train loss", "training loss"): _number("loss"),
+    ("perplexity", "ppl"): _number("perplexity"),
+    ("rmse",): _number("RMSE"),
+    ("mae",): _number("MAE"),
+    ("mse",): _number("MSE"),
+    ("fid",): _number("FID"),
+    ("psnr",): _number("PSNR", "higher"),
 }
 OTHERS = ("top5", "top-5", "top 5", "top5 acc", "top-5 acc", "speedup", "params", "flops", "macs")
 
@@ -85,6 +54,18 @@ def known_metric(name: str) -> Metric | None:
     """Return the metric of a column, by its name in lower case; None if it is none that is known."""
     name = re.sub(r"[\s_]+", " ", name)
     return next((metric for names, metric in METRICS.items() if name in names), None)
+
+
+def is_percentage(metric: Metric) -> bool:
+    """Return whether tables write a metric as a percentage, or as a share of 1."""
+    return metric.factor == 100
+
+
+def in_shares(metric: Metric) -> Metric:
+    """Return a percentage as a table that writes shares of 1 shows it. Accuracies are shown in percent."""
+    if metric == ACCURACY or metric.margin is None:
+        return metric
+    return metric.model_copy(update={"factor": 1.0, "margin": metric.margin / 100})
 
 
 def is_measurement(name: str) -> bool:

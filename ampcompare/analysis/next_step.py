@@ -64,7 +64,7 @@ def _steps(
         other = "fp32" if comparison.reference != "fp32" else "native:fp16"
         command = TypedCommand((*typed.words, "--arm", other), typed.script)
         yield NextStep(command=str(command), why=f"add an arm to compare {comparison.reference} with")
-    for row in recommended(rows, comparison.prefer)[:1]:
+    for row in recommended(rows, comparison.prefer, comparison.metric)[:1]:
         yield NextStep(
             command=shlex.join(["ampcompare", "explain", _arm(by_arm[row.arm])]),
             why=f"see what to write in a training script for {row.arm}",

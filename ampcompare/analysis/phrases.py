@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import TOP1, Metric
 
-__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_of", "with_verb"]
+__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_name", "quality_of", "sentence_start", "with_verb"]
 
 MAX_NAMED = 4
 MAX_LEFT = 2
@@ -16,33 +17,38 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 @dataclass(frozen=True)
 class Quality:
-    """How differences of what is compared are written.
+    """How the metric of a comparison and its differences are written in sentences."""
 
-    Attributes:
-        name: of the measure, such as accuracy or BLEU.
-        factor: of a stored difference to the one that is shown.
-        unit: after a number, with its space; "" if there is none.
-        decimals: of a difference.
-    """
+    metric: Metric
 
-    name: str = "accuracy"
-    factor: float = 100.0
-    unit: str = " pp"
-    decimals: int = 2
+    @property
+    def name(self) -> str:
+        """What is kept or lost: accuracy, or the name of another metric."""
+        return quality_name(self.metric)
+
+    @property
+    def unit(self) -> str:
+        """After a difference, with its space; "" if there is none."""
+        unit = self.metric.difference_unit
+        return f" {unit}" if unit else ""
 
     def signed(self, difference: float) -> str:
         """Return a difference without its unit, such as +0.09."""
-        return f"{self.factor * difference:+.{self.decimals}f}"
+        return self.metric.signed(difference)
+
+    def with_unit(self, difference: float) -> str:
+        """Return a difference with its unit, such as `+0.09 pp`."""
+        return f"{self.signed(difference)}{self.unit}"
+
+
+def quality_name(metric: Metric) -> str:
+    """Return what a metric measures: accuracy for top-1, else its name."""
+    return "accuracy" if metric.name == TOP1.name else metric.name
 
 
 def quality_of(comparison: Comparison) -> Quality:
     """Return how a comparison of runs, or of a table of others, writes its differences."""
-    judged = comparison.judged
-    if judged is None:
-        return Quality()
-    name = judged.metric.removesuffix(" %")
-    unit = " pp" if judged.unit == "points" else f" {judged.unit}" if judged.unit else ""
-    return Quality("accuracy" if name == "top-1" else name, judged.factor, unit, judged.decimals)
+    return Quality(comparison.metric)
 
 
 def names_of(arms: Sequence[str], everyone: Sequence[str] = (), said: Collection[str] = ()) -> str:
@@ -76,6 +82,11 @@ def with_verb(
     if subject.startswith(("all ", "the other ")):
         subject = subject[0].upper() + subject[1:]
     return f"{subject} {one if len(arms) == 1 else several}"
+
+
+def sentence_start(words: str) -> str:
+    """Return words with a capital letter, unless a later letter is one, as in mAP."""
+    return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
 def count_of(number: int) -> str:

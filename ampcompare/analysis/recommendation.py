@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampcompare.analysis.headline_accuracy import on_these_images, with_interval
+from ampcompare.analysis.headline_accuracy import on_these_samples, with_interval
 from ampcompare.analysis.headline_cost import MIN_SAVING, memory_saving, on_device, shown_saving, step_time_of
 from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical, other_weights
 from ampcompare.analysis.learning import idle_verdict, still_improving, too_wide
 from ampcompare.analysis.pairs import pairs_by_seed
-from ampcompare.analysis.phrases import Quality, label_of
+from ampcompare.analysis.phrases import Quality, label_of, quality_name, sentence_start
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 
 __all__ = ["KEEPS_ACCURACY", "details", "not_recommended", "recommended", "use_sentence"]
@@ -26,7 +27,7 @@ HALF_ON_CPU = {
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
 
 
-def recommended(rows: Sequence[ArmSummary], prefer: str, *, lower_is_better: bool = False) -> list[ArmSummary]:
+def recommended(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
     """Return the arms to use for what is preferred, the best first.
 
     For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
@@ -34,12 +35,11 @@ def recommended(rows: Sequence[ArmSummary], prefer: str, *, lower_is_better: boo
 
     Args:
         rows: without the reference.
-        lower_is_better: in a table whose differences are positive where an arm is worse.
+        metric: of the differences.
     """
     if prefer == "accuracy":
-        sign = 1 if lower_is_better else -1
         better = [row for row in rows if row.accuracy_verdict == "better"]
-        return sorted(better, key=lambda row: sign * (row.top1_difference or 0))
+        return sorted(better, key=lambda row: -metric.scores_of(row.metric_difference or 0))
     keeps = _keeping(rows)
     if prefer == "time":
         return sorted((row for row in keeps if row.time_verdict == "better"), key=lambda row: row.time_ratio or 1)
@@ -57,16 +57,16 @@ def _keeping(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
 
 def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> str:
     """Return the recommendation of an arm, with what it keeps and what it saves."""
-    reference, images = comparison.reference, on_these_images([row])
+    reference, samples = comparison.reference, on_these_samples([row], comparison)
     change = with_interval(row, quality)
     if row.accuracy_verdict == "better":
-        kept = f"better {quality.name} than {reference} ({change}){images}"
+        kept = f"better {quality.name} than {reference} ({change}){samples}"
     elif row.accuracy_verdict == IDENTICAL:
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
-        shown = f"Δ {quality.signed(row.top1_difference or 0)}{quality.unit}, {side}{comparison.margin:g}"
-        kept = f"{quality.name} of {reference} kept ({shown}){images}"
+        shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}, {side}{comparison.margin:g}"
+        kept = f"{quality.name} of {reference} kept ({shown}){samples}"
     gains = []
     if row.time_verdict == "better":
         gains.append(f"{step_time_of(row)} its step time{on_device(comparison)}")
@@ -93,7 +93,7 @@ def not_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, qua
 def details(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
     rows, records, reference = comparison.arms, comparison.records, comparison.reference
-    margin = comparison.margin / 100
+    margin, metric = comparison.margin, comparison.metric
     by_arm = {
         arm: [record for record in records if record.arm == arm] for arm in [reference, *(row.arm for row in rows)]
     }
@@ -101,8 +101,8 @@ def details(comparison: Comparison) -> Iterable[str]:
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
     blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
-    if others and enough and not blocked and not recommended(others, comparison.prefer):
-        yield not_recommended(others, reference, comparison.prefer)
+    if others and enough and not blocked and not recommended(others, comparison.prefer, metric):
+        yield not_recommended(others, reference, comparison.prefer, quality_name(metric))
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."
@@ -113,10 +113,11 @@ def details(comparison: Comparison) -> Iterable[str]:
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
     yield from _events(rows, records)
-    averaged = [text for row in rows if row.completed and (text := _averaged(row.arm, records))]
+    averaged = [text for row in rows if row.completed and (text := _averaged(row.arm, records, metric))]
     if averaged:
-        yield f"Top-1 of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
-    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference)))
+        name = sentence_start(metric.name)
+        yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(averaged)}."
+    yield from filter(None, (still_improving(by_arm, margin), _correlations(rows, reference, metric)))
     yield from _same_bits(by_arm, reference)
     hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
@@ -147,16 +148,16 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
         yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
-def _correlations(rows: Sequence[ArmSummary], reference: str) -> str:
-    """Return how far the accuracies of the arms follow the reference's over seeds; "" where that is not known."""
+def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:
+    """Return how far the values of the arms follow the reference's over seeds; "" where that is not known."""
     shown = [
-        f"{row.arm} {row.top1_correlation:.2f}"
+        f"{row.arm} {row.metric_correlation:.2f}"
         for row in rows
-        if row.arm != reference and row.top1_correlation is not None
+        if row.arm != reference and row.metric_correlation is not None
     ]
     if not shown:
         return ""
-    return f"Correlation of top-1 with {reference} over seeds: {', '.join(shown)}."
+    return f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
 
 
 def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
@@ -176,10 +177,10 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
             )
 
 
-def _averaged(arm: str, records: Sequence[RunRecord]) -> str:
+def _averaged(arm: str, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the mean over completed runs of what the averaged weights reach; "" where none were kept."""
     reached = [
-        record.summary.ema_top1_final for record in records if record.arm == arm and record.status == "completed"
+        record.summary.ema_metric_final for record in records if record.arm == arm and record.status == "completed"
     ]
-    known = [share for share in reached if share is not None]
-    return f"{arm} {100 * statistics.fmean(known):.2f} %" if known else ""
+    known = [value for value in reached if value is not None]
+    return f"{arm} {metric.shown(statistics.fmean(known))}" if known else ""

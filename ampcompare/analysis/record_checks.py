@@ -16,7 +16,9 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
-from ampcompare.records.run import EpochResult, RunRecord, iter_steps, read_record, record_checksum
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
 from ampcompare.settings.config import settings_digest
 
 __all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
@@ -77,13 +79,11 @@ def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
 def implausible(record: RunRecord) -> str:
     """Return a value that no run can have; "" if there is none."""
     summary = record.summary
-    shares = {
-        name: getattr(summary, name)
-        for name in ("top1_final", "top1_best", "top1_last_mean", "ema_top1_final", "ema_top1_best", "top5_final")
-    }
-    for name, share in shares.items():
-        if share is not None and not 0 <= share <= 1:  # not for NaN either
-            return f"{name} is {share}, and a share is 0 to 1"
+    for name, metric, value in _figures(record):
+        if metric.over_samples == "share" and not 0 <= value <= 1:  # not for NaN either
+            return f"{name} is {value}, and a share is 0 to 1"
+        if metric.highest is not None and value > metric.highest:
+            return f"{name} is {value}, and {metric.name} is at most {metric.highest:g}"
     times = ("step_seconds_median", "samples_per_second", "epoch_seconds")
     for name in times:
         value = getattr(summary, name)
@@ -98,12 +98,41 @@ def implausible(record: RunRecord) -> str:
     if record.jobs < 1:
         return f"{record.jobs} cells ran at the same time, this one included"
     for epoch in summary.epochs:
-        if epoch.majority_correct is not None and not 0 < epoch.majority_correct <= epoch.samples:
-            return f"epoch {epoch.epoch} has {epoch.majority_correct} of {epoch.samples} samples in the largest class"
-        counts = [epoch.top1_correct, epoch.ema_top1_correct, epoch.top5_correct, epoch.ema_top5_correct]
-        if any(count is not None and not 0 <= count <= epoch.samples for count in counts):
-            right = max(count for count in counts if count is not None)
-            return f"epoch {epoch.epoch} has {right} right of {epoch.samples} samples"
+        if fault := _evaluation_fault(record, epoch):
+            return f"epoch {epoch.epoch} has {fault}"
+    return ""
+
+
+def _figures(record: RunRecord) -> Iterator[tuple[str, Metric, float]]:
+    """Yield what the summary says of each metric: the name of the field, the metric and the value."""
+    summary = record.summary
+    names = ("metric_final", "metric_best", "metric_last_mean", "ema_metric_final", "ema_metric_best")
+    for name in names:
+        value = getattr(summary, name)
+        if value is not None:
+            yield name, record.metric, value
+    for metric in record.metrics[1:]:
+        if metric.name in summary.others_final:
+            yield metric.name, metric, summary.others_final[metric.name]
+
+
+def _evaluation_fault(record: RunRecord, epoch: EpochResult) -> str:
+    """Return a value that no evaluation can have; "" if there is none."""
+    chance = epoch.chance
+    if chance is not None and record.metric.counts and not 0 < chance <= 1:
+        return f"{round(chance * epoch.samples)} of {epoch.samples} samples in the largest class"
+    counts = [*epoch.counts.values(), *epoch.ema_counts.values()]
+    if any(count > epoch.samples for count in counts):
+        return f"{max(counts)} right of {epoch.samples} samples"
+    names = [metric.name for metric in record.metrics]
+    for values in (epoch.values, epoch.ema_values or {}):
+        if values and (next(iter(values)) != names[0] or not set(values) <= set(names)):
+            return f"values of {', '.join(values)}, and its metrics are {', '.join(names)}"
+    for counts_of, values in ((epoch.counts, epoch.values), (epoch.ema_counts, epoch.ema_values or {})):
+        for name, count in counts_of.items():
+            stored, share = values.get(name), count / epoch.samples
+            if not _equal(stored, share):
+                return f"{name} {stored}, and its counts ({count} of {epoch.samples}) give {share}"
     return ""
 
 
@@ -115,9 +144,9 @@ def contradiction(record: RunRecord) -> str:
         return f"its epochs are {numbers}, of {record.config.recipe.epochs} in its settings"
     if len({epoch.samples for epoch in epochs}) > 1:
         return f"its epochs were evaluated on {sorted({epoch.samples for epoch in epochs})} samples"
-    if any(epoch.top1_correct > epoch.top5_correct for epoch in epochs):
+    if any(epoch.counts.get(TOP1.name, 0) > epoch.counts.get(TOP5.name, epoch.samples) for epoch in epochs):
         return "more samples are right at the first guess than among five"
-    if len({epoch.majority_correct for epoch in epochs}) > 1:
+    if len({epoch.chance for epoch in epochs}) > 1:
         return "its epochs differ in how many samples the largest class has"
     unlike = _outcome_contradiction(record)
     if unlike:
@@ -144,8 +173,8 @@ def _outcome_contradiction(record: RunRecord) -> str:
         return f"it was completed, and diverged at step {summary.diverged_step}"
     if record.status == "completed" and summary.epochs and not summary.num_steps:
         return "it was completed, and counts no steps"
-    if summary.ended and config.recipe.early_stop is None and config.recipe.target_top1 is None:
-        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target_top1"
+    if summary.ended and config.recipe.early_stop is None and config.recipe.target is None:
+        return f"it ended early ({summary.ended}), and its settings have neither early_stop nor target"
     if summary.rollbacks and config.on_nan != "rollback":
         return f"it went back at {summary.rollbacks}, and its settings say on_nan {config.on_nan}"
     return ""
@@ -155,25 +184,25 @@ def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | Non
     """Yield what the summary repeats of its epochs and settings: name, value, and what it follows to be."""
     summary, epochs = record.summary, record.summary.epochs
     if epochs:
-        top1 = [epoch.top1 for epoch in epochs]
+        values, metric = [epoch.value for epoch in epochs], record.metric
         if record.status == "completed":
-            yield "top1_final", summary.top1_final, top1[-1]
-        if summary.top5_final is not None:
-            yield "top5_final", summary.top5_final, epochs[-1].top5
-        if summary.loss_final is not None and not math.isnan(epochs[-1].loss):
+            yield "metric_final", summary.metric_final, values[-1]
+        for name, other in summary.others_final.items():
+            yield name, other, epochs[-1].values.get(name)
+        if summary.loss_final is not None:
             yield "loss_final", summary.loss_final, epochs[-1].loss
-        if summary.ema_top1_final is not None:
-            yield "ema_top1_final", summary.ema_top1_final, epochs[-1].ema_top1
-        if summary.top1_last_mean is not None and summary.last_epochs:
-            yield "top1_last_mean", summary.top1_last_mean, statistics.fmean(top1[-summary.last_epochs :])
-        if summary.top1_best is not None:
-            yield "top1_best", summary.top1_best, max(top1)
+        if summary.ema_metric_final is not None:
+            yield "ema_metric_final", summary.ema_metric_final, epochs[-1].ema_value
+        if summary.metric_last_mean is not None and summary.last_epochs:
+            yield "metric_last_mean", summary.metric_last_mean, statistics.fmean(values[-summary.last_epochs :])
+        if summary.metric_best is not None:
+            yield "metric_best", summary.metric_best, metric.best(values)
         if summary.epoch_seconds is not None:
             yield "epoch_seconds", summary.epoch_seconds, statistics.median(epoch.train_seconds for epoch in epochs)
-    elif summary.top1_final is not None:
-        yield "top1_final", summary.top1_final, None
+    elif summary.metric_final is not None:
+        yield "metric_final", summary.metric_final, None
     median, rate = summary.step_seconds_median, summary.samples_per_second
-    if median is not None and rate is not None:
+    if median is not None and rate is not None and record.unit in ("images", "samples"):
         processes = record.processes.world_size if record.processes else 1
         yield "samples_per_second", rate, record.config.recipe.batch_size * processes / median
 
@@ -181,14 +210,16 @@ def _derived(record: RunRecord) -> Iterator[tuple[str, float | None, float | Non
 def _source(name: str, epochs: Sequence[EpochResult]) -> str:
     if name == "samples_per_second":
         return "batch size over step_seconds_median gives"
-    if name == "top1_final" and epochs:
-        return f"its counts ({epochs[-1].top1_correct} of {epochs[-1].samples}) give"
+    if name == "metric_final" and epochs and epochs[-1].counts:
+        return f"its counts ({next(iter(epochs[-1].counts.values()))} of {epochs[-1].samples}) give"
     return "its epochs give"
 
 
 def _equal(stored: float | None, expected: float | None) -> bool:
     if stored is None or expected is None:
         return stored is expected
+    if math.isnan(stored) or math.isnan(expected):
+        return math.isnan(stored) and math.isnan(expected)
     return math.isclose(stored, expected, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 

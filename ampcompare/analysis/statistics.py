@@ -16,6 +16,7 @@ from ampcompare.analysis.sample_size import pairs_to_settle
 
 __all__ = [
     "ERROR_RATE",
+    "FLOAT32_STEP",
     "MIN_PAIRS",
     "SPREAD_IS_KNOWN",
     "Effect",
@@ -23,6 +24,7 @@ __all__ = [
     "PValues",
     "Verdict",
     "decide",
+    "float_spread",
     "interval",
     "min_resolvable_spread",
     "p_values",
@@ -34,6 +36,8 @@ __all__ = [
 
 MIN_PAIRS = 3
 ERROR_RATE = 0.05
+FLOAT32_STEP = 2.0**-23  # of two neighbors, relative
+TINY = 1e-30
 SPREAD_IS_KNOWN = 1e9  # degrees of freedom at which Student's t is the normal distribution
 
 
@@ -123,6 +127,15 @@ def min_resolvable_spread(samples: int) -> float:
     last image show a spread of 0, which is not what is known.
     """
     return 1 / (samples * math.sqrt(6))
+
+
+def float_spread(values: Sequence[float]) -> float:
+    """Return the least spread that differences of these values can be believed to have: the rounding of float32.
+
+    Metrics are computed from outputs of the models, which have at most that precision.
+    """
+    largest = max((abs(value) for value in values), default=0.0)
+    return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
 
 
 def paired(arm: Sequence[float], reference: Sequence[float], floor: float, *, counts: bool = False) -> Effect:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from ampcompare.analysis.accuracy import accuracy_effect, accuracy_margin, accuracy_verdicts, failure_verdict
 from ampcompare.analysis.circumstances import circumstances
@@ -16,7 +18,8 @@ from ampcompare.analysis.next_step import next_steps
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
-from ampcompare.analysis.samples import compare_images, image_sentences
+from ampcompare.analysis.samples import compare_samples, sample_sentences, samples_noun
+from ampcompare.analysis.scores import metric_of, one_metric
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason_of_arm
@@ -51,14 +54,18 @@ def summarize(
         design: error rates of the tests; by default of one test at 5 %.
         published: published results of the rows.
         excluded: files that were read and are not used, each with its reason.
+
+    Raises:
+        ConfigError: the records are of several tasks, or the margin is none for their metric.
     """
     terms, design = terms or Criteria(), design or Design()
     records, repeated = unique_runs(records)
     excluded = [*excluded, *repeated]
+    metric = one_metric(records)
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
-    margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
     rows = _rows(by_arm, arms, reference, terms, design)
     twins = find_twins(
         {arm: by_arm[arm] for arm in arms},
@@ -71,6 +78,7 @@ def summarize(
         order=list(order),
         environment=next((record.environment for record in records if record.status != "failed"), {}),
         tag=terms.tag,
+        metric=metric,
         margin=margin.points,
         margin_rule=str(terms.margin),
         margin_reason=margin.reason,
@@ -93,8 +101,8 @@ def summarize(
             "reading": [
                 *(f"Not used: {text}." for text in excluded),
                 *details(comparison),
-                *image_sentences(rows, margin.of_share()),
-                *map(twin_sentence, twins),
+                *sample_sentences(rows, margin.points, metric, samples_noun(records)),
+                *(twin_sentence(twin, metric) for twin in twins),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
                 *design.notes,
@@ -109,7 +117,8 @@ def _rows(
     """Return the row of each arm, with its verdicts against `reference`."""
     pairs = {arm: pairs_by_seed(by_arm[arm], by_arm.get(reference, [])) for arm in arms}
     others = [arm for arm in arms if arm != reference]
-    margin = accuracy_margin(by_arm.get(reference, []), reference, terms)
+    metric = metric_of(record for records in by_arm.values() for record in records)
+    margin = accuracy_margin(by_arm.get(reference, []), reference, terms, metric)
     accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin, design)
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
@@ -129,7 +138,7 @@ def _rows(
         ).model_copy(
             update={
                 **_memory(by_arm[arm], against),
-                "images": compare_images(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_share()),
+                "samples": compare_samples(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_scores()),
             }
             if arm != reference
             else {}
@@ -145,7 +154,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _sd(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) > 1 else None
+    return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
 
 
 def _peak(records: Iterable[RunRecord]) -> int | None:
@@ -173,7 +182,10 @@ def _row(
 ) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
     ran = finished(records)
-    top1 = [record.summary.top1_final for record in done]
+    metric = metric_of(records)
+    finals = [record.summary.metric_final for record in done]
+    bounds = [metric.difference_of(bound) for bound in (accuracy.low, accuracy.high) if bound is not None]
+    low, high = sorted(bounds) if len(bounds) == 2 else (None, None)
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     others = [record.effective for record in ran if record.effective]
     engines += sorted({f"{other.library} {other.version}" for other in others if other.library != "ampcompare"})
@@ -188,9 +200,9 @@ def _row(
         completed=len(done),
         diverged=diverged,
         failed=sum(record.status in ("failed", "interrupted") for record in records),
-        top1_mean=_mean(top1),
-        top1_sd=_sd(top1),
-        top1_best=max((value for record in ran if (value := record.summary.top1_best) is not None), default=None),
+        metric_mean=_mean(finals),
+        metric_sd=_sd(finals),
+        metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
         epoch_seconds=_mean(record.summary.epoch_seconds for record in ran),
         epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in ran),
         step_seconds_median=_mean(record.summary.step_seconds_median for record in ran),
@@ -205,12 +217,12 @@ def _row(
         time_ratio_high=None if time.low is None else ratio_of(-time.low),
         time_ratio_confidence=time.confidence,
         time_verdict=time.word,
-        top1_difference=effect.mean if effect else None,
-        top1_difference_low=accuracy.low,
-        top1_difference_high=accuracy.high,
-        top1_difference_confidence=accuracy.confidence,
+        metric_difference=metric.difference_of(effect.mean) if effect else None,
+        metric_difference_low=low,
+        metric_difference_high=high,
+        metric_difference_confidence=accuracy.confidence,
         accuracy_verdict=accuracy.word,
-        top1_correlation=_correlation(pairs),
+        metric_correlation=_correlation(pairs),
         pairs=len(pairs),
         diverged_low=rate[0],
         diverged_high=rate[1],
@@ -228,12 +240,17 @@ def _start_seconds(record: RunRecord) -> float | None:
 
 
 def _correlation(pairs: Sequence[Pair]) -> float | None:
-    """Return how far the accuracies of two arms move together over seeds; it is what pairing gains."""
-    here = [arm.summary.top1_final or 0.0 for arm, _ in pairs]
-    there = [reference.summary.top1_final or 0.0 for _, reference in pairs]
-    if len(pairs) < MIN_PAIRS or min(here) == max(here) or min(there) == max(there):
+    """Return how far the values of two arms move together over seeds; it is what pairing gains."""
+    both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
+    known = [(here, there) for here, there in both if _is_number(here) and _is_number(there)]
+    if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
         return None
+    here, there = zip(*known, strict=True)
     return statistics.correlation(here, there)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
 
 
 def _status(records: Sequence[RunRecord]) -> str:

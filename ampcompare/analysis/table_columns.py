@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ampcompare.analysis.metrics import ACCURACY, Better, Metric, is_measurement, known_metric
+from ampcompare.analysis.metrics import ACCURACY, Better, is_measurement, known_metric
 from ampcompare.analysis.quantities import UNITS
 from ampcompare.errors import ConfigError, RecordError
+from ampcompare.records.metric import MAX_NAME, Metric
 
 __all__ = ["Columns", "TableOptions", "find_columns"]
 
@@ -194,7 +195,7 @@ def _metric(
     means = [place for place, word in enumerate(names) if word in MEAN]
     if options.metric is not None:
         wanted, _ = _name_and_unit(options.metric)
-        meant = _known(wanted) or Metric(options.metric.strip(), percent=False, highest=None)
+        meant = _known(wanted) or Metric(name=options.metric.strip()[:MAX_NAME] or "metric")
         places = [place for place, word in enumerate(names) if word == wanted and place != taken]
         places = places or [place for place, metric in metrics.items() if metric == meant] or means
         if not places:
@@ -221,7 +222,7 @@ def _known(word: str) -> Metric | None:
 
 
 def _directed(metric: Metric, options: TableOptions) -> Metric:
-    return metric if options.better is None else replace(metric, better=options.better)
+    return metric if options.better is None else metric.model_copy(update={"better": options.better})
 
 
 def _add_spreads(roles: dict[str, int], names: Sequence[str], value: int | None) -> None:

@@ -43,11 +43,11 @@ class Diverges(_Part):
 
 
 class Trains(_Part):
-    """A row ends with finite weights and an accuracy in most runs."""
+    """A row ends with finite weights and a value of the metric in most runs."""
 
     kind: Literal["trains"]
     row: str
-    reaches: float = Field(description="percent of top-1")
+    reaches: float = Field(description="as it is shown, such as percent of top-1")
 
 
 class Accuracy(_Part):
@@ -60,7 +60,7 @@ class Accuracy(_Part):
 
 
 class Below(_Part):
-    """A row is less accurate than another by some points."""
+    """A row is worse than another by some points, or percent where ratios are compared."""
 
     kind: Literal["below"]
     row: str
@@ -104,7 +104,7 @@ class Claim(_Part):
     Attributes:
         says: in one line, as published.
         published: the figures behind it.
-        margin: equivalence margin of top-1, in percentage points.
+        margin: equivalence margin of the metric, in the unit of shown differences.
         needs_gpu: nothing that a CPU shows would speak for or against it.
         limits: how the small experiment differs from the published one; shown next to the verdict.
     """

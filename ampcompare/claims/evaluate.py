@@ -8,10 +8,12 @@ from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL
+from ampcompare.analysis.scores import metric_of
 from ampcompare.analysis.statistics import wilson
 from ampcompare.analysis.summary import summarize
 from ampcompare.claims.definition import Accuracy, Below, Claim, Diverges, Memory, Test, Time, Trains
 from ampcompare.records.comparison import ArmSummary
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 
 __all__ = ["FAILS", "HOLDS", "NOT_RUN", "UNKNOWN", "ClaimResult", "judge_claim"]
@@ -103,34 +105,38 @@ def _diverges(test: Diverges, by_row: Mapping[str, list[RunRecord]], margin: flo
 
 def _trains(test: Trains, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
     runs = _ran(test, by_row)
-    finals = [record.summary.top1_final for record in runs if record.status == "completed"]
-    known = [100 * final for final in finals if final is not None]
-    spread = f" ({min(known):.1f} to {max(known):.1f} %)" if known else ""
-    return _rate(test, sum(final >= test.reaches for final in known), runs, f"{test.reaches:g} % reached", spread)
+    finals = [record.summary.metric_final for record in runs if record.status == "completed"]
+    metric = metric_of(runs)
+    known = [metric.factor * final for final in finals if final is not None]
+    unit = f" {metric.unit}" if metric.unit else ""
+    spread = f" ({min(known):.1f} to {max(known):.1f}{unit})" if known else ""
+    reached = sum(not metric.is_better(test.reaches, final) for final in known)
+    return _rate(test, reached, runs, f"{test.reaches:g}{unit} reached", spread)
 
 
-def _pair(test: Any, by_row: Mapping[str, list[RunRecord]], margin: float) -> ArmSummary:
-    """Return the row of one arm held against another alone."""
+def _pair(test: Any, by_row: Mapping[str, list[RunRecord]], margin: float) -> tuple[ArmSummary, Metric]:
+    """Return the row of one arm held against another alone, and the metric of both."""
     records = [*by_row.get(test.against, []), *by_row.get(test.row, [])]
     comparison = summarize(
         records, arms=[test.against, test.row], reference=test.against, terms=Criteria(margin=margin)
     )
-    return comparison.arms[1]
+    return comparison.arms[1], comparison.metric
 
 
-def _points(row: ArmSummary) -> str:
-    if row.top1_difference is None:
+def _difference(row: ArmSummary, metric: Metric) -> str:
+    if row.metric_difference is None:
         return "no pair was completed"
-    shown = f"{100 * row.top1_difference:+.2f} points"
-    if row.top1_difference_low is None or row.top1_difference_high is None:
+    unit = metric.difference_unit.replace("pp", "points")
+    shown = f"{metric.signed(row.metric_difference)} {unit}".rstrip()
+    if row.metric_difference_low is None or row.metric_difference_high is None:
         return shown
-    return f"{shown} ({100 * row.top1_difference_low:+.2f} to {100 * row.top1_difference_high:+.2f})"
+    return f"{shown} ({metric.signed(row.metric_difference_low)} to {metric.signed(row.metric_difference_high)})"
 
 
 def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
-    row = _pair(test, by_row, margin)
+    row, metric = _pair(test, by_row, margin)
     word = row.accuracy_verdict or "no verdict"
-    seen = f"{test.row} against {test.against}: {_points(row)}, {word}"
+    seen = f"{test.row} against {test.against}: {_difference(row, metric)}, {word}"
     if word == IDENTICAL:
         word = "equivalent"
     if word.startswith(tuple(test.verdicts)):
@@ -141,22 +147,23 @@ def _accuracy(test: Accuracy, by_row: Mapping[str, list[RunRecord]], margin: flo
 
 
 def _below(test: Below, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
-    row = _pair(test, by_row, margin)
-    seen = f"{test.row} against {test.against}: {_points(row)}"
-    low, high = row.top1_difference_low, row.top1_difference_high
+    row, metric = _pair(test, by_row, margin)
+    seen = f"{test.row} against {test.against}: {_difference(row, metric)}"
+    low, high = row.metric_difference_low, row.metric_difference_high
     if row.accuracy_verdict == IDENTICAL:
         return _Answer(seen, False)
     if low is None or high is None:
         return _Answer(seen, None, row.accuracy_verdict or "no pair was completed")
-    if high < 0:
+    worst, best = sorted(map(metric.scores_of, (low, high)))
+    if best < 0:
         return _Answer(seen, True)
-    if 100 * low > -test.points:
+    if worst > -metric.score_margin(test.points):
         return _Answer(seen, False)
     return _Answer(seen, None, f"the interval holds both 0 and {-test.points:g} points")
 
 
 def _time(test: Time, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
-    row = _pair(test, by_row, margin)
+    row, _ = _pair(test, by_row, margin)
     low, high = row.time_ratio_low, row.time_ratio_high
     if row.time_ratio is None or low is None or high is None:
         return _Answer(f"{test.row} against {test.against}: no valid times", None, row.time_verdict or "no valid times")
@@ -167,7 +174,7 @@ def _time(test: Time, by_row: Mapping[str, list[RunRecord]], margin: float) -> _
 
 
 def _memory(test: Memory, by_row: Mapping[str, list[RunRecord]], margin: float) -> _Answer:
-    row = _pair(test, by_row, margin)
+    row, _ = _pair(test, by_row, margin)
     if row.peak_bytes is None or row.memory_difference is None or row.peak_bytes <= row.memory_difference:
         return _Answer(f"{test.row} against {test.against}: memory was not measured", None, "memory was not measured")
     ratio = row.peak_bytes / (row.peak_bytes - row.memory_difference)

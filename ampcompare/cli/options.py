@@ -38,6 +38,7 @@ __all__ = [
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the setting in RunConfig, and the group
+    ("--task", "recipe.task", DATA),
     ("--arch -a", "recipe.model.arch", DATA),
     ("--data", "recipe.data.name", DATA),
     ("--data-dir", "recipe.data.dir", DATA),
@@ -45,6 +46,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--image-size", "recipe.data.image_size", DATA),
     ("--train-size", "recipe.data.train_size", DATA),
     ("--val-size", "recipe.data.val_size", DATA),
+    ("--sequence-length", "recipe.data.sequence_length", DATA),
     ("--augment", "recipe.data.augment", DATA),
     ("--label-smoothing", "recipe.label_smoothing", DATA),
     ("--tta", "recipe.tta", DATA),
@@ -75,7 +77,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--step-epochs", "recipe.schedule.step_epochs", SCHEDULE),
     ("--gamma", "recipe.schedule.gamma", SCHEDULE),
     ("--early-stop", "recipe.early_stop", SCHEDULE),
-    ("--target-top1", "recipe.target_top1", SCHEDULE),
+    ("--target", "recipe.target", SCHEDULE),
     ("--parallel", "parallel.kind", PROCESSES),
     ("--sync-bn", "parallel.sync_bn", PROCESSES),
     ("--bucket-cap-mb", "parallel.bucket_cap_mb", PROCESSES),
@@ -100,6 +102,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--convert-on-resume", "saving.resume_into_other_arm", CHECKPOINTS),
     ("--device", "device", MACHINE),
     ("--channels-last", "recipe.channels_last", MACHINE),
+    ("--checkpoint-activations", "recipe.checkpoint_activations", MACHINE),
     ("--cudnn-benchmark", "recipe.cudnn_benchmark", MACHINE),
     ("--cuda-graph", "recipe.cuda_graph", MACHINE),
     ("--compile", "recipe.compile", MACHINE),
@@ -244,8 +247,9 @@ def margin_options(function: Function) -> Function:
             callback=lambda context, parameter, value: number_or_text(value),
             metavar="MARGIN",
             group=COMPARISON,
-            help="equivalence margin of top-1: 0.5 (pp), 10% (of the errors), 2sd (over seeds) or auto, the smaller "
-            "of 0.5 and 10%; choose it before the runs  [default: auto]",
+            help="equivalence margin of the metric: a number in its unit, such as 0.5 (pp of top-1), 10% (of the "
+            "errors), 2sd (over seeds) or auto, the usual one of the metric and for top-1 the smaller of 0.5 and 10%; "
+            "choose it before the runs  [default: auto]",
         ),
         option(
             "--time-margin",

@@ -262,10 +262,11 @@ def _automatic_device() -> str:
 
 def _outcome(record: RunRecord) -> str:
     summary = record.summary
-    if record.status == "completed" and summary.top1_final is not None:
-        reached = [f"top-1 {100 * summary.top1_final:.2f} %"]
-        if summary.ema_top1_final is not None:
-            reached.append(f"{100 * summary.ema_top1_final:.2f} % with averaged weights")
+    if record.status == "completed" and summary.metric_final is not None:
+        metric = record.metric
+        reached = [f"{metric.name} {metric.shown(summary.metric_final)}"]
+        if summary.ema_metric_final is not None:
+            reached.append(f"{metric.shown(summary.ema_metric_final)} with averaged weights")
         if summary.rollbacks:
             reached.append(f"went back at step {' and '.join(map(str, summary.rollbacks))}")
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])

@@ -56,16 +56,21 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]
-    margin = accuracy_margin(runs, reference, criteria_of(comparison))
+    margin = accuracy_margin(runs, reference, criteria_of(comparison), comparison.metric)
     effects = accuracy_effects(comparison.records, arms, reference, margin.error_share)
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: stein_pairs(_spread_to_margin(effect), effect.freedom, margin.of_share().size, alpha)
+        arm: stein_pairs(_spread_to_margin(effect), effect.freedom, margin.of_scores().size, alpha)
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")
     return needs.get(arm, 0), arm
+
+
+def _margin(comparison: Comparison) -> str:
+    unit = comparison.metric.difference_unit.replace("pp", "points")
+    return f"{comparison.margin:g} {unit}".rstrip()
 
 
 def _spread_to_margin(effect: Effect) -> float:
@@ -113,12 +118,11 @@ def run_auto(
     needed, arm = _needed_at_this_look(pilot, len(first), read_looks(folder), terms)
     if needed > len(first):
         observer.note(
-            f"a margin of {pilot.margin:g} points needs {needed} seeds, by the spread of {arm} over the pilot's "
-            f"{len(first)}"
+            f"a margin of {_margin(pilot)} needs {needed} seeds, by the spread of {arm} over the pilot's {len(first)}"
         )
     else:
         if needed:
-            observer.note(f"the pilot of {len(first)} seeds is enough for a margin of {pilot.margin:g} points")
+            observer.note(f"the pilot of {len(first)} seeds is enough for a margin of {_margin(pilot)}")
         else:
             observer.note(
                 f"no arm has three completed pairs with {pilot.reference}, or no look is left, so how many seeds are "

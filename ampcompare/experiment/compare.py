@@ -34,10 +34,12 @@ from ampcompare.experiment.sources import (
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.files import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
+from ampcompare.settings.task_defaults import DEFAULT_TASK
 
 __all__ = ["ComparisonOutcome", "PlannedComparison", "plan_comparison", "requested_seeds", "run_comparison"]
 
@@ -118,9 +120,9 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         EnvironmentUnfit: this machine lacks something that is asked for.
         RecordError: the baseline cannot be read.
     """
-    gates = tuple(map(parse_gate, options.fail_on))
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
+    gates = tuple(parse_gate(text, _known_metrics(sources)) for text in options.fail_on)
     margin = _margin(options, sources)
     criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
@@ -217,6 +219,11 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
     one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
     texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)
     return next(text for text in texts if text is not None).strip()
+
+
+def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
+    """Return what the runs will measure; None where only the task itself, which needs torch, can tell."""
+    return (TOP1, TOP5) if sources.config.recipe.task == DEFAULT_TASK else None
 
 
 def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:

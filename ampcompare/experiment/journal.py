@@ -20,6 +20,7 @@ from ampcompare.analysis.comparability import changed_settings
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.looks import Design, changed_terms, changes_sentence, error_rate_of_next, look_sentences
 from ampcompare.analysis.pairs import finished, pairs_by_seed
+from ampcompare.analysis.scores import metric_of
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, parse_json, read_json, read_text
@@ -221,6 +222,7 @@ class Journal:
             cells={label: self._hash_of(cell) for label, cell in self.cells.items() if label in labels},
             lost=sorted(f"{run.arm}@{run.config.recipe.seed}" for run in records if run.status == "failed"),
             margin=self.terms.margin,
+            margin_unit=metric_of(records).difference_unit,
             time_margin=self.terms.time_margin,
             planned=self.terms.looks,
             pilot=sorted(self.pilot),

@@ -18,6 +18,7 @@ from ampcompare.analysis.criteria import Criteria, criteria_of
 from ampcompare.analysis.headline import CORRECTED, headline
 from ampcompare.analysis.looks import Design, changes_sentence, error_rate_of_next
 from ampcompare.analysis.next_step import next_steps
+from ampcompare.analysis.phrases import quality_of
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.analysis.summary import summarize
@@ -228,9 +229,10 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
             one_word, other_word = (getattr(each, name).partition(" (")[0] for each in (row, other))
             if one_word != other_word:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"
-        mean, own = row.top1_difference, other.top1_difference
+        mean, own = row.metric_difference, other.metric_difference
         if mean is not None and own is not None and not isclose(mean, own, abs_tol=1e-9):
-            return f"that {row.arm} differs by {100 * mean:+.2f} pp, not {100 * own:+.2f}"
+            quality = quality_of(again)
+            return f"that {row.arm} differs by {quality.with_unit(mean)}, not {quality.signed(own)}"
     advice, own_advice = (
         {line.partition(":")[0] for line in each.headline if line.startswith("Use ")} for each in (stored, again)
     )

@@ -88,7 +88,7 @@ def round_config(record: RunRecord) -> RunConfig:
         "epochs": max(config.recipe.epochs, math.ceil((steps + config.drain_every) / steps_per_epoch)),
         "max_steps": None,
         "early_stop": None,
-        "target_top1": None,
+        "target": None,
     }
     recipe = config.recipe.model_copy(update=changes)
     return config.model_copy(update={"recipe": recipe, "saving": SavingConfig(stop_at_step=steps)})

@@ -15,7 +15,8 @@ from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
-from ampcompare.training.assemble import Assembly, assemble_single, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device
 
 __all__ = ["observe"]

@@ -52,6 +52,9 @@ class Apex(Precision):
         self._scalers: Sequence[Any] = ()
         self._steps = steps_of(amp)
 
+    def expect_losses(self, count: int) -> None:
+        self.num_losses = max(self.num_losses, count)
+
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:

@@ -84,6 +84,9 @@ class Precision:
 
     _outcome: StepOutcome = all_applied(0)
 
+    def expect_losses(self, count: int) -> None:
+        """Take the number of losses of an update; call it before `prepare`. The default has one scaler for all."""
+
     @final
     def prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]

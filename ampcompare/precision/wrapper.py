@@ -30,6 +30,9 @@ class PrecisionWrapper(Precision):
         self.engine = inner.engine
         self.effective = inner.effective
 
+    def expect_losses(self, count: int) -> None:
+        self.inner.expect_losses(count)
+
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:

@@ -5,54 +5,84 @@ Reading needs no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import Look
+from ampcompare.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.records.published import Published
-from ampcompare.records.run import SCHEMA, FrozenRecord, Number, RunRecord, read_model
+from ampcompare.records.run import SCHEMA, RunRecord, read_model
 
 __all__ = [
     "ArmSummary",
     "Comparison",
-    "ImageComparison",
     "JudgedTable",
     "ModelPair",
     "NextStep",
+    "SampleComparison",
     "Twin",
     "read_comparison",
 ]
 
+# Names of fields in reports that knew only the classification of images.
+OLDER_FIELDS = {
+    f"top1_{of}": f"metric_{of}"
+    for of in (
+        *("mean", "sd", "best", "correlation"),
+        *("difference", "difference_low", "difference_high", "difference_confidence"),
+    )
+}
+
+
+class _Row(FrozenRecord):
+    """A row of results; those of older reports are read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or not {"images", *OLDER_FIELDS} & values.keys():
+            return values
+        new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "images"}
+        if isinstance(images := values.get("images"), Mapping):
+            new["samples"] = {"samples" if name == "images" else name: value for name, value in images.items()}
+        return new
+
 
 class ModelPair(FrozenRecord):
-    """Two single models on the same images: an arm's and the reference's of one seed."""
+    """Two single models on the same samples, right or wrong on each: an arm's and the reference's of one seed."""
 
     seed: int
-    arm_only: int = Field(description="images that only the arm's model classified correctly")
-    reference_only: int = Field(description="images that only the reference's model classified correctly")
+    arm_only: int = Field(description="samples that only the arm's model has right")
+    reference_only: int = Field(description="samples that only the reference's model has right")
     p: float = Field(description="McNemar's exact test, two-sided: about these two models, not about the arms")
 
 
-class ImageComparison(FrozenRecord):
-    """What single validation images say about an arm and the reference; differences are shares of images."""
+class SampleComparison(FrozenRecord):
+    """What single validation samples say about an arm and the reference."""
 
-    images: int = Field(description="in the validation set")
-    unusable: str = Field("", description="why the runs cannot be compared image by image")
-    models: list[ModelPair] = Field([], description="one for each pair of runs")
+    samples: int = Field(description="in the validation set")
+    unusable: str = Field("", description="why the runs cannot be compared sample by sample")
+    models: list[ModelPair] = Field([], description="one for each pair of runs; none where no sample is right or wrong")
     low: float | None = Field(
-        None, description="of the interval of the difference for new images, at the confidence of the verdict's own"
+        None, description="of the interval of the difference for new samples, at the confidence of the verdict's own"
     )
     high: float | None = None
-    holds: bool | None = Field(None, description="whether that interval shows what the verdict says of these images")
+    holds: bool | None = Field(None, description="whether that interval shows what the verdict says of these samples")
     needed: int | None = Field(
-        None, description="about how many images would bring that interval inside the margin, if the arms do not differ"
+        None,
+        description="about how many samples would bring that interval inside the margin, if the arms do not differ",
     )
 
 
-class ArmSummary(FrozenRecord):
-    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs."""
+class ArmSummary(_Row):
+    """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs.
+
+    Values of the metric are as records store them, differences as `Metric.differ` gives them.
+    """
 
     arm: str
     engine: str | None
@@ -62,9 +92,9 @@ class ArmSummary(FrozenRecord):
     completed: int
     diverged: int
     failed: int
-    top1_mean: float | None = None
-    top1_sd: float | None = None
-    top1_best: float | None = None
+    metric_mean: float | None = None
+    metric_sd: float | None = None
+    metric_best: float | None = None
     epoch_seconds: float | None = None
     epoch_seconds_sd: float | None = None
     step_seconds_median: float | None = None
@@ -77,15 +107,17 @@ class ArmSummary(FrozenRecord):
     time_ratio_low: float | None = Field(None, description="of the interval of the test that gave `time_verdict`")
     time_ratio_high: float | None = None
     time_ratio_confidence: float | None = Field(None, description="two-sided, of that interval")
-    top1_difference: float | None = Field(None, description="mean over pairs to the reference arm")
-    top1_difference_low: float | None = Field(None, description="of the interval of the test behind `accuracy_verdict`")
-    top1_difference_high: float | None = None
-    top1_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
-    top1_correlation: float | None = Field(None, description="over pairs, of this arm's top-1 and the reference's")
+    metric_difference: float | None = Field(None, description="mean over pairs to the reference arm")
+    metric_difference_low: float | None = Field(
+        None, description="of the interval of the test behind `accuracy_verdict`"
+    )
+    metric_difference_high: float | None = None
+    metric_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     invalid_time: str = Field("", description="why the step times of its own runs are invalid; empty if they are not")
     accuracy_verdict: str = ""
-    images: ImageComparison | None = Field(None, description="None where no run keeps per-image results")
+    samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
     time_verdict: str = ""
     memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
     memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
@@ -103,27 +135,22 @@ class ArmSummary(FrozenRecord):
         return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
 
 
-class Twin(FrozenRecord):
+class Twin(_Row):
     """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
 
     arm: str
     twin: str
     library: str = Field(description="name and version")
     pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
-    top1_difference: float | None = Field(None, description="mean over pairs to the twin, as a share")
+    metric_difference: float | None = Field(None, description="mean over pairs to the twin")
     accuracy_verdict: str = ""
     time_ratio: float | None = Field(None, description="geometric mean over pairs of step time to the twin's")
     same_bits: bool = Field(False, description="whether every loss of every seed is the same to the last bit")
 
 
 class JudgedTable(FrozenRecord):
-    """What a table that someone else measured holds; its figures stand where a comparison has those of top-1."""
+    """What a table that someone else measured holds; its figures stand where a comparison has those of its runs."""
 
-    metric: str = Field(description="head of the column, with its unit")
-    better: Literal["higher", "lower"] = "higher"
-    unit: str = Field("", description="of differences and margin, after a number")
-    factor: float = Field(100.0, description="of the figures here to those of the table: 100 for percentages")
-    decimals: int = Field(2, ge=0, le=12, description="that its figures are shown with")
     references: list[str] = Field(description="rows that others are compared with, one for each block")
     sd: float | None = Field(
         None, description="over seeds, given by the caller, in the unit of the table; None: unused"
@@ -148,9 +175,10 @@ class Comparison(FrozenRecord):
     order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
     environment: dict[str, Any] = Field({}, description="what the machine offers")
     tag: str = ""
-    margin: float = Field(0.5, description="equivalence margin of top-1, in percentage points")
-    margin_rule: str = Field("", description="as it was given: points, 10%, 2sd or auto; empty in older reports")
-    margin_reason: str = Field("", description="where the points of the rule come from")
+    metric: Metric = Field(TOP1, description="that verdicts on accuracy are about")
+    margin: float = Field(0.5, description="equivalence margin of the metric, in the unit of shown differences")
+    margin_rule: str = Field("", description="as it was given: a number, 10%, 2sd or auto; empty in older reports")
+    margin_reason: str = Field("", description="where the number of the rule comes from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
     error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
     look: int | None = Field(None, description="number of this look at the run directory; None if not counted")
@@ -166,19 +194,40 @@ class Comparison(FrozenRecord):
     published: Published | None = Field(None, description="what others published for these rows")
     judged: JudgedTable | None = Field(None, description="for a table of others: what its figures are")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        """Read a report whose judged table says itself what its figures are."""
+        table = values.get("judged") if isinstance(values, Mapping) else None
+        if not isinstance(table, Mapping) or "metric" in values or not isinstance(table.get("metric"), str):
+            return values
+        return {**values, "metric": _metric_of_older(table)}
+
     def __str__(self) -> str:
         """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
-        return "\n".join([*self.headline, *(_line(row, self.reference) for row in self.arms), *self.reading])
+        rows = (_line(row, self.reference, self.metric) for row in self.arms)
+        return "\n".join([*self.headline, *rows, *self.reading])
 
     def __repr__(self) -> str:
         arms = ", ".join(row.arm for row in self.arms)
         return f"<Comparison of {arms}: {len(self.records)} records, seeds {', '.join(map(str, self.seeds))}>"
 
 
-def _line(row: ArmSummary, reference: str) -> str:
+def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
+    name = table["metric"]
+    return {
+        "name": name.removesuffix(" %")[:MAX_NAME],
+        "unit": "%" if name.endswith(" %") else "",
+        "better": table.get("better", "higher"),
+        "factor": table.get("factor", 100.0),
+        "decimals": table.get("decimals", 2),
+    }
+
+
+def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
-    if row.top1_mean is not None:
-        facts.append(f"top-1 {100 * row.top1_mean:.2f} %")
+    if row.metric_mean is not None:
+        facts.append(f"{metric.name} {metric.shown(row.metric_mean)}")
     if row.arm == reference:
         facts.append("the reference")
     else:

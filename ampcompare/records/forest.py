@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampcompare.records.run import SCHEMA, FrozenRecord
+from ampcompare.records.fields import FrozenRecord
+from ampcompare.records.metric import TOP1, Metric
+from ampcompare.records.run import SCHEMA
 
 __all__ = ["Experiment", "ExperimentEffect", "Forest", "Measure", "PooledEffect"]
 
@@ -23,7 +25,7 @@ class Experiment(FrozenRecord):
 
 
 class ExperimentEffect(FrozenRecord):
-    """An arm against the reference in one experiment: a difference of top-1 as a share, or a ratio of step times."""
+    """An arm against the reference in one experiment: a difference of the metric, or a ratio of step times."""
 
     arm: str
     measure: Measure
@@ -57,7 +59,8 @@ class Forest(FrozenRecord):
 
     schema_number: int = Field(SCHEMA, alias="schema")
     reference: str
-    margin: float = Field(description="equivalence margin of top-1, in percentage points")
+    metric: Metric = Field(TOP1, description="that the accuracy is measured by")
+    margin: float = Field(description="equivalence margin of the metric, in the unit of shown differences")
     time_margin: float = Field(description="share of the step time that does not matter")
     headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
     experiments: list[Experiment]

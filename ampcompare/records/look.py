@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from ampcompare.records.run import FrozenRecord
+from ampcompare.records.fields import FrozenRecord
 
 __all__ = ["Look"]
 
@@ -21,7 +21,8 @@ class Look(FrozenRecord):
     pairs: dict[str, int] = Field({}, description="of each arm with the reference")
     cells: dict[str, str] = Field(description="a hash of each record, under LABEL@SEED")
     lost: list[str] = Field([], description="cells that failed, as LABEL@SEED")
-    margin: float | str = Field(description="of accuracy, as it was asked for: points, or a rule")
+    margin: float | str = Field(description="of the metric, as it was asked for: a number, or a rule")
+    margin_unit: str = Field("pp", description="of a margin that is a number")
     time_margin: float
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
     pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")

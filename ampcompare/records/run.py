@@ -12,20 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, parse_json, read_text
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.fields import Count, Finite, FrozenRecord, Number, to_float
+from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "SCHEMA",
     "Effective",
     "EngineInfo",
-    "EpochResult",
-    "FrozenRecord",
-    "ImageResults",
-    "Number",
     "ProcessFacts",
     "Resumption",
     "RunRecord",
@@ -40,35 +39,16 @@ __all__ = [
     "read_record",
     "record_checksum",
     "sealed_json",
-    "to_float",
 ]
 
 SCHEMA = 1
 MAX_STEPS_BYTES = 2**31
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
-
-def _number(value: Any) -> Any:
-    return NON_FINITE.get(value, value) if isinstance(value, str) else value
-
-
-# A float that strict JSON may hold as a string.
-Number = Annotated[float, BeforeValidator(_number)]
-Count = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(ge=0, lt=1e12)]
-
-
-def to_float(value: Any) -> float:
-    """Return a number that was read from what `dump_json` wrote."""
-    return float(_number(value))
-
-
-class FrozenRecord(BaseModel):
-    """Data of a record; fields that a newer version has added are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
-
+# Fields of a summary in records that knew only the classification of images.
+OLDER_FIELDS = {
+    f"{before}top1_{of}": f"{before}metric_{of}" for before in ("", "ema_") for of in ("final", "best", "last_mean")
+}
+OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
 
 Stored = TypeVar("Stored", bound=FrozenRecord)
 
@@ -79,13 +59,14 @@ class StepRecord(NamedTuple):
     Attributes:
         step: updates before this one.
         epoch: epochs before this one.
-        loss: mean over the micro-batches, at the precision of the loss; not scaled.
+        loss: mean over the micro-batches, at the precision of the loss; not scaled. Several losses are summed.
         loss_scales_before: per loss scaler, the scale that multiplied this loss; empty where nothing is scaled.
         loss_scales: per loss scaler, after its update.
         applied: per optimizer; False means overflow, step skipped.
         grad_norm: norm of the unscaled gradients before clipping; None without clipping.
         seconds: from the start of the forward pass to the end of the optimizer step.
         data_seconds: wait for the batch before it; on a GPU, between two steps, the time without a step to compute.
+        losses: each of several losses; empty where there is one.
     """
 
     step: int
@@ -97,52 +78,7 @@ class StepRecord(NamedTuple):
     grad_norm: float | None
     seconds: float
     data_seconds: float
-
-
-class ImageResults(FrozenRecord):
-    """Which validation images a model classified correctly, in the order of the data set (`records.images`)."""
-
-    bits: str = Field(description="base64 of one bit per image, the first in the highest bit of the first byte")
-    sha256: str = Field(description="over the packed bits")
-    labels_sha256: str = Field(
-        description="over the labels in the same order, as little-endian int64: equal where two runs saw one set"
-    )
-
-
-class EpochResult(FrozenRecord):
-    """Evaluation after one epoch: exact counts over the whole validation set, and what the epoch took."""
-
-    epoch: Count
-    samples: Annotated[int, Field(ge=1)]
-    top1_correct: Count
-    top5_correct: Count
-    loss: Number
-    ema_top1_correct: Count | None = Field(None, description="of the averaged weights; None where none are kept")
-    ema_top5_correct: Count | None = None
-    ema_loss: Number | None = None
-    majority_correct: Count | None = Field(
-        None, description="samples of the most frequent class: what a constant guess gets right"
-    )
-    train_seconds: Finite
-    eval_seconds: Finite
-    images: ImageResults | None = Field(
-        None, description="of the last evaluation of a run; None of earlier ones, and where indices are not known"
-    )
-
-    @property
-    def top1(self) -> float:
-        """Share of samples whose best guess is right, 0 to 1."""
-        return self.top1_correct / self.samples
-
-    @property
-    def top5(self) -> float:
-        """Share of samples with the right class among the five best guesses, 0 to 1."""
-        return self.top5_correct / self.samples
-
-    @property
-    def ema_top1(self) -> float | None:
-        """Share of samples whose best guess by the averaged weights is right, 0 to 1; None where none are kept."""
-        return None if self.ema_top1_correct is None else self.ema_top1_correct / self.samples
+    losses: tuple[float, ...] = ()
 
 
 class EngineInfo(FrozenRecord):
@@ -166,15 +102,15 @@ class Effective(FrozenRecord):
 class RunSummary(FrozenRecord):
     """A run in numbers. Shares are 0 to 1, times in seconds, sizes in bytes."""
 
-    top1_final: Share | None = None
-    top1_best: Share | None = None
-    top1_last_mean: Share | None = Field(None, description="mean over the last `last_epochs` epochs")
+    metric_final: Number | None = Field(None, description="of the first metric, as it is stored")
+    metric_best: Number | None = None
+    metric_last_mean: Number | None = Field(None, description="mean over the last `last_epochs` epochs")
     last_epochs: Count = 0
-    ema_top1_final: Share | None = Field(None, description="of the averaged weights (EMA), evaluated apart")
-    ema_top1_best: Share | None = None
-    top5_final: Share | None = None
+    ema_metric_final: Number | None = Field(None, description="of the averaged weights (EMA), evaluated apart")
+    ema_metric_best: Number | None = None
+    others_final: dict[str, Number] = Field({}, description="of the other metrics, by name")
     loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
-    epochs: list[EpochResult] = []
+    epochs: list[EpochResult] = Field([])
     num_steps: Count = 0
     losses_sha256: str | None = Field(None, description="over the losses of all steps, as little-endian float64")
     skipped_steps: Count = 0
@@ -186,7 +122,7 @@ class RunSummary(FrozenRecord):
         None, description="from the start of the process, or of what starts several, until it trains its cell"
     )
     loader_start_seconds: Finite | None = Field(None, description="wait for the first batch of the run")
-    samples_per_second: Finite | None = None
+    samples_per_second: Finite | None = Field(None, description="in the unit of the record: images, tokens, ...")
     epoch_seconds: Finite | None = Field(
         None, description="median wall time of an epoch of training, without evaluation"
     )
@@ -207,6 +143,17 @@ class RunSummary(FrozenRecord):
         None, description="of the weights at the end: parameters and buffers by value, as float32"
     )
     weights_moved: bool | None = Field(None, description="whether training changed any bit of a parameter")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: Any) -> Any:
+        """Read a summary that knew only top-1 and top-5."""
+        if not isinstance(values, Mapping) or not OLDER_NAMES & values.keys():
+            return values
+        new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "top5_final"}
+        if values.get("top5_final") is not None:
+            new.setdefault("others_final", {TOP5.name: values["top5_final"]})
+        return new
 
 
 class Trace(FrozenRecord):
@@ -237,7 +184,7 @@ class ProcessFacts(FrozenRecord):
     step_seconds_by_rank: list[float] = Field([], description="median step time of each rank")
     step_seconds_slowest: float | None = None
     step_seconds_median: float | None = None
-    peak_bytes_by_rank: list[int] = []
+    peak_bytes_by_rank: list[int] = Field([])
     weights: str | None = Field(None, description="hash of the weights at the end, equal on all ranks")
 
 
@@ -291,7 +238,11 @@ class RunRecord(FrozenRecord):
     effective: Effective | None = Field(None, description="only of backends that hand training to another library")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
     host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
-    environment: dict[str, Any] = {}
+    environment: dict[str, Any] = Field({})
+    metrics: list[Metric] = Field(
+        [TOP1, TOP5], min_length=1, description="what the task measures; the first is the one of verdicts"
+    )
+    unit: str = Field("images", description="what `samples_per_second` counts, such as images or tokens")
     summary: RunSummary = RunSummary()
     trace: Trace | None = None
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
@@ -304,9 +255,15 @@ class RunRecord(FrozenRecord):
     notes: list[str] = Field([], description="settings that change nothing on this device, and why")
     error: str | None = None
 
+    @property
+    def metric(self) -> Metric:
+        """The metric that verdicts are about."""
+        return self.metrics[0]
+
     def __str__(self) -> str:
         """Return the outcome in a line; the fields have the rest."""
-        reached = "" if self.summary.top1_final is None else f", top-1 {100 * self.summary.top1_final:.2f} %"
+        final = self.summary.metric_final
+        reached = "" if final is None else f", {self.metric.name} {self.metric.shown(final)}"
         failure = f" ({self.error})" if self.error else ""
         return f"{self.arm}, seed {self.config.recipe.seed}: {self.status}{reached}{failure}"
 

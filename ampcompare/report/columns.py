@@ -5,26 +5,33 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from ampcompare.analysis.phrases import quality_name
+from ampcompare.analysis.scores import value_of
 from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import TOP5, Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.intervals import format_interval
 from ampcompare.report.verdict_words import is_emulated
 
 __all__ = [
     "COLUMNS",
-    "VERDICTS",
     "Column",
     "arm_engine",
     "arm_name",
     "columns",
     "difference_interval",
+    "margin_limits",
+    "metric_interval",
+    "metric_text",
     "over_runs",
     "ratio_interval",
     "records_by_arm",
     "step_milliseconds",
     "table_rows",
+    "verdict_columns",
     "verdict_rows",
 ]
 
@@ -87,6 +94,11 @@ def over_runs(
     return Column(text, applies, value, overview)
 
 
+def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
+    """Return a value of a metric without its unit, with its standard deviation, if known; "-" without one."""
+    return "-" if value is None else metric.number(value) + ("" if sd is None else f" ± {metric.number(sd)}")
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
@@ -117,16 +129,40 @@ def ratio_interval(row: ArmSummary, comparison: Comparison) -> str:
 
 
 def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
-    """Return the difference to the reference with the interval of the deciding test, in pp or the judged unit."""
-    if row.top1_difference is None:
+    """Return the difference to the reference with the interval of the deciding test, without its unit."""
+    if row.metric_difference is None:
         return "-"
-    table = comparison.judged
-    factor, decimals = (100.0, 2) if table is None else (table.factor, table.decimals)
-    low, high = (
-        None if bound is None else factor * bound for bound in (row.top1_difference_low, row.top1_difference_high)
+    return metric_interval(
+        row.metric_difference,
+        row.metric_difference_low,
+        row.metric_difference_high,
+        comparison.metric,
+        comparison.margin,
     )
-    limits = (-comparison.margin, 0.0, comparison.margin)
-    return format_interval(factor * row.top1_difference, low, high, limits, decimals=decimals, sign="+")
+
+
+def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
+    """Return a difference of a metric with an interval, without its unit.
+
+    Args:
+        value: as `Metric.differ` gives it, as the bounds.
+        margin: in the unit that is shown.
+    """
+    shown_low, shown_high = (None if bound is None else metric.shown_difference(bound) for bound in (low, high))
+    return format_interval(
+        metric.shown_difference(value),
+        shown_low,
+        shown_high,
+        margin_limits(metric, margin),
+        decimals=metric.difference_decimals,
+        sign="+",
+    )
+
+
+def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
+    """Return the ends of the margin and 0 as differences are shown; the lower end of a ratio is 1 / (1 + margin)."""
+    lower = -margin if metric.difference == "points" else 100 * (1 / (1 + margin / 100) - 1)
+    return lower, 0.0, margin
 
 
 def _memory_difference(row: ArmSummary) -> str:
@@ -166,17 +202,47 @@ def _has_ranks(comparison: Comparison) -> bool:
     return any(row.allreduce_share is not None for row in comparison.arms)
 
 
-COLUMNS: dict[str, Column] = {
+def _metric_columns(comparison: Comparison) -> dict[str, Column]:
+    """Return the final and the best value of the metric that verdicts are about."""
+    metric = comparison.metric
+    return {
+        metric.head: of_arm(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
+        f"best {metric.head}": of_arm(lambda row: metric_text(metric, row.metric_best)),
+    }
+
+
+def _other_metrics(comparison: Comparison) -> dict[str, Column]:
+    """Return the final values of the other metrics; top-5 is in the CSV and the JSON alone."""
+    others = comparison.records[0].metrics[1:] if comparison.records else []
+    return {
+        metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others if metric != TOP5
+    }
+
+
+def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
+    return lambda record: value_of(record, metric.name)
+
+
+def _throughput(comparison: Comparison) -> dict[str, Column]:
+    """Return the samples, or whatever runs count, of a second."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+    return {
+        f"{unit}/s": of_arm(
+            lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+        )
+    }
+
+
+ColumnsOf = Callable[[Comparison], dict[str, Column]]
+COLUMNS: dict[str, Column | ColumnsOf] = {
     "arm": of_arm(arm_name),
     "lr": of_arm(lambda row: f"{row.lr:g}"),
-    "top-1 %": of_arm(lambda row: format_percent(row.top1_mean, row.top1_sd)),
-    "best top-1 %": of_arm(lambda row: format_percent(row.top1_best)),
+    "metric": _metric_columns,
+    "other metrics": _other_metrics,
     "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": of_arm(step_milliseconds),
-    "samples/s": of_arm(
-        lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
-    ),
+    "throughput": _throughput,
     "rel. time": of_arm(_ratio),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped),
@@ -186,23 +252,32 @@ COLUMNS: dict[str, Column] = {
     "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
     "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
 }
-"""The table of measurements. A new line here is in every format."""
+"""The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
 
-VERDICTS: dict[str, Callable[[ArmSummary, Comparison], str]] = {
-    "arm": lambda row, comparison: arm_name(row),
-    "Δ top-1 (pp)": difference_interval,
-    "accuracy verdict": lambda row, comparison: printable(row.accuracy_verdict, 60) or "-",
-    "rel. time": ratio_interval,
-    "time verdict": lambda row, comparison: printable(row.time_verdict, 60) or "-",
-    "Δ peak MiB": lambda row, comparison: _memory_difference(row),
-    "paired seeds": lambda row, comparison: str(row.pairs),
-}
-"""The table of verdicts."""
+
+def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], str]]:
+    """Return the table of verdicts: the text of each column by its head."""
+    metric = comparison.metric
+    return {
+        "arm": arm_name,
+        metric.difference_head: lambda row: difference_interval(row, comparison),
+        f"{quality_name(metric)} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
+        "rel. time": lambda row: ratio_interval(row, comparison),
+        "time verdict": lambda row: printable(row.time_verdict, 60) or "-",
+        "Δ peak MiB": _memory_difference,
+        "paired seeds": lambda row: str(row.pairs),
+    }
 
 
 def columns(comparison: Comparison) -> dict[str, Column]:
-    """Return the columns that a comparison has values for."""
-    return {name: column for name, column in COLUMNS.items() if column.applies(comparison)}
+    """Return the columns that a comparison has values for, by their heads."""
+    shown: dict[str, Column] = {}
+    for name, entry in COLUMNS.items():
+        if not isinstance(entry, Column):
+            shown |= entry(comparison)
+        elif entry.applies(comparison):
+            shown[name] = entry
+    return shown
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:
@@ -213,9 +288,9 @@ def table_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def verdict_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the texts of the table of verdicts: a row per arm except the reference, in the order of `VERDICTS`."""
+    """Return the texts of the table of verdicts: a row per arm except the reference, as `verdict_columns`."""
     others = [row for row in comparison.arms if row.arm != comparison.reference]
-    return [[text(row, comparison) for text in VERDICTS.values()] for row in others]
+    return [[text(row) for text in verdict_columns(comparison).values()] for row in others]
 
 
 def records_by_arm(comparison: Comparison) -> dict[str, list[RunRecord]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
@@ -13,11 +14,8 @@ from ampcompare.report.columns import columns
 
 __all__ = ["Csv", "safe_text"]
 
+METRIC_FIELDS = ("metric_final", "metric_best", "metric_last_mean")
 SUMMARY_FIELDS = (
-    "top1_final",
-    "top1_best",
-    "top1_last_mean",
-    "top5_final",
     "loss_final",
     "num_steps",
     "skipped_steps",
@@ -34,7 +32,7 @@ SUMMARY_FIELDS = (
     "loader_start_seconds",
 )
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
-HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr")
+HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
 VERDICTS = ("accuracy_verdict", "time_verdict")
 FORMULA = ("=", "+", "-", "@")
@@ -53,8 +51,9 @@ def _cell(value: object) -> object:
 class Csv(Reporter):
     """Plain numbers in full precision, a line per run, each with the verdicts of its arm.
 
-    Shares are 0 to 1, times in seconds, sizes in bytes. Further columns hold the published figures of the row, if any,
-    and the columns of the tables that are means over runs.
+    The metric of verdicts is named in a column of its own; each other metric has a column `NAME_final`. Shares are 0 to
+    1, times in seconds, sizes in bytes. Further columns hold the published figures of the row, if any, and the columns
+    of the tables that are means over runs.
     """
 
     def render(self, comparison: Comparison) -> str:
@@ -63,7 +62,11 @@ class Csv(Reporter):
         published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
         of_publication = [f"published_{name}" for name in PUBLISHED] if published else []
         of_runs = {name: column.of_run for name, column in columns(comparison).items() if column.of_run is not None}
-        writer.writerow([*HEAD, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *of_publication, *of_runs])
+        others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
+        of_metrics = [*METRIC_FIELDS, *(f"{tag}_final" for tag in others)]
+        writer.writerow(
+            [*HEAD, *of_metrics, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *of_publication, *of_runs]
+        )
         arms = {row.arm: row for row in comparison.arms}
         for record in comparison.records:
             row = arms.get(record.arm)
@@ -72,20 +75,24 @@ class Csv(Reporter):
             published_values = [_cell(getattr(line, name, None)) for name in PUBLISHED] if published else []
             run_values = [_cell(of_run(record)) for of_run in of_runs.values()]
             error = safe_text(record.error or "")
-            writer.writerow([*self._row(record), *verdicts, error, *published_values, *run_values])
+            writer.writerow([*self._row(record, others), *verdicts, error, *published_values, *run_values])
         return out.getvalue()
 
     @staticmethod
-    def _row(record: RunRecord) -> list[object]:
+    def _row(record: RunRecord, others: Sequence[str]) -> list[object]:
         engine = record.engine
         recipe = record.config.recipe
-        head = [
+        head: list[object] = [
             safe_text(record.arm),
             recipe.seed,
             record.status,
             engine.name if engine else "",
             safe_text(engine.version) if engine else "",
         ]
-        values = [getattr(record.summary, name) for name in SUMMARY_FIELDS]
+        names = {metric.tag: metric.name for metric in record.metrics}
+        values = [getattr(record.summary, name) for name in METRIC_FIELDS]
+        values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
+        values += [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
-        return [*head, safe_text(record.half or ""), recipe.optimizer.lr, *map(_cell, values)]
+        head += [safe_text(record.half or ""), recipe.optimizer.lr, safe_text(record.metric.name)]
+        return [*head, *map(_cell, values)]

@@ -14,7 +14,7 @@ from ampcompare.records.forest import Forest, Measure
 from ampcompare.records.run import dump_json
 from ampcompare.report.base import MAX_LINE
 from ampcompare.report.csv import safe_text
-from ampcompare.report.forest_tables import HEADERS, TITLES, forest_legend, forest_rows
+from ampcompare.report.forest_tables import MEASURES, forest_legend, forest_rows, headers, title
 from ampcompare.report.markdown import escaped
 from ampcompare.report.tables import grid
 from ampcompare.report.terminal import paragraph
@@ -53,11 +53,11 @@ def render_forest(forest: Forest, form: str, width: int | None = None) -> str:
 
 
 def _measures(forest: Forest) -> list[Measure]:
-    return [measure for measure in HEADERS if any(effect.measure == measure for effect in forest.effects)]
+    return [measure for measure in MEASURES if any(effect.measure == measure for effect in forest.effects)]
 
 
 def _terminal(forest: Forest, width: int | None) -> str:
-    tables = [grid(forest_rows(forest, measure), HEADERS[measure], width) for measure in _measures(forest)]
+    tables = [grid(forest_rows(forest, measure), headers(forest, measure), width) for measure in _measures(forest)]
     headline, lines = (
         "\n".join(paragraph(line, width) for line in part)
         for part in (forest.headline, [forest_legend(forest), *forest.notes])
@@ -72,8 +72,8 @@ def _markdown(forest: Forest) -> str:
     ]
     for measure in _measures(forest):
         rows = [[escaped(cell) for cell in row] for row in forest_rows(forest, measure)]
-        table: str = tabulate(rows, headers=HEADERS[measure], tablefmt="pipe", disable_numparse=True)
-        parts += [f"## {TITLES[measure]}", table]
+        table: str = tabulate(rows, headers=headers(forest, measure), tablefmt="pipe", disable_numparse=True)
+        parts += [f"## {title(forest, measure)}", table]
     parts += [escaped(printable(line, MAX_LINE)) for line in (forest_legend(forest), *forest.notes)]
     return "\n\n".join(parts) + "\n"
 

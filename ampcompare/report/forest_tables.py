@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from ampcompare.analysis.phrases import quality_name, sentence_start
 from ampcompare.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.records.metric import Metric
+from ampcompare.report.columns import metric_interval
 from ampcompare.report.intervals import format_interval
 
-__all__ = ["HEADERS", "TITLES", "forest_legend", "forest_rows"]
+__all__ = ["MEASURES", "forest_legend", "forest_rows", "headers", "title"]
 
-HEADERS: dict[Measure, list[str]] = {
-    "accuracy": ["arm", "experiment", "pairs", "Δ top-1 (pp)", "another", "tau", "I² %", "verdict"],
-    "time": ["arm", "experiment", "pairs", "rel. time", "another", "tau", "I² %", "verdict"],
-}
-TITLES: dict[Measure, str] = {"accuracy": "Accuracy", "time": "Step time"}
+MEASURES: tuple[Measure, ...] = ("accuracy", "time")
+
+
+def headers(forest: Forest, measure: Measure) -> list[str]:
+    """Return the heads of one table."""
+    value = printable(forest.metric.difference_head) if measure == "accuracy" else "rel. time"
+    return ["arm", "experiment", "pairs", value, "another", "tau", "I² %", "verdict"]
+
+
+def title(forest: Forest, measure: Measure) -> str:
+    """Return what stands above one table."""
+    return sentence_start(printable(quality_name(forest.metric))) if measure == "accuracy" else "Step time"
 
 
 def forest_rows(forest: Forest, measure: Measure) -> list[list[str]]:
-    """Return the texts of one table under `HEADERS`: per arm its experiments, then the line over all of them."""
+    """Return the texts of one table under `headers`: per arm its experiments, then the line over all of them."""
     arms = list(dict.fromkeys(effect.arm for effect in forest.effects if effect.measure == measure))
     rows = []
     for arm in arms:
@@ -30,34 +40,34 @@ def forest_rows(forest: Forest, measure: Measure) -> list[list[str]]:
 
 def forest_legend(forest: Forest) -> str:
     """Return what the tables show."""
+    unit = f" {forest.metric.difference_unit}" if forest.metric.difference_unit else ""
     return (
         f"Against {printable(forest.reference, 60)}. An experiment's interval is that of 95 % by itself. The line "
         "'all' is the mean over experiments of equal weight, by Student's t on their differences, with the interval of "
         "the test that decided; another: what one more such experiment would measure (95 %); tau: standard deviation "
         "between experiments; I²: its share of the variance. Margins: "
-        f"±{forest.margin:g} pp of top-1, ±{100 * forest.time_margin:g} % of step time."
+        f"±{forest.margin:g}{unit} of {printable(forest.metric.name)}, ±{100 * forest.time_margin:g} % of step time."
     )
-
-
-def _limits(measure: Measure, forest: Forest) -> tuple[float, ...]:
-    """Return what verdicts compare bounds with, in the unit of the table."""
-    if measure == "accuracy":
-        return -forest.margin, 0.0, forest.margin
-    return 1 / (1 + forest.time_margin), 1.0, 1 + forest.time_margin
 
 
 def _with_bounds(value: float | None, low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
     if value is None:
         return "-"
-    factor, decimals, sign = (100, 2, "+") if measure == "accuracy" else (1, 3, "")
-    low, high = (None if bound is None else factor * bound for bound in (low, high))
-    return format_interval(factor * value, low, high, _limits(measure, forest), decimals=decimals, sign=sign)
+    if measure == "accuracy":
+        return metric_interval(value, low, high, forest.metric, forest.margin)
+    limits = (1 / (1 + forest.time_margin), 1.0, 1 + forest.time_margin)
+    return format_interval(value, low, high, limits, decimals=3)
 
 
 def _bounds(low: float | None, high: float | None, measure: Measure, forest: Forest) -> str:
     if low is None or high is None:
         return "-"
     return _with_bounds(low, low, high, measure, forest).partition(" ")[2]
+
+
+def _tau(pooled: PooledEffect, metric: Metric) -> str:
+    factor = metric.factor if metric.difference == "points" else 100.0
+    return f"{factor * pooled.tau:.{metric.difference_decimals}f}"
 
 
 def _effect_row(effect: ExperimentEffect, forest: Forest) -> list[str]:
@@ -75,7 +85,7 @@ def _pooled_row(pooled: PooledEffect, forest: Forest) -> list[str]:
         "-",
         _with_bounds(pooled.value, pooled.low, pooled.high, measure, forest),
         _bounds(pooled.prediction_low, pooled.prediction_high, measure, forest),
-        f"{100 * pooled.tau:.2f}" if measure == "accuracy" else f"{100 * pooled.tau:.1f} %",
+        _tau(pooled, forest.metric) if measure == "accuracy" else f"{100 * pooled.tau:.1f} %",
         f"{100 * pooled.i_squared:.0f}",
         printable(pooled.verdict, 60) or "-",
     ]

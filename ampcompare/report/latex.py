@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
-from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.legends import legend, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
@@ -72,7 +72,7 @@ class Latex(Reporter):
         ]
         verdicts = verdict_rows(comparison)
         if verdicts:
-            parts.append(_table(verdicts, VERDICTS, verdict_legend(comparison)))
+            parts.append(_table(verdicts, verdict_columns(comparison), verdict_legend(comparison)))
         published = published_table(comparison)
         if published is not None:
             parts.append(_table(published[1], published[0], published_legend(comparison)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ampcompare.analysis.phrases import quality_name
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
-from ampcompare.report.images import images_of_verdicts
+from ampcompare.report.samples import samples_of_verdicts
 
 __all__ = ["legend", "margin_words", "overview_legend", "verdict_legend"]
 
@@ -20,13 +21,12 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     others = [row for row in comparison.arms if row.arm != comparison.reference]
     if not others:
         return []
-    table = comparison.judged
-    quality = printable(table.metric, 40).removesuffix(" %") if table else "top-1"
-    unit = table.unit.replace("points", "pp") if table else "pp"
+    table, metric = comparison.judged, comparison.metric
+    quality, unit = printable(metric.name), printable(metric.difference_unit)
     margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {quality}"
     if comparison.margin_rule == "auto":
         margin += " (auto)"
-    tested = [row for row in others if row.top1_difference_low is not None or row.time_ratio_low is not None]
+    tested = [row for row in others if row.metric_difference_low is not None or row.time_ratio_low is not None]
     interval = "[ ]: interval of the deciding test, " if tested else ""
     rate = (
         f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
@@ -34,7 +34,7 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     if comparison.look is not None and comparison.look > 1:
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
-    direction = f" {quality}: lower is better." if table and table.better == "lower" else ""
+    direction = f" {quality}: lower is better." if metric.better == "lower" else ""
     lines = [
         f"Δ and verdict: against {printable(comparison.reference, 60)}, paired by seed; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
@@ -54,15 +54,19 @@ def legend(comparison: Comparison) -> str:
     reference = printable(comparison.reference, 60)
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    metric = comparison.metric
+    best = "highest" if metric.better == "higher" else "lowest"
     return (
-        f"top-1: final epoch, {over}; best: highest of any epoch; rel. time: step time / that of {reference}, over "
-        "pairs."
+        f"{printable(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step time / that of "
+        f"{reference}, over pairs."
     )
 
 
 def margin_words(comparison: Comparison) -> str:
-    """Return the margin of accuracy in points, with the rule that gave it and why."""
-    shown = f"{comparison.margin:g} points of accuracy"
+    """Return the margin of the metric, with the rule that gave it and why."""
+    unit = comparison.metric.difference_unit.replace("pp", "points")
+    of = f"{unit} of {quality_name(comparison.metric)}".strip()
+    shown = f"{comparison.margin:g} {printable(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
     return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
 
@@ -77,5 +81,5 @@ def verdict_legend(comparison: Comparison) -> str:
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
         f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time; "
         f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
-        + images_of_verdicts(comparison)
+        + samples_of_verdicts(comparison)
     )

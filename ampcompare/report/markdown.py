@@ -9,11 +9,11 @@ from tabulate import tabulate
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
-from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
-from ampcompare.report.images import image_tables
+from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.legends import legend, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.samples import sample_tables
 
 __all__ = ["Markdown", "escaped", "pipe_table"]
 
@@ -61,8 +61,12 @@ class Markdown(Reporter):
         ]
         verdicts = verdict_rows(comparison)
         if verdicts:
-            parts += ["## Verdicts", pipe_table(verdicts, VERDICTS), escaped(verdict_legend(comparison))]
-        for table in image_tables(comparison):
+            parts += [
+                "## Verdicts",
+                pipe_table(verdicts, verdict_columns(comparison)),
+                escaped(verdict_legend(comparison)),
+            ]
+        for table in sample_tables(comparison):
             parts += [f"## {table.title}", pipe_table(table.rows, table.headers), escaped(table.legend)]
         published = published_table(comparison)
         if published is not None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampcompare.formatting import MIB, format_bytes, format_percent, printable
-from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.formatting import MIB, format_bytes, printable
+from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.color import Tone
 from ampcompare.report.columns import (
-    COLUMNS,
     Column,
     arm_name,
+    columns,
     difference_interval,
+    metric_text,
     ratio_interval,
     records_by_arm,
     step_milliseconds,
@@ -21,7 +23,7 @@ from ampcompare.report.columns import (
 from ampcompare.report.facts import fact_lines, row_notes
 from ampcompare.report.verdict_words import is_emulated, is_invalid, time_tone, tone_of, word_and_detail
 
-__all__ = ["OVERVIEW", "Cell", "Overview", "OverviewColumn", "make_overview"]
+__all__ = ["Cell", "Overview", "OverviewColumn", "make_overview"]
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,6 @@ class Overview:
     facts: list[str] = field(default_factory=list)
 
 
-def _judged(comparison: Comparison) -> JudgedTable:
-    return comparison.judged or JudgedTable(metric="top-1 %", unit="pp", references=[comparison.reference])
-
-
 def is_number(text: str) -> bool:
     """Return whether a text begins with a number."""
     return text.lstrip("+-")[:1].isdigit()
@@ -90,7 +88,8 @@ def is_number(text: str) -> bool:
 
 def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
     """Return whether others are compared with a row."""
-    return row.arm in _judged(comparison).references
+    references = [comparison.reference] if comparison.judged is None else comparison.judged.references
+    return row.arm in references
 
 
 def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -98,18 +97,14 @@ def _arm(row: ArmSummary, comparison: Comparison) -> Cell:
 
 
 def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
-    table = comparison.judged
-    if row.top1_mean is None:
+    if row.metric_mean is None:
         return Cell()
-    if table is None:
-        return Cell(format_percent(row.top1_mean, row.top1_sd), short=format_percent(row.top1_mean))
-    mean = f"{table.factor * row.top1_mean:.{table.decimals}f}"
-    spread = "" if row.top1_sd is None else f" ± {table.factor * row.top1_sd:.{table.decimals}f}"
-    return Cell(mean + spread, short=mean)
+    metric = comparison.metric
+    return Cell(metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean))
 
 
 def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
-    if row.top1_difference is None or is_reference(row, comparison):
+    if row.metric_difference is None or is_reference(row, comparison):
         return Cell()
     return Cell(difference_interval(row, comparison))
 
@@ -165,27 +160,29 @@ ARM = OverviewColumn(_arm, numeric=False)
 DIFFERENCE = OverviewColumn(_difference, needs_others=True)
 VERDICT = OverviewColumn(_verdict, numeric=False, shorten=1)
 RATIO = OverviewColumn(_ratio, needs_others=True, shorten=2, drop=6, lacking="relative step times")
-OVERVIEW: dict[str, OverviewColumn] = {
-    "arm": ARM,
-    "top-1 %": OverviewColumn(_quality, shorten=7, lacking="sd of top-1"),
-    "Δ top-1 (pp)": DIFFERENCE,
-    "verdict": VERDICT,
-    "step (ms)": OverviewColumn(_step, drop=5, lacking="step times"),
-    "rel. time": RATIO,
-    "peak MiB": OverviewColumn(_peak, drop=4, lacking="peak memory"),
-}
-"""The columns of a comparison that ran here. Notes of rows are the last column where there is room."""
 
 
-def judged_columns(table: JudgedTable) -> dict[str, OverviewColumn]:
+def ran_columns(metric: Metric) -> dict[str, OverviewColumn]:
+    """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
+    return {
+        "arm": ARM,
+        printable(metric.head): OverviewColumn(_quality, shorten=7, lacking=f"sd of {printable(metric.name)}"),
+        printable(metric.difference_head): DIFFERENCE,
+        "verdict": VERDICT,
+        "step (ms)": OverviewColumn(_step, drop=5, lacking="step times"),
+        "rel. time": RATIO,
+        "peak MiB": OverviewColumn(_peak, drop=4, lacking="peak memory"),
+    }
+
+
+def judged_columns(metric: Metric) -> dict[str, OverviewColumn]:
     """Return the columns of a table that someone else measured."""
-    metric, unit = printable(table.metric, 40), table.unit.replace("points", "pp")
-    name = metric.removesuffix(" %")
+    head = printable(metric.head)
     return {
         "arm": ARM,
         "runs": OverviewColumn(_runs, drop=3, lacking="numbers of runs"),
-        metric: OverviewColumn(_quality, shorten=7, lacking=f"sd of {metric}"),
-        f"Δ {name}" + (f" ({unit})" if unit and f"({unit})" not in name else ""): DIFFERENCE,
+        head: OverviewColumn(_quality, shorten=7, lacking=f"sd of {head}"),
+        printable(metric.difference_head): DIFFERENCE,
         "verdict": VERDICT,
         "rel. time": RATIO,
         "Δ memory": OverviewColumn(_memory, drop=4, lacking="differences in memory"),
@@ -194,15 +191,15 @@ def judged_columns(table: JudgedTable) -> dict[str, OverviewColumn]:
 
 def make_overview(comparison: Comparison) -> Overview:
     """Return the table, without the columns that have no value in any row."""
-    table = comparison.judged
-    columns = dict(OVERVIEW) if table is None else judged_columns(table)
-    if table is None:
-        records = records_by_arm(comparison)
-        for name, column in COLUMNS.items():
-            if column.overview and column.applies(comparison):
-                columns[name] = OverviewColumn(_extra(column, records), drop=3, lacking=name)
-    cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in columns.items()}
-    kept = {name: column for name, column in columns.items() if _says(name, column, cells[name], comparison)}
+    if comparison.judged is not None:
+        known = judged_columns(comparison.metric)
+    else:
+        known, records = ran_columns(comparison.metric), records_by_arm(comparison)
+        for name, extra in columns(comparison).items():
+            if extra.overview:
+                known[name] = OverviewColumn(_extra(extra, records), drop=3, lacking=name)
+    cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in known.items()}
+    kept = {name: column for name, column in known.items() if _says(name, column, cells[name], comparison)}
     rows = [[cells[name][place] for name in kept] for place in range(len(comparison.arms))]
     return Overview(kept, rows, row_notes(comparison), fact_lines(comparison))
 

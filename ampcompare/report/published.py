@@ -37,9 +37,9 @@ def _line(published: PublishedRow, row: ArmSummary | None, records: Sequence[Run
     return {
         "as published": printable(names, 80),
         "top-1 %, published": "NaN" if published.diverged and published.top1_best is None else _percent(published.top1),
-        "top-1 %, measured": _percent(row.top1_mean) or _status(row) if row else "not run",
+        "top-1 %, measured": _percent(row.metric_mean) or _status(row) if row else "not run",
         "best %, published": _percent(published.top1_best),
-        "best %, measured": _percent(row.top1_best if row else None),
+        "best %, measured": _percent(row.metric_best if row else None),
         "time, published": _duration(published.seconds),
         "time, measured": _duration(statistics.fmean(walls) if walls else None),
         "epoch, published": _duration(published.epoch_seconds),

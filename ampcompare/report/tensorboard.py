@@ -17,7 +17,8 @@ from pathlib import Path
 from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
 from ampcompare.files.write import write_file
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import EpochResult, RunRecord, iter_steps
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, iter_steps
 
 __all__ = ["EventFiles", "run_name"]
 
@@ -100,7 +101,7 @@ def _points(record: RunRecord, steps: Path) -> Iterator[Point]:
     skipped, elapsed, last = 0, 0.0, None
     for step in iter_steps(steps):
         if last is not None and last.epoch != step.epoch and last.epoch in epochs:
-            yield elapsed, last.step, _evaluated(epochs.pop(last.epoch))
+            yield elapsed, last.step, _evaluated(epochs.pop(last.epoch), record)
         skipped += not all(step.applied)
         elapsed += step.seconds + step.data_seconds
         scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the tag that all have
@@ -109,11 +110,14 @@ def _points(record: RunRecord, steps: Path) -> Iterator[Point]:
         yield elapsed, step.step, values
         last = step
     if last is not None and last.epoch in epochs:
-        yield elapsed, last.step, _evaluated(epochs[last.epoch])
+        yield elapsed, last.step, _evaluated(epochs[last.epoch], record)
 
 
-def _evaluated(epoch: EpochResult) -> dict[str, float]:
-    return {"eval/top1": epoch.top1, "eval/loss": epoch.loss}
+def _evaluated(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
+    values = {
+        f"eval/{metric.tag}": epoch.values[metric.name] for metric in record.metrics if metric.name in epoch.values
+    }
+    return values if epoch.loss is None else {**values, "eval/loss": epoch.loss}
 
 
 def _encoded(points: Iterable[Point], begin: float) -> bytes:

@@ -10,12 +10,12 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.color import Tone, paint
-from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
-from ampcompare.report.images import image_tables
+from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.layout import lay_out
 from ampcompare.report.legends import legend, margin_words, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.samples import sample_tables
 from ampcompare.report.tables import grid
 
 __all__ = ["WIDTH", "Terminal", "legend", "margin_words", "paragraph", "verdict_legend"]
@@ -79,9 +79,9 @@ class Terminal(Reporter):
         yield self._text([legend(comparison)])
         verdicts = verdict_rows(comparison)
         if verdicts:
-            yield grid(verdicts, VERDICTS, self.width)
+            yield grid(verdicts, verdict_columns(comparison), self.width)
             yield self._text([verdict_legend(comparison)])
-        for table in image_tables(comparison):
+        for table in sample_tables(comparison):
             yield f"{table.title}\n\n{grid(table.rows, table.headers, self.width)}"
             yield self._text([table.legend])
         if comparison.headline:  # else they stand at the top

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
 from ampcompare.settings.recipe import (
+    OLDER_TARGET,
     DataConfig,
     Frozen,
     GroupConfig,
@@ -27,6 +28,7 @@ from ampcompare.settings.recipe import (
     Recipe,
     ScheduleConfig,
 )
+from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 
 __all__ = [
     "NON_NUMERIC_SETTINGS",
@@ -44,8 +46,12 @@ __all__ = [
 
 # Settings of a run that change none of its numbers; of `saving`, a resume into another arm does (`settings_digest`).
 NON_NUMERIC_SETTINGS = frozenset({"saving", "guards", "stall_timeout"})
-# Settings of the optimizer that older records lack: at these values a cell keeps the digest that it always had.
-LATER_SETTINGS: dict[str, Any] = {"skip_on_device": False}
+# Settings that older records lack, by group: at these values a cell keeps the digest that it always had.
+LATER_SETTINGS: dict[str, dict[str, Any]] = {
+    "": {"task": DEFAULT_TASK, "checkpoint_activations": False},
+    "optimizer": {"skip_on_device": False},
+    "data": {"sequence_length": None},
+}
 NO_DEFAULT = object()
 
 
@@ -247,14 +253,24 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     """
     numeric = {name: value for name, value in values.items() if name not in NON_NUMERIC_SETTINGS}
     recipe = values.get("recipe")
-    optimizer = recipe.get("optimizer") if isinstance(recipe, Mapping) else None
-    if isinstance(recipe, Mapping) and isinstance(optimizer, Mapping):
-        known = {name: value for name, value in optimizer.items() if LATER_SETTINGS.get(name, NO_DEFAULT) != value}
-        numeric["recipe"] = {**recipe, "optimizer": known}
+    if isinstance(recipe, Mapping):
+        numeric["recipe"] = _known_to_all(recipe)
     saving = values.get("saving")
     if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
         numeric["resume_into_other_arm"] = True
     return hashlib.sha256(json.dumps(numeric, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe as the first version would have written them, where it could have."""
+    known = {}
+    for name, value in recipe.items():
+        later = LATER_SETTINGS.get(name, {})
+        if isinstance(value, Mapping) and later:
+            value = {inner: item for inner, item in value.items() if later.get(inner, NO_DEFAULT) != item}
+        if LATER_SETTINGS[""].get(name, NO_DEFAULT) != value:
+            known[OLDER_TARGET if name == "target" else name] = value
+    return known
 
 
 def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +284,7 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
     recipe = _given(values.get("recipe"))
     if not isinstance(processes, int) or processes < 1 or recipe is None:
         return values
+    recipe = with_task_defaults(recipe)
     if processes > 1:
         parallel = _given(values.get("parallel"))
         if parallel is not None:
@@ -296,7 +313,7 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"{given}; give one of the two"
             )
         recipe["optimizer"] = optimizer
-    if "recipe" in values or recipe:
+    if recipe:
         values["recipe"] = recipe
     return values
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ampcompare.files.read import check_plain
+from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 
 __all__ = [
+    "OLDER_TARGET",
     "DataConfig",
     "Frozen",
     "GroupConfig",
@@ -20,6 +23,7 @@ __all__ = [
     "ScheduleConfig",
 ]
 
+OLDER_TARGET = "target_top1"  # what `target` was called where top-1 was the only metric
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -43,6 +47,7 @@ class DataConfig(Frozen):
     image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
     train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
     val_size: PositiveInt | None = Field(None, description="limit the number of validation samples")
+    sequence_length: PositiveInt | None = Field(None, description="tokens of a sample of text")
     augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
 
 
@@ -139,6 +144,11 @@ class ScheduleConfig(Frozen):
 class Recipe(Frozen):
     """All that must be equal for two runs to be compared fairly."""
 
+    task: str = Field(
+        DEFAULT_TASK,
+        min_length=1,
+        description="what is trained: classification, lm, segmentation, gan, regression or module:factory",
+    )
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -168,11 +178,25 @@ class Recipe(Frozen):
     tta: Literal["none", "flips", "shifts"] = Field(
         "none", description="test-time augmentation: average the logits over further views of an image"
     )
-    early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better top-1")
-    target_top1: Annotated[float, Field(gt=0, le=100)] | None = Field(
-        None, description="stop when top-1 reaches this percentage"
+    checkpoint_activations: bool = Field(
+        False, description="compute activations of blocks again in the backward pass, in place of keeping them"
+    )
+    early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better metric")
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="stop when the metric reaches this value, such as 97 for a top-1 of 97 %"
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, values: Any) -> Any:
+        """Take a setting by its older name, and what is not given from the task."""
+        if not isinstance(values, Mapping):
+            return values
+        values = dict(values)
+        if OLDER_TARGET in values:
+            values.setdefault("target", values.pop(OLDER_TARGET))
+        return with_task_defaults(values)
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Recipe:

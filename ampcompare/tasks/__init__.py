@@ -1,4 +1,4 @@
-"""The workloads that arms are compared on: data sets, models and the loss that joins them.
+"""The tasks that arms are compared on: data, models, losses and metrics.
 
 Importing this package loads neither torch nor torchvision; each public name is imported on first use.
 """
@@ -9,16 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ampcompare.records.metric import Metric
     from ampcompare.tasks.catalog import list_data, list_models
-    from ampcompare.tasks.data import Data
+    from ampcompare.tasks.classification import Classification, classification_loss
+    from ampcompare.tasks.data import Data, LabeledData
     from ampcompare.tasks.load import load_data
     from ampcompare.tasks.models import build_model, fixed_channels
-    from ampcompare.tasks.task import Task, classification_loss
+    from ampcompare.tasks.task import Phase, Task
+    from ampcompare.tasks.tensor_data import TensorData
     from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = [
+    "Classification",
     "Data",
+    "LabeledData",
+    "Metric",
+    "Phase",
     "Task",
+    "TensorData",
     "build_model",
     "classification_loss",
     "fixed_channels",
@@ -29,19 +37,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Data": "data",
-    "Task": "task",
-    "build_model": "models",
-    "classification_loss": "task",
-    "fixed_channels": "models",
-    "list_data": "catalog",
-    "list_models": "catalog",
-    "load_data": "load",
-    "load_torchvision": "torchvision_loader",
+    "Classification": "tasks.classification",
+    "Data": "tasks.data",
+    "LabeledData": "tasks.data",
+    "Metric": "records.metric",
+    "Phase": "tasks.task",
+    "Task": "tasks.task",
+    "TensorData": "tasks.tensor_data",
+    "build_model": "tasks.models",
+    "classification_loss": "tasks.classification",
+    "fixed_channels": "tasks.models",
+    "list_data": "tasks.catalog",
+    "list_models": "tasks.catalog",
+    "load_data": "tasks.load",
+    "load_torchvision": "tasks.torchvision_loader",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"ampcompare.{_MODULES[name]}"), name)

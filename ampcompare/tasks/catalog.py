@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, did_you_mean
 
 __all__ = [
     "BUILTIN_MODELS",
     "DATA_SETS",
     "DEFAULT_DATA_DIR",
+    "TASKS",
     "TORCHVISION_FILES",
+    "TaskSpec",
     "list_data",
     "list_models",
+    "list_tasks",
     "missing_files",
     "require_files",
+    "task_path",
     "torchvision_models",
 ]
 
@@ -42,6 +49,59 @@ BUILTIN_MODELS = {
     "mlp": "fully connected layers",
     "transformer": "pre-norm self-attention over patches or rows",
 }
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task that ships.
+
+    Attributes:
+        summary: one line.
+        implementation: `module:function`, which is called with the recipe.
+        data_sets: names that `--data` takes, with their descriptions.
+        models: names that `--arch` takes, with their descriptions.
+    """
+
+    summary: str
+    implementation: str
+    data_sets: Mapping[str, str]
+    models: Mapping[str, str]
+
+
+TASKS = {
+    "classification": TaskSpec(
+        "classes of images or vectors; top-1",
+        "ampcompare.tasks.classification:classification",
+        DATA_SETS,
+        BUILTIN_MODELS,
+    ),
+}
+TASK_GROUP = "ampcompare.tasks"
+
+
+def task_path(name: str) -> tuple[str, bool]:
+    """Return where a task is implemented, as `module:factory`, and whether it ships with this package.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name in TASKS:
+        return TASKS[name].implementation, True
+    if ":" in name:
+        return name, False
+    registered = {entry.name: entry.value for entry in entry_points(group=TASK_GROUP)}
+    if name not in registered:
+        known = [*TASKS, *registered]
+        raise ConfigError(f"there is no task {name!r}; {did_you_mean(name, known)}; your own is module:factory")
+    return registered[name], False
+
+
+def list_tasks() -> list[tuple[str, bool, str]]:
+    """Return (name, available, reason) of each task."""
+    others = [(entry.name, True, f"of another package: {entry.value}") for entry in entry_points(group=TASK_GROUP)]
+    own = ("module:factory", True, "your function or class that takes a recipe and returns a Task")
+    return [*((name, True, spec.summary) for name, spec in TASKS.items()), *others, own]
+
 
 # The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {

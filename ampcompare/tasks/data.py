@@ -1,10 +1,11 @@
-"""The interface of a data set to training: sizes, and batches that depend on (seed, epoch, index) only."""
+"""The interface of data to training: sizes, and batches that depend on (seed, epoch, index) only."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,28 +13,24 @@ from torch import Tensor
 from ampcompare.errors import ConfigError
 from ampcompare.tasks.randomness import generator
 
-__all__ = ["Data", "cut_batches", "spread", "training_order"]
+__all__ = ["Data", "LabeledData", "cut_batches", "spread", "training_order"]
 
 
 @dataclass(frozen=True, eq=False)
 class Data(abc.ABC):
-    """A classification data set with a training and a validation part.
+    """A data set with a training and a validation part.
 
-    A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`, both on
-    the device that was asked for. Two objects created with the same arguments give bitwise equal batches, whatever was
-    drawn from global generators in between; the state of those generators does not change.
+    A batch is what the task takes: tensors on the device that was asked for, alone or in tuples and dicts, each with
+    the batch as its first dimension. Two objects created with the same arguments give bitwise equal batches, whatever
+    was drawn from global generators in between; the state of those generators does not change.
 
     Attributes:
         name: as given on the command line.
-        num_classes: labels are 0 ... num_classes - 1.
-        sample_shape: of one sample; (channels, height, width) for images.
         num_train: training samples.
         num_val: validation samples.
     """
 
     name: str
-    num_classes: int
-    sample_shape: tuple[int, ...]
     num_train: int
     num_val: int
 
@@ -50,7 +47,7 @@ class Data(abc.ABC):
         drop_last: bool = True,
         start: int = 0,
         pin_memory: bool | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[Any]:
         """Yield the `num_batches` batches of `batch_size` samples that `rank` trains on in this epoch, from `start` on.
 
         The union of all ranks' i-th batches is what a single process with `world_size * batch_size` samples a batch
@@ -71,7 +68,7 @@ class Data(abc.ABC):
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[Any]:
         """Yield every `world_size`-th validation sample from `rank` on, in the order of their indices.
 
         All ranks together see each sample exactly once. Per-image results are kept by these indices: a data set that
@@ -95,6 +92,21 @@ class Data(abc.ABC):
                 f"{f' on each of {world_size} ranks' if world_size > 1 else ''}; use a smaller --batch-size"
             )
         return count
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledData(Data):
+    """Samples with one class each.
+
+    A batch is a pair: float32 samples of shape `(batch, *sample_shape)` and int64 labels of shape `(batch,)`.
+
+    Attributes:
+        num_classes: labels are 0 ... num_classes - 1.
+        sample_shape: of one sample; (channels, height, width) for images.
+    """
+
+    num_classes: int
+    sample_shape: tuple[int, ...]
 
 
 def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:

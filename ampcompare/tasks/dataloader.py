@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.errors import AmpCompareError, ConfigError
-from ampcompare.tasks.data import Data, cut_batches, training_order
+from ampcompare.tasks.data import LabeledData, cut_batches, training_order
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 
 __all__ = ["KeyedSamples", "StreamData"]
@@ -105,7 +105,7 @@ class _Loader:
 
 
 @dataclass(frozen=True, eq=False)
-class StreamData(Data):
+class StreamData(LabeledData):
     """Samples prepared by a DataLoader.
 
     Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.

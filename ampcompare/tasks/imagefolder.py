@@ -67,7 +67,14 @@ def imagefolder(
         parts[part] = KeyedSamples(images, chosen, name=name, purpose=part, seed=seed, num_classes=len(images.classes))
     classes = len(parts["train"].samples.classes)
     return StreamData(
-        name, classes, (3, size, size), len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"]
+        name,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=classes,
+        sample_shape=(3, size, size),
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks.data import Data, cut_batches, spread, training_order
+from ampcompare.tasks.data import LabeledData, cut_batches, spread, training_order
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["MemoryData", "memory_data", "resize_images", "shift_images"]
@@ -26,7 +26,7 @@ class _Epoch:
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryData(Data):
+class MemoryData(LabeledData):
     """Images in memory; in each epoch a random `moved_share` of those for training is shifted by up to one pixel.
 
     Pixels that a shift uncovers are set to `background`.
@@ -133,10 +133,10 @@ def memory_data(
     chosen_train, chosen_val = parts
     return MemoryData(
         name,
-        num_classes,
-        tuple(chosen_train[0].shape[1:]),
-        len(chosen_train[1]),
-        len(chosen_val[1]),
+        num_train=len(chosen_train[1]),
+        num_val=len(chosen_val[1]),
+        num_classes=num_classes,
+        sample_shape=tuple(chosen_train[0].shape[1:]),
         seed=seed,
         moved_share=moved_share,
         background=background,

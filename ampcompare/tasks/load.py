@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.builtin import digits, synthetic
 from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
-from ampcompare.tasks.data import Data
+from ampcompare.tasks.data import LabeledData
 from ampcompare.tasks.imagefolder import imagefolder
 from ampcompare.tasks.torchvision_sets import downloaded
 from ampcompare.tasks.user_data import user_data
@@ -24,7 +24,7 @@ def load_data(
     train_size: int | None = None,
     val_size: int | None = None,
     augment: bool = True,
-) -> Data:
+) -> LabeledData:
     """Load the data set called `name`; a subset, resized images or repeated gray channels if asked for.
 
     Args:

@@ -1,48 +1,142 @@
-"""The classification task: data, and the loss of a model on a batch of it."""
+"""The contract of a task: data, models, the loss of a batch, and what an evaluation measures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim import Optimizer
 
-from ampcompare.errors import ConfigError
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.records.metric import Metric
+from ampcompare.settings.recipe import Recipe
+from ampcompare.tasks.batches import channels_last, split
 from ampcompare.tasks.data import Data
 
-__all__ = ["Task", "classification_loss"]
+__all__ = ["LossOf", "Phase", "Task"]
 
-
-def classification_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross entropy.
-
-    Args:
-        logits: (batch, classes), in the dtype of the model; nothing is cast, so that the arm's own rules apply.
-        labels: (batch,), int64.
-        label_smoothing: part of the target spread over all classes, in [0, 1).
-    """
-    # Looked up on the module at each call: O1 replaces the function there.
-    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What an arm is trained on."""
+class Phase:
+    """One part of an update: a loss, and the optimizers that step on its gradients before the next phase begins.
 
+    Attributes:
+        name: of the loss, such as discriminator.
+        loss: of the models on a batch, a tensor of one element; called inside the arm's autocast.
+        optimizers: places in the list that `Task.make_optimizers` returned.
+    """
+
+    name: str
+    loss: LossOf
+    optimizers: tuple[int, ...]
+
+
+class Task(abc.ABC):
+    """What an arm is trained on, and what it is judged by.
+
+    A subclass sets `metrics` and `data` and overrides `make_models`, `loss` and `measure`; the rest has defaults.
+    A batch is whatever the data yield: a tensor, or tuples and dicts of tensors, the batch being their first dimension.
+
+    Attributes:
+        metrics: what is measured; verdicts are about the first.
+        unit: what throughput is counted in.
+        units_per_sample: how many of them a sample has, such as the tokens of a sequence.
+        data: training and validation batches.
+    """
+
+    metrics: ClassVar[Sequence[Metric]]
+    unit: ClassVar[str] = "samples"
+    units_per_sample: int = 1
     data: Data
-    label_smoothing: float = 0.0
 
-    def loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, ...]) -> Tensor:
-        """Return the loss of the first model on samples and labels of `data`; call it inside the arm's autocast.
+    @abc.abstractmethod
+    def make_models(self) -> Sequence[nn.Module]:
+        """Build the models in fp32 on the CPU; weights come from torch's global generator, which is seeded."""
 
-        Raises:
-            ConfigError: the model returns something other than a tensor.
+    def make_optimizers(self, models: Sequence[nn.Module], make: Callable[[nn.Module], Optimizer]) -> list[Optimizer]:
+        """Build the optimizers over models that are on their device; by default one for each model.
+
+        Args:
+            make: returns the optimizer of the recipe over the parameters of a module.
         """
-        samples, labels = batch
-        logits = models[0](samples)
-        if not isinstance(logits, Tensor):
-            raise ConfigError(
-                f"the model returned a {type(logits).__name__}; classification needs one tensor (batch, classes)"
-            )
-        return classification_loss(logits, labels, label_smoothing=self.label_smoothing)
+        return [make(model) for model in models]
+
+    def phases(self, num_optimizers: int) -> Sequence[Phase]:
+        """Return the parts of an update in their order; by default one loss for all optimizers."""
+        return (Phase("loss", self.loss, tuple(range(num_optimizers))),)
+
+    @abc.abstractmethod
+    def loss(self, models: Sequence[nn.Module], batch: Any) -> Tensor:
+        """Return the mean loss of a training batch, one element; called inside the arm's autocast."""
+
+    def predict(self, models: Sequence[nn.Module], batch: Any) -> Any:
+        """Return what `measure` needs of a validation batch; called in evaluation mode inside the arm's autocast.
+
+        The default is the first model on the first part of the batch.
+        """
+        return models[0](batch[0])
+
+    @abc.abstractmethod
+    def measure(self, outputs: Any, batch: Any) -> Mapping[str, Tensor]:
+        """Return measurements of each sample, which are summed over the validation set in float64, over all ranks.
+
+        Args:
+            outputs: what `predict` returned, with 16-bit tensors cast to float32.
+            batch: a validation batch.
+
+        Returns:
+            By name, (samples,) or (samples, ...). Those named like a metric are its values by sample; `loss` is the
+            validation loss of each sample, if it has one. Every batch has the same names and further dimensions.
+        """
+
+    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+        """Return the value of each metric, by name; by default the mean over samples of what has its name.
+
+        Args:
+            sums: over the validation set of what `measure` returned: float64 on the CPU, without the first dimension.
+            samples: that were measured.
+        """
+        return {metric.name: float(sums[metric.name]) / samples for metric in self.metrics}
+
+    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float | None:
+        """Return the value of the first metric that a constant guess reaches; None where it is not known."""
+        return None
+
+    def labels(self, batch: Any) -> Tensor | None:
+        """Return a whole number for each sample of a validation batch, by which two runs see that they had the same.
+
+        Returns:
+            (samples,) int64, or None.
+        """
+        return None
+
+    def split(self, batch: Any, count: int) -> Sequence[Any]:
+        """Return a batch as `count` micro-batches of equal size; by default each tensor in it is cut."""
+        return split(batch, count)
+
+    def channels_last(self, batch: Any) -> Any:
+        """Return a batch with its images in channels-last format; by default these are its tensors of rank four."""
+        return channels_last(batch)
+
+    def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
+        """Return the modules whose activations are computed again in the backward pass when that is asked for."""
+        return ()
+
+    def example(self, batch: Any) -> Any:
+        """Return what `explain` calls the first model with; by default the first part of a batch."""
+        return batch[0]
+
+
+def require_no_views(recipe: Recipe, task: str) -> None:
+    """Check that no test-time augmentation is asked for.
+
+    Raises:
+        UnsupportedCombination: one is.
+    """
+    if recipe.tta != "none":
+        raise UnsupportedCombination(f"the task {task} has no test-time augmentation; leave out --tta {recipe.tta}")

@@ -124,7 +124,14 @@ def downloaded(
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
     shape = (channels or len(kind.mean), height, width)
     return StreamData(
-        name, kind.num_classes, shape, len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"]
+        name,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=kind.num_classes,
+        sample_shape=shape,
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
     )
 
 

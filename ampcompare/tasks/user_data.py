@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks.data import Data, spread
+from ampcompare.tasks.data import LabeledData, spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
@@ -31,7 +31,7 @@ def user_data(
     train_size: int | None,
     val_size: int | None,
     augment: bool,
-) -> Data:
+) -> LabeledData:
     """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
@@ -54,11 +54,12 @@ def user_data(
         seed_globals(derive("user's factory"))
         with blamed(path, "calling it"):
             result = factory(**taken)
-        if isinstance(result, Data):
+        if isinstance(result, LabeledData):
             for name, size in sizes.items():
                 if size is not None and name not in taken:
                     raise ConfigError(
-                        f"factory {path} returns a Data and has no parameter {name}, and {size} was asked for; add it"
+                        f"factory {path} returns a LabeledData and has no parameter {name}, and {size} "
+                        "was asked for; add it"
                     )
             return result
         train, val, num_classes = _unpack(path, result)
@@ -77,7 +78,16 @@ def user_data(
             samples, positions, name=path, purpose=part, seed=seed, num_classes=classes, channels=channels
         )
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
-    return StreamData(path, classes, shape, len(parts["train"]), len(parts["val"]), seed, parts["train"], parts["val"])
+    return StreamData(
+        path,
+        num_train=len(parts["train"]),
+        num_val=len(parts["val"]),
+        num_classes=classes,
+        sample_shape=shape,
+        seed=seed,
+        train=parts["train"],
+        val=parts["val"],
+    )
 
 
 def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:

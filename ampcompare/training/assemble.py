@@ -7,6 +7,7 @@ DDP last because it records dtypes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,10 @@ from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess, model_facts, require_equal
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.settings.config import Recipe
-from ampcompare.tasks.load import load_data
-from ampcompare.tasks.models import build_model, fixed_channels
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.randomness import seed_globals
 from ampcompare.tasks.task import Task
+from ampcompare.training.checkpoint_activations import checkpoint_activations
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.optimizers import make_optimizer
@@ -32,7 +32,7 @@ from ampcompare.training.state.capture import restore_training
 from ampcompare.training.state.fit import Owned, owned_by
 from ampcompare.training.state.schema import require_position
 
-__all__ = ["Assembly", "assemble", "assemble_single", "make_task"]
+__all__ = ["Assembly", "assemble", "assemble_single"]
 
 
 @dataclass
@@ -69,22 +69,6 @@ class Assembly:
     workers: int = 0
 
 
-def make_task(recipe: Recipe) -> Task:
-    """Load the data of a recipe, in the shape that its model needs."""
-    data = load_data(
-        recipe.data.name,
-        seed=recipe.seed,
-        data_dir=recipe.data.dir,
-        download=recipe.data.download,
-        image_size=recipe.data.image_size,
-        channels=fixed_channels(recipe.model.arch),
-        train_size=recipe.data.train_size,
-        val_size=recipe.data.val_size,
-        augment=recipe.data.augment,
-    )
-    return Task(data, label_smoothing=recipe.label_smoothing)
-
-
 def assemble_single(
     recipe: Recipe, task: Task, precision: Precision, device: torch.device, *, state: Mapping[str, Any] | None = None
 ) -> Assembly:
@@ -115,23 +99,19 @@ def assemble(
     ranks = ranks or SingleProcess()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
-    model = build_model(
-        recipe.model.arch,
-        num_classes=task.data.num_classes,
-        sample_shape=task.data.sample_shape,
-        model_args=recipe.model.args,
-    )
-    model = parallel.convert_batchnorm(model)
-    model = model.to(device)
+    built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
     if recipe.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(recipe.optimizer, model)
+        built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
+    if recipe.checkpoint_activations:
+        checkpoint_activations(task, built)
+    unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer))
     ready_compiler(recipe.compile)
-    average = None if recipe.ema_decay is None else ModelEma([model], recipe.ema_decay)
+    average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
-    params = owned_params(optimizer)
-    owned = owned_by([model], [optimizer])
-    replicas, optimizers = precision.prepare([model], [optimizer])
+    params = [param for optimizer in unprepared for param in owned_params(optimizer)]
+    owned = owned_by(built, unprepared)
+    precision.expect_losses(len(task.phases(len(unprepared))))
+    replicas, optimizers = precision.prepare(built, unprepared)
     base_lrs = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs

@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from ampcompare.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.parallel.base import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.tasks.batches import map_tensors, tensors_of
+from ampcompare.tasks.task import LossOf
 
 __all__ = ["CudaRecorder", "Recorder", "StepGraph", "rates_on_device", "refuse_unrecordable"]
 
 WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 
-Batch = tuple[Tensor, ...]
 Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class StepGraph:
         self._recorder = recorder
         self._warm_ups = 0
         self._shapes: list[Any] = []
-        self._inputs: list[Batch] | None = None
+        self._inputs: Any = None
         self._losses: list[Tensor] = []
         self._norm: Tensor | None = None
 
@@ -85,12 +86,12 @@ class StepGraph:
         optimizers: Sequence[Optimizer],
         precision: Precision,
         parallel: Parallel,
-        loss_of: Callable[[Sequence[nn.Module], Batch], Tensor],
-        microbatches: Sequence[Batch],
+        loss_of: LossOf,
+        microbatches: Sequence[Any],
         clip_norm: float | None = None,
     ) -> Result:
         """Make one update; see `ampcompare.training.loop.update`."""
-        shapes = [[(part.shape, part.stride(), part.dtype) for part in batch] for batch in microbatches]
+        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_of(list(microbatches))]
         arguments = (models, optimizers, precision, parallel, loss_of)
         if self._inputs is None:
             self._shapes = self._shapes or shapes
@@ -101,9 +102,8 @@ class StepGraph:
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
-        for static, batch in zip(self._inputs, microbatches, strict=True):
-            for target, part in zip(static, batch, strict=True):
-                target.copy_(part, non_blocking=True)
+        for target, part in zip(tensors_of(self._inputs), tensors_of(list(microbatches)), strict=True):
+            target.copy_(part, non_blocking=True)
         self._recorder.replay()
         norm = None if self._norm is None else self._norm.clone()
         return [loss.clone() for loss in self._losses], norm, precision.repeated()
@@ -114,11 +114,11 @@ class StepGraph:
         optimizers: Sequence[Optimizer],
         precision: Precision,
         parallel: Parallel,
-        loss_of: Callable[[Sequence[nn.Module], Batch], Tensor],
-        microbatches: Sequence[Batch],
+        loss_of: LossOf,
+        microbatches: Sequence[Any],
         clip_norm: float | None,
     ) -> None:
-        self._inputs = [tuple([part.clone() for part in batch]) for batch in microbatches]
+        self._inputs = map_tensors(Tensor.clone, list(microbatches))
         # A gradient that exists now would be read by every replay, from memory that is freed.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -1,92 +1,114 @@
-"""Accuracy over a whole validation set, from exact counts."""
+"""The metrics of a task over a whole validation set, from exact sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ampcompare.precision.base import Precision
-from ampcompare.records.images import pack_images
-from ampcompare.records.run import ImageResults
+from ampcompare.records.evaluation import SampleResults
+from ampcompare.records.per_sample import pack_right
+from ampcompare.tasks.batches import in_fp32
+from ampcompare.tasks.task import Task
 
 __all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts of correct predictions, and the mean cross entropy in fp32.
+    """What was measured over all ranks.
 
     Attributes:
-        majority_correct: samples of the most frequent class; None where the number of classes was not given.
-        images: which samples were classified correctly; None where their indices are not known.
+        values: of each metric of the task, by name.
+        counts: samples that are right, of each metric that is a share of them.
+        loss: mean over samples; None for a task without a validation loss.
+        chance: value of the first metric that a constant guess reaches; None where it is not known.
+        per_sample: which samples are right; None where the first metric is no share, or their indices are not known.
     """
 
     samples: int
-    top1_correct: int
-    top5_correct: int
-    loss: float
-    majority_correct: int | None = None
-    images: ImageResults | None = None
+    values: dict[str, float]
+    counts: dict[str, int]
+    loss: float | None = None
+    chance: float | None = None
+    per_sample: SampleResults | None = None
 
 
 def evaluate(
+    task: Task,
     models: Sequence[nn.Module],
     precision: Precision,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Any],
     device: torch.device,
     total: Callable[[Tensor], Tensor] | None = None,
-    views: Sequence[Callable[[Tensor], Tensor]] = (),
-    num_classes: int | None = None,
     indices: range | None = None,
+    any_batch: Callable[[], Any] | None = None,
 ) -> Evaluation:
-    """Run `models[0]` in evaluation mode over `batches`; what is counted stays on the device until the end.
+    """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
     Args:
         total: sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
-        views: further views of each batch for test-time augmentation; the logits of all views are averaged.
-        num_classes: labels are counted by class if it is given.
         indices: of the samples of `batches` in the validation set, in order: `range(rank, num_val, world_size)`. If
-            any rank gets another number of samples, such as padded batches, there are no per-image results.
+            any rank gets another number of samples, such as padded batches, there are no results by sample.
+        any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
     """
-    model = models[0]
-    was_training = model.training
-    model.eval()
-    counts = torch.zeros(2, dtype=torch.int64, device=device)
-    loss = torch.zeros((), dtype=torch.float64, device=device)
-    classes = torch.arange(num_classes or 0, device=device)
-    frequencies = torch.zeros_like(classes)
-    marks: list[Tensor] = []  # per sample: twice its label, plus 1 if it was classified correctly
+    first = task.metrics[0]
+    by_sample = indices is not None and first.over_samples == "share"
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    sums: dict[str, Tensor] = {}
+    marks: list[Tensor] = []  # of each sample: twice its label, plus 1 if it is right
     samples = 0
     with torch.no_grad():
-        for inputs, labels in batches:
-            with precision.autocast():
-                outputs = [model(inputs), *(model(view(inputs)) for view in views)]
-            first = outputs[0].float()
-            logits = first if len(outputs) == 1 else torch.stack([output.float() for output in outputs]).mean(0)
-            best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-            hits = best == labels[:, None]
-            counts += torch.stack([hits[:, 0].sum(), hits.sum()])
-            loss += F.cross_entropy(logits, labels, reduction="sum").double()
-            if indices is not None:
-                marks.append(2 * labels + hits[:, 0])
-            frequencies += (labels[:, None] == classes).sum(0)
-            samples += len(labels)
-    model.train(was_training)
-    evaluated = counts.new_tensor([samples])
-    parts = [counts, loss[None], evaluated, frequencies, _by_index(marks, indices, like=loss)]
-    sums = torch.cat([part.double() for part in parts])
-    top1, top5, loss_sum, count, *rest = (sums if total is None else total(sums)).tolist()
-    by_class, by_index = rest[: len(classes)], rest[len(classes) :]
-    majority = int(max(by_class)) if by_class else None
-    return Evaluation(int(count), int(top1), int(top5), loss_sum / max(1.0, count), majority, _images(by_index))
+        for batch in batches:
+            measured = _measure(task, models, precision, batch)
+            for name, value in measured.items():
+                part = value.sum(0, dtype=torch.float64)
+                sums[name] = sums[name] + part if name in sums else part
+            samples += len(next(iter(measured.values())))
+            if by_sample:
+                labels = task.labels(batch)
+                # A new tensor: data may write the next batch into the same memory.
+                marks.append(measured[first.name] + 0 if labels is None else 2 * labels + measured[first.name])
+        if not sums and any_batch is not None:
+            shapes = _measure(task, models, precision, any_batch())
+            sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}
+    for model, training in zip(models, modes, strict=True):
+        model.train(training)
+    counted = torch.tensor([samples], dtype=torch.float64, device=device)
+    kept = _by_index(marks, indices if by_sample else None, device)
+    flat = torch.cat([*(part.reshape(-1) for part in sums.values()), counted, kept])
+    whole = (flat if total is None else total(flat)).cpu()
+    sizes = [part.numel() for part in sums.values()]
+    *parts, count, by_index = whole.split([*sizes, 1, len(whole) - sum(sizes) - 1])
+    shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
+    return _evaluation(task, shaped, int(count), _per_sample(by_index.tolist()))
 
 
-def _by_index(marks: Sequence[Tensor], indices: range | None, like: Tensor) -> Tensor:
+def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any) -> Mapping[str, Tensor]:
+    with precision.autocast():
+        outputs = task.predict(models, batch)
+    return task.measure(in_fp32(outputs), batch)
+
+
+def _evaluation(task: Task, sums: Mapping[str, Tensor], samples: int, per_sample: SampleResults | None) -> Evaluation:
+    return Evaluation(
+        samples=samples,
+        values=task.values(sums, samples),
+        counts={metric.name: int(sums[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
+        loss=float(sums["loss"]) / samples if "loss" in sums else None,
+        chance=task.chance(sums, samples),
+        per_sample=per_sample,
+    )
+
+
+def _by_index(marks: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
     """Return the marks at the indices of their samples, after a flag: whether there are more or fewer samples.
 
     The indices of other ranks hold zeros, so that the sum over ranks has all marks and counts the flags.
@@ -95,8 +117,8 @@ def _by_index(marks: Sequence[Tensor], indices: range | None, like: Tensor) -> T
         (1 + validation samples,), float64; empty without indices.
     """
     if indices is None:
-        return like.new_zeros(0)
-    by_index = like.new_zeros(1 + indices.stop)
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    by_index = torch.zeros(1 + indices.stop, dtype=torch.float64, device=device)
     if sum(map(len, marks)) != len(indices):
         by_index[0] = 1
     elif marks:
@@ -104,8 +126,8 @@ def _by_index(marks: Sequence[Tensor], indices: range | None, like: Tensor) -> T
     return by_index
 
 
-def _images(by_index: Sequence[float]) -> ImageResults | None:
+def _per_sample(by_index: Sequence[float]) -> SampleResults | None:
     if not by_index or by_index[0]:
         return None
     marks = np.array(by_index[1:], dtype=np.int64)
-    return pack_images(marks % 2 == 1, marks // 2)
+    return pack_right(marks % 2 == 1, marks // 2)

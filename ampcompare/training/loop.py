@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 from ampcompare.parallel.base import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.records.run import StepRecord
+from ampcompare.tasks.batches import channels_last as to_channels_last
+from ampcompare.tasks.batches import split as split_batch
+from ampcompare.tasks.task import LossOf
 from ampcompare.training.metrics.clock import Clock
 
 __all__ = ["Loop", "update"]
-
-Batch = tuple[Tensor, ...]
 
 
 def update(
@@ -28,15 +29,17 @@ def update(
     optimizers: Sequence[Optimizer],
     precision: Precision,
     parallel: Parallel,
-    loss_of: Callable[[Sequence[nn.Module], Batch], Tensor],
-    microbatches: Sequence[Batch],
+    loss_of: LossOf,
+    microbatches: Sequence[Any],
     clip_norm: float | None = None,
+    loss_id: int = 0,
 ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
     """Make one update of the weights from one or more micro-batches.
 
     Args:
         loss_of: the mean loss of models on a micro-batch, a tensor of one element.
         clip_norm: largest norm of the unscaled gradients of each optimizer.
+        loss_id: which loss scaler, for tasks with several losses.
 
     Returns:
         The losses divided by the number of micro-batches (detached, still on the device), the largest gradient norm
@@ -49,13 +52,13 @@ def update(
         with parallel.no_sync(models):
             with precision.autocast():
                 loss = loss_of(models, batch) / count
-            precision.backward(loss, optimizers, delay_unscale=True)
+            precision.backward(loss, optimizers, loss_id=loss_id, delay_unscale=True)
         losses.append(loss.detach())
     with precision.autocast():
         loss = loss_of(models, last)
         if early:
             loss = loss / count
-    precision.backward(loss, optimizers)
+    precision.backward(loss, optimizers, loss_id=loss_id)
     losses.append(loss.detach())
     norm = None
     if clip_norm is not None:
@@ -75,11 +78,14 @@ class Loop:
     Losses, norms and outcomes stay on the device until `drain_every` of them are read together.
 
     Attributes:
+        num_losses: that `update` returns for each micro-batch; with several, those of one loss come together.
         accumulation: number of micro-batches per batch.
         schedule: factor on the learning rates by step; None if they are constant.
         base_lrs: per optimizer and group, the learning rate that the factor multiplies.
         mean: averages the losses of a block over all ranks; None for one process.
         after_step: called in order after each update; its time counts as part of the step.
+        split: cuts a batch into micro-batches of equal size.
+        to_channels_last: puts the images of a batch into that format.
         update: `update` itself, or something with the same signature, such as a CUDA graph of it.
         step: updates made so far.
     """
@@ -88,8 +94,9 @@ class Loop:
     optimizers: Sequence[Optimizer]
     precision: Precision
     parallel: Parallel
-    loss_of: Callable[[Sequence[nn.Module], Batch], Tensor]
+    loss_of: LossOf
     clock: Clock
+    num_losses: int = 1
     accumulation: int = 1
     clip_norm: float | None = None
     schedule: Callable[[int], float] | None = None
@@ -98,6 +105,8 @@ class Loop:
     channels_last: bool = False
     mean: Callable[[Tensor], Tensor] | None = None
     after_step: Sequence[Callable[[], None]] = ()
+    split: Callable[[Any, int], Sequence[Any]] = split_batch
+    to_channels_last: Callable[[Any], Any] = to_channels_last
     update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update
     step: int = 0
     _scales: tuple[float, ...] = field(init=False)
@@ -105,7 +114,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._scales = self.precision.loss_scales()
 
-    def run(self, batches: Iterable[Batch], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
+    def run(self, batches: Iterable[Any], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
         """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
         pending: list[tuple[Any, ...]] = []
         models, optimizers, precision, parallel = self.models, self.optimizers, self.precision, self.parallel
@@ -138,14 +147,11 @@ class Loop:
         """Read the loss scales again; call it after they were changed from outside, between two blocks."""
         self._scales = self.precision.loss_scales()
 
-    def microbatches(self, batch: Batch) -> Sequence[Batch]:
+    def microbatches(self, batch: Any) -> Sequence[Any]:
         """Return the micro-batches of a batch, in the memory format of the run."""
         if self.channels_last:
-            batch = (batch[0].contiguous(memory_format=torch.channels_last), *batch[1:])
-        if self.accumulation == 1:
-            return (batch,)
-        size = len(batch[0]) // self.accumulation
-        return list(zip(*(part.split(size) for part in batch), strict=True))
+            batch = self.to_channels_last(batch)
+        return (batch,) if self.accumulation == 1 else self.split(batch, self.accumulation)
 
     def _set_lr(self, factor: float) -> None:
         for optimizer, base_lrs in zip(self.optimizers, self.base_lrs, strict=True):
@@ -160,19 +166,28 @@ class Loop:
         # One transfer for all losses of the block: `item` at each step would wait for the device each time.
         stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
-        count = self.accumulation
-        sums = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]
+        sums, parts = self._sums(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
         norm_values = iter(torch.stack(norms).tolist() if norms else ())
         seconds, idle, scales, step = self.clock.seconds, self.clock.idle_seconds, self._scales, self.step
         records = []
         last = None
-        for (_, norm, outcome, start, end, waited), loss in zip(pending, sums, strict=True):
+        for (_, norm, outcome, start, end, waited), loss, losses in zip(pending, sums, parts, strict=True):
             before, scales = scales, outcome.loss_scales
             grad_norm = None if norm is None else next(norm_values)
             took, waited = seconds(start, end), idle(waited, last, start)
-            records.append(StepRecord(step, epoch, loss, before, scales, outcome.applied, grad_norm, took, waited))
+            applied = outcome.applied
+            records.append(StepRecord(step, epoch, loss, before, scales, applied, grad_norm, took, waited, losses))
             last = end
             step += 1
         self._scales, self.step = scales, step
         return records
+
+    def _sums(self, flat: Sequence[float]) -> tuple[Sequence[float], Sequence[tuple[float, ...]]]:
+        """Return for each step the loss, and each of several losses, from those of all micro-batches."""
+        count, several = self.accumulation, self.num_losses
+        by_loss = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]
+        if several == 1:
+            return by_loss, [()] * len(by_loss)
+        parts = [tuple(by_loss[at : at + several]) for at in range(0, len(by_loss), several)]
+        return list(map(sum, parts)), parts

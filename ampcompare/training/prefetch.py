@@ -8,22 +8,21 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from ampcompare.tasks.batches import tensors_of
 
 __all__ = ["CopyStream", "CudaCopyStream", "prefetch"]
-
-Batch = tuple[Tensor, ...]
 
 
 class CopyStream(abc.ABC):
     """Where batches are fetched while the main stream computes."""
 
     @abc.abstractmethod
-    def fetch(self, batches: Iterator[Batch]) -> tuple[Batch, Any] | None:
+    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         """Start the copy of the next batch; return it with a mark of its end, or None if none is left."""
 
     @abc.abstractmethod
-    def hand_over(self, batch: Batch, mark: Any) -> None:
+    def hand_over(self, batch: Any, mark: Any) -> None:
         """Make the main stream wait, on the device, until the batch is copied."""
 
 
@@ -37,22 +36,22 @@ class CudaCopyStream(CopyStream):
             torch.cuda.current_stream(device)
         )  # the data that batches are cut from may still be written
 
-    def fetch(self, batches: Iterator[Batch]) -> tuple[Batch, Any] | None:
+    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         with torch.cuda.stream(self._stream):
             batch = next(batches, None)
             return None if batch is None else (batch, self._stream.record_event())
 
-    def hand_over(self, batch: Batch, mark: Any) -> None:
+    def hand_over(self, batch: Any, mark: Any) -> None:
         main = torch.cuda.current_stream(self._device)
         main.wait_event(mark)
-        for part in batch:
+        for part in tensors_of(batch):
             part.record_stream(main)  # its memory is not reused while the main stream reads it
 
 
-def prefetch(batches: Iterable[Batch], depth: int, stream: CopyStream) -> Iterator[Batch]:
+def prefetch(batches: Iterable[Any], depth: int, stream: CopyStream) -> Iterator[Any]:
     """Yield the same batches in the same order, and start up to `depth` of them in advance."""
     source = iter(batches)
-    waiting: deque[tuple[Batch, Any]] = deque()
+    waiting: deque[tuple[Any, Any]] = deque()
     more = True
     while True:
         while more and len(waiting) < depth + 1:

@@ -11,16 +11,20 @@ import torch
 from torch import nn
 
 from ampcompare.environment.versions import fingerprint, host_name
+from ampcompare.errors import UnsupportedCombination
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
-from ampcompare.records.run import EpochResult, Resumption, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.randomness import derive
+from ampcompare.tasks.task import Phase
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.cuda_graph import CudaRecorder, StepGraph, rates_on_device, refuse_unrecordable
 from ampcompare.training.evaluate import Evaluation, evaluate
 from ampcompare.training.loop import Loop, update
 from ampcompare.training.metrics.clock import make_clock
+from ampcompare.training.phases import PhasedUpdate
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.factory import make_policies
 from ampcompare.training.policies.rollback import Rollback
@@ -30,14 +34,26 @@ from ampcompare.training.state.position import Position
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.state.stateful import Stateful
 from ampcompare.training.stop_request import StopRequest
-from ampcompare.training.tta import make_views
 
 __all__ = ["Session", "TrainingPhase"]
 
 TrainingPhase = Literal["training", "evaluating", "saving"]
 
 
-def _recorded_update(assembly: Assembly) -> StepGraph:
+def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -> Any:
+    """Return what makes an update: all optimizers at once, or phase by phase; a CUDA graph of it if that is asked for.
+
+    Raises:
+        UnsupportedCombination: an update in several phases cannot be recorded.
+    """
+    if len(phases) > 1:
+        if recorded:
+            raise UnsupportedCombination(
+                f"cuda_graph records one step, and this task makes {len(phases)} in an update; leave out --cuda-graph"
+            )
+        return PhasedUpdate(phases)
+    if not recorded:
+        return update
     refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
     rates_on_device(assembly.optimizers, assembly.device)
     return StepGraph(update, CudaRecorder(assembly.device))
@@ -84,14 +100,16 @@ class Session:
         }
         if assembly.average is not None:
             self.stateful["average"] = assembly.average
-        self._views = make_views(recipe.tta, assembly.task.data.sample_shape)
+        task = assembly.task
+        phases = task.phases(len(assembly.optimizers))
         self.loop = Loop(
             models=assembly.models,
             optimizers=assembly.optimizers,
             precision=functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision),
             parallel=assembly.parallel,
-            loss_of=assembly.task.loss,
+            loss_of=phases[0].loss,
             clock=make_clock(assembly.device),
+            num_losses=len(phases),
             accumulation=recipe.grad_accum_steps,
             clip_norm=recipe.clip_grad,
             schedule=assembly.schedule,
@@ -99,7 +117,9 @@ class Session:
             drain_every=config.drain_every,
             channels_last=recipe.channels_last,
             mean=ranks.mean if ranks.size > 1 else None,
-            update=update if not recipe.cuda_graph else _recorded_update(assembly),
+            split=task.split,
+            to_channels_last=task.channels_last,
+            update=_update_of(phases, assembly, recorded=recipe.cuda_graph),
             after_step=() if assembly.average is None else (assembly.average.update,),
         )
 
@@ -136,7 +156,7 @@ class Session:
                 break
             self._enter("training")
             begin = self._now() - position.train_seconds
-            batches: Iterator[tuple[torch.Tensor, ...]] = assembly.task.data.train_batches(
+            batches: Iterator[Any] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
             )
             if self.config.prefetch and assembly.device.type == "cuda":
@@ -157,14 +177,14 @@ class Session:
             event = EpochResult(
                 epoch=epoch,
                 samples=result.samples,
-                top1_correct=result.top1_correct,
-                top5_correct=result.top5_correct,
+                values=result.values,
+                counts=result.counts,
+                chance=result.chance,
                 loss=result.loss,
-                ema_top1_correct=None if averaged is None else averaged.top1_correct,
-                ema_top5_correct=None if averaged is None else averaged.top5_correct,
+                ema_values=None if averaged is None else averaged.values,
+                ema_counts={} if averaged is None else averaged.counts,
                 ema_loss=None if averaged is None else averaged.loss,
-                majority_correct=result.majority_correct,
-                images=result.images,
+                per_sample=result.per_sample,
                 train_seconds=trained - begin,
                 eval_seconds=self._now() - trained,
             )
@@ -199,6 +219,7 @@ class Session:
                 "total_batch_size": config.recipe.batch_size * assembly.ranks.size,
             },
             "best": dict(self.best),
+            "metrics": [metric.model_dump() for metric in assembly.task.metrics],
             "parts": {name: part.state_dict() for name, part in self.stateful.items()},
             "resumed": [resumption.model_dump() for resumption in self.resumed],
             "arm": config.arm,
@@ -254,8 +275,9 @@ class Session:
 
     def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
         """Save after an evaluation if it is due, or if it is the best so far."""
-        value = result.top1_correct / result.samples
-        improved = self.best["value"] is None or value > self.best["value"]
+        metric = self.assembly.task.metrics[0]
+        value = result.values[metric.name]
+        improved = metric.is_better(value, self.best["value"])
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
@@ -268,16 +290,16 @@ class Session:
 
     def _evaluate(self, share: dict[str, Any]) -> Evaluation:
         assembly, ranks = self.assembly, self.assembly.ranks
-        data = assembly.task.data
+        data, batch_size = assembly.task.data, self.config.recipe.batch_size
         result = evaluate(
+            assembly.task,
             assembly.replicas,
             assembly.precision,
-            data.val_batches(self.config.recipe.batch_size, device=assembly.device, **share),
+            data.val_batches(batch_size, device=assembly.device, **share),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
-            self._views,
-            assembly.task.data.num_classes,
             range(ranks.rank, data.num_val, ranks.size),
+            lambda: next(iter(data.val_batches(1, device=assembly.device))),
         )
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()

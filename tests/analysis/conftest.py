@@ -14,7 +14,8 @@ import pytest
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import cell_folder
 from ampcompare.launch.cell_files import write_record
-from ampcompare.records.run import EpochResult, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.settings.config import RunConfig
 
 STEPS = 60
@@ -44,8 +45,8 @@ def run_of() -> Callable[..., tuple[RunRecord, list[StepRecord]]]:
             eval_seconds=0.1,
         )
         summary = RunSummary(
-            top1_final=epoch.top1,
-            top1_best=epoch.top1,
+            metric_final=epoch.value,
+            metric_best=epoch.value,
             top5_final=1.0,
             loss_final=1.0,
             epochs=[epoch],

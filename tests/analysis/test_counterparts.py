@@ -9,7 +9,7 @@ import pytest
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison, Twin
 from ampcompare.records.run import Effective, RunRecord
-from ampcompare.report.columns import COLUMNS, VERDICTS
+from ampcompare.report.columns import columns, verdict_columns
 from ampcompare.report.json import Json
 
 MakeRecord = Callable[..., RunRecord]
@@ -52,7 +52,7 @@ def test_the_verdict_is_against_the_arm_of_the_same_precision(make_record: MakeR
     assert _row(comparison, "accelerate:bf16").accuracy_verdict == "worse"
     twin = _twin(comparison, "accelerate:bf16")
     assert (twin.twin, twin.library, twin.pairs) == ("native:bf16", "accelerate 1.15.0", 5)
-    assert (twin.accuracy_verdict, twin.same_bits, twin.top1_difference) == ("identical", True, 0)
+    assert (twin.accuracy_verdict, twin.same_bits, twin.metric_difference) == ("identical", True, 0)
     assert (
         "accelerate:bf16 (accelerate 1.15.0) against native:bf16, the precision that it ran in: identical, "
         "every loss the same to the last bit, 5 seeds." in comparison.reading
@@ -63,13 +63,16 @@ def test_a_precision_that_was_not_asked_for_stands_in_the_row(make_record: MakeR
     """The row names what ran beside what was asked, and its library with the version; its twin is what ran."""
     comparison = _comparison(make_record, "fp32", "accelerate:fp16")
     row = _row(comparison, "accelerate:fp16")
-    assert (COLUMNS["arm"](row), COLUMNS["engine"](row)) == ("accelerate:fp16 (ran fp32)", "accelerate 1.15.0")
-    assert VERDICTS["arm"](row, comparison) == "accelerate:fp16 (ran fp32)"
+    assert (columns(comparison)["arm"](row), columns(comparison)["engine"](row)) == (
+        "accelerate:fp16 (ran fp32)",
+        "accelerate 1.15.0",
+    )
+    assert verdict_columns(comparison)["arm"](row) == "accelerate:fp16 (ran fp32)"
     twin = _twin(comparison, "accelerate:fp16")
     assert (twin.twin, twin.same_bits) == ("fp32", False)
     assert twin.accuracy_verdict == row.accuracy_verdict == "equivalent (±0.5)"
     assert "the precision that it ran in: equivalent (±0.5), +0.00 pp, 5 seeds." in comparison.reading[-1]
-    assert COLUMNS["arm"](_row(comparison, "fp32")) == "fp32"
+    assert columns(comparison)["arm"](_row(comparison, "fp32")) == "fp32"
 
 
 def test_a_twin_that_did_not_run_is_asked_for(make_record: MakeRecord) -> None:

@@ -33,7 +33,7 @@ def test_the_published_table(sd: float | None) -> None:
     """75.79 against 75.92 cannot be told apart, given the published spread or none; the NaN rows are divergence."""
     comparison = judge(example_table(), sd=sd)
     assert comparison.reference == "native:fp16"
-    assert _row(comparison, "apex:O1").top1_difference == pytest.approx(-0.0013)
+    assert _row(comparison, "apex:O1").metric_difference == pytest.approx(-0.0013)
     why = "fewer than 3 seeds" if sd is None else "≤"
     assert _row(comparison, "apex:O1").accuracy_verdict.startswith(f"inconclusive ({why}")
     assert _row(comparison, "apex:O2").accuracy_verdict.startswith(f"inconclusive ({why}")
@@ -55,7 +55,9 @@ def test_equal_seeds_are_paired() -> None:
     row = _row(judge(read_table(_table(ARM, REFERENCE), "t")), "half")
     low, high = stats.ttest_rel(ARM, REFERENCE).confidence_interval(0.95)
     assert (row.accuracy_verdict, row.pairs) == ("worse", 4)
-    assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
+    assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
+        (low, high)
+    )
 
 
 def test_word_and_interval_agree() -> None:
@@ -66,11 +68,11 @@ def test_word_and_interval_agree() -> None:
     comparison = judge(read_table("\n".join(lines), "t"))
     row = _row(comparison, "half")
     assert row.accuracy_verdict == "equivalent (±0.5)"
-    assert row.top1_difference_confidence == pytest.approx(0.9)
-    assert -0.005 < (row.top1_difference_low or -1) < (row.top1_difference_high or 1) < 0.005
+    assert row.metric_difference_confidence == pytest.approx(0.9)
+    assert -0.005 < (row.metric_difference_low or -1) < (row.metric_difference_high or 1) < 0.005
     other = _row(comparison, "other")
     assert other.accuracy_verdict == "not comparable (gpus 8, not 1)"
-    assert other.top1_difference_low is None
+    assert other.metric_difference_low is None
 
 
 def test_runs_without_seeds_are_two_samples() -> None:
@@ -78,7 +80,9 @@ def test_runs_without_seeds_are_two_samples() -> None:
     row = _row(judge(read_table(_table(ARM[:3], REFERENCE, seeds=False), "t")), "half")
     low, high = stats.ttest_ind(ARM[:3], REFERENCE, equal_var=False).confidence_interval(0.95)
     assert row.accuracy_verdict == "worse"
-    assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
+    assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
+        (low, high)
+    )
 
 
 def test_one_run_per_arm_names_no_winner() -> None:
@@ -134,7 +138,7 @@ def test_a_percent_sign_is_no_digit() -> None:
         for text in ("76.1", "76.1%")
     )
     assert signed == plain
-    assert (signed.top1_difference_high or 0) * 100 > 0.1 / 6**0.5
+    assert (signed.metric_difference_high or 0) * 100 > 0.1 / 6**0.5
 
 
 @pytest.mark.parametrize("count", [3, 10, 100])
@@ -144,7 +148,7 @@ def test_whole_points_are_no_proof_of_equality(count: int) -> None:
     for more in ("", "other,70.1234\n"):
         row = _row(judge(read_table(text + more, "t")), "amp")
         assert row.accuracy_verdict == "inconclusive (the figures are rounded)"
-        assert (row.top1_difference_high or 0) > 0.005
+        assert (row.metric_difference_high or 0) > 0.005
 
 
 def test_few_seeds_in_common_throw_no_runs_away() -> None:
@@ -156,7 +160,9 @@ def test_few_seeds_in_common_throw_no_runs_away() -> None:
     low, high = stats.ttest_ind(arm, reference, equal_var=False).confidence_interval(0.95)
     row = _row(comparison, "amp")
     assert (row.accuracy_verdict, row.pairs) == ("worse", 10)
-    assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
+    assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
+        (low, high)
+    )
     assert "amp is compared by Welch's test, for only 1 seed is in common." in comparison.reading
 
 
@@ -204,8 +210,8 @@ def test_lower_is_better() -> None:
     text = "arm,wer,sd,n\nfp32,4.25,0.06,6\namp,4.05,0.06,6\n"
     row = _row(judge(read_table(text, "t"), terms=Criteria(margin=0.1)), "amp")
     assert row.accuracy_verdict == "better"
-    assert row.top1_difference == pytest.approx(-0.002)
-    assert (row.top1_difference_low or 0) < (row.top1_difference_high or 0) < 0
+    assert row.metric_difference == pytest.approx(-0.002)
+    assert (row.metric_difference_low or 0) < (row.metric_difference_high or 0) < 0
     upward = read_table(text, "t", TableOptions(better="higher"))
     assert _row(judge(upward, terms=Criteria(margin=0.1)), "amp").accuracy_verdict == "worse"
 
@@ -228,7 +234,7 @@ def test_lines_of_means_are_pooled() -> None:
     text = "arm,mean,sd,n\n" + "".join(lines) + "fp32,75,0.3,4\n"
     row = _row(judge(read_table(text, "t")), "amp")
     assert row.completed == 8
-    assert (100 * (row.top1_mean or 0), 100 * (row.top1_sd or 0)) == pytest.approx((fmean(arm), stdev(arm)))
+    assert (100 * (row.metric_mean or 0), 100 * (row.metric_sd or 0)) == pytest.approx((fmean(arm), stdev(arm)))
     p = stats.ttest_ind_from_stats(fmean(arm), stdev(arm), 8, 75, 0.3, 4, equal_var=False)
     assert p.pvalue < 0.05
     assert row.accuracy_verdict == "worse"
@@ -260,7 +266,7 @@ def test_blocks_that_can_be_tested_alone() -> None:
             text += f"fp32,{gpus},{75 + n / 10}\namp,{gpus},{75 + shift + n / 10}\n"
     comparison = judge(read_table(text, "t"), within=("gpus",))
     row = _row(comparison, "amp")
-    assert row.top1_difference == pytest.approx(0.015)
+    assert row.metric_difference == pytest.approx(0.015)
     assert (row.accuracy_verdict, row.pairs) == ("better", 10)
     assert _row(comparison, "amp gpus=1").accuracy_verdict == "equivalent (±0.5)"
 
@@ -270,6 +276,6 @@ def test_a_block_without_the_reference() -> None:
     text = "arm,gpus,accuracy\n" + "".join(f"fp32,{g},75.{g}\namp,{g},75.{g}\n" for g in (1, 2, 4)) + "amp,8,90\n"
     comparison = judge(read_table(text, "t"), within=("gpus",))
     assert _row(comparison, "amp gpus=8").accuracy_verdict == "not comparable (no fp32 with it)"
-    assert _row(comparison, "amp").top1_difference == 0
+    assert _row(comparison, "amp").metric_difference == 0
     with pytest.raises(ConfigError, match="no setting 'nodes' to compare within; its settings are gpus"):
         judge(read_table(text, "t"), within=("nodes",))

@@ -340,9 +340,9 @@ def test_a_worse_arm(runs: Any) -> None:
     """A worse arm has its difference with the interval of the verdict."""
     comparison = compare(runs("fp32", FP32), runs("half", WORSE, seconds=0.005))
     row = comparison.arms[1]
-    assert row.top1_difference_low is not None
-    assert row.top1_difference_high is not None
-    interval = f"{100 * row.top1_difference_low:+.2f} to {100 * row.top1_difference_high:+.2f}"
+    assert row.metric_difference_low is not None
+    assert row.metric_difference_high is not None
+    interval = f"{100 * row.metric_difference_low:+.2f} to {100 * row.metric_difference_high:+.2f}"
     assert comparison.headline[0] == f"half (Δ -8.90 pp, {interval}) is less accurate than fp32."
     assert not any(step.command.startswith("ampcompare explain") for step in comparison.next_steps)
 

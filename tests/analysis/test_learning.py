@@ -12,7 +12,8 @@ from ampcompare.analysis.gates import check_gates, parse_gate
 from ampcompare.analysis.learning import still_improving, why_idle
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import EpochResult, RunRecord, Trace
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, Trace
 
 MakeRecord = Callable[..., RunRecord]
 CHANCE = {"top1": 0.0528, "majority": 103}
@@ -40,7 +41,7 @@ def test_a_comparison_at_chance_has_no_verdict(make_record: MakeRecord) -> None:
     reference, half, other = comparison.arms
     assert reference.accuracy_verdict == half.accuracy_verdict == "learned nothing (top-1 5.3 %, chance 10.3 %)"
     assert other.accuracy_verdict == "no verdict (the reference learned nothing)"
-    assert half.top1_difference_low is None
+    assert half.metric_difference_low is None
     assert comparison.headline[0] == "Nothing to compare: fp32 learned nothing (top-1 5.3 %, chance 10.3 %)."
     assert comparison.headline[1].startswith("Step time relative to fp32")
     assert "recommended" not in "\n".join(comparison.reading).lower()

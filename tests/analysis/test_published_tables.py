@@ -83,8 +83,8 @@ def test_resnet50_by_a_narrow_margin() -> None:
     assert row.accuracy_verdict == "worse"
     freedom = (0.08**2 / 3 + 0.05**2 / 3) ** 2 / ((0.08**2 / 3) ** 2 / 2 + (0.05**2 / 3) ** 2 / 2)
     half = stats.t.ppf(0.975, freedom) * (0.08**2 / 3 + 0.05**2 / 3) ** 0.5
-    assert row.top1_difference_low == pytest.approx((-0.23 - half) / 100)
-    assert row.top1_difference_high == pytest.approx((-0.23 + half) / 100)
+    assert row.metric_difference_low == pytest.approx((-0.23 - half) / 100)
+    assert row.metric_difference_high == pytest.approx((-0.23 + half) / 100)
 
 
 def test_resnet50_without_a_number_of_runs() -> None:
@@ -100,7 +100,9 @@ def test_gnmt_inside_each_number_of_gpus() -> None:
     row = _row(comparison, "fp16")
     low, high = stats.ttest_1samp([-0.12, -0.15, -0.03], 0).confidence_interval(0.9)
     assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("equivalent (±0.5)", "better", 3)
-    assert (100 * (row.top1_difference_low or 0), 100 * (row.top1_difference_high or 0)) == pytest.approx((low, high))
+    assert (100 * (row.metric_difference_low or 0), 100 * (row.metric_difference_high or 0)) == pytest.approx(
+        (low, high)
+    )
     assert row.time_ratio == pytest.approx((264.4 / 824.4 * 89.5 / 230.8 * 46.2 / 116.6) ** (1 / 3))
     assert _row(comparison, "fp16 gpus=4").accuracy_verdict.startswith("inconclusive")
     assert comparison.judged is not None
@@ -132,7 +134,7 @@ def test_dlrm_auc() -> None:
     row = _row(_judge("\n".join(lines)), "mixed")
     expected = stats.ttest_rel(AUC_MIXED, AUC_SINGLE).confidence_interval(0.9)
     assert row.accuracy_verdict == "equivalent (±0.001)"
-    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((expected.low, expected.high))
+    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx((expected.low, expected.high))
     assert _row(_judge("\n".join(lines), margin=1e-5), "mixed").accuracy_verdict.startswith("inconclusive")
     single = _judge("arm,AUC\nFP32,0.8025\nmixed,0.8026\n")
     assert _row(single, "mixed").accuracy_verdict.startswith("inconclusive")

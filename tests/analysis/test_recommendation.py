@@ -73,7 +73,7 @@ def test_memory_by_its_exact_difference() -> None:
 
 def test_accuracy_needs_a_better_arm() -> None:
     """For accuracy only `better` counts."""
-    better = _row("a", "better", top1_difference=0.02, top1_difference_low=0.01, top1_difference_high=0.03)
+    better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
     assert recommended([_row("a", EQUAL)], "accuracy") == []
     assert not_recommended([_row("a", EQUAL)], "fp32", "accuracy") == (
@@ -83,7 +83,7 @@ def test_accuracy_needs_a_better_arm() -> None:
 
 def test_the_averaged_weights_have_a_line_where_there_are_any(make_record: MakeRecord) -> None:
     """Means over the completed runs of each arm that kept an average; no line where none did."""
-    records = [make_record(seed=seed, ema_top1_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
+    records = [make_record(seed=seed, ema_metric_final=share) for seed, share in ((0, 0.9), (1, 0.95))]
     records.append(make_record("half", seed=0))
     records.append(make_record("half", seed=1, status="diverged"))
     said = summarize(records, arms=["fp32", "half"], reference="fp32").reading

@@ -49,11 +49,14 @@ def test_an_honest_folder_has_nothing_to_hide(run_folder: MakeFolder) -> None:
 
 
 ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "top-1 above its counts": (_summary(top1_final=0.525), "top1_final is 0.525, and its counts (501 of 1000) give"),
-    "best above its counts": (_summary(top1_best=0.6), "top1_best is 0.6, and its epochs give 0.501"),
-    "top-1 of 900 %": (_summary(top1_final=9.0), "summary.top1_final"),
-    "negative top-1": (_summary(top1_final=-0.1), "summary.top1_final"),
-    "top-1 of NaN": (_summary(top1_final="nan"), "summary.top1_final"),
+    "top-1 above its counts": (
+        _summary(metric_final=0.525),
+        "metric_final is 0.525, and its counts (501 of 1000) give",
+    ),
+    "best above its counts": (_summary(metric_best=0.6), "metric_best is 0.6, and its epochs give 0.501"),
+    "top-1 of 900 %": (_summary(metric_final=9.0), "summary.metric_final"),
+    "negative top-1": (_summary(metric_final=-0.1), "summary.metric_final"),
+    "top-1 of NaN": (_summary(metric_final="nan"), "summary.metric_final"),
     "900 right of 100": (lambda data: data["summary"]["epochs"][0].update(samples=100), "right of 100 samples"),
     "time of zero": (_summary(step_seconds_median=0.0), "step_seconds_median is 0.0, and a time or rate is finite"),
     "negative time": (_summary(step_seconds_median=-1.0), "summary.step_seconds_median"),
@@ -201,7 +204,7 @@ def test_copies_of_one_seed_give_no_verdict(make_record: MakeRecord, copies: int
 
 @pytest.mark.parametrize(
     "values",
-    [{"top1_final": 9.0}, {"top1_final": float("nan")}, {"top1_final": -0.5}, {"step_seconds_median": -0.01},
+    [{"metric_final": 9.0}, {"metric_final": float("nan")}, {"metric_final": -0.5}, {"step_seconds_median": -0.01},
      {"step_seconds_median": 0.0}, {"step_seconds_median": float("nan")}, {"peak_bytes": -1}],
 )  # fmt: skip
 def test_values_that_no_run_has_end_in_no_crash(make_record: MakeRecord, values: dict[str, Any]) -> None:
@@ -275,7 +278,7 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder, record_pa
 
 REPORT_ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "verdict": (lambda data: data["arms"][1].update(accuracy_verdict="better"), "that half is better, not equivalent"),
-    "mean": (lambda data: data["arms"][1].update(top1_difference=0.05), "that half differs by +5.00 pp, not "),
+    "mean": (lambda data: data["arms"][1].update(metric_difference=0.05), "that half differs by +5.00 pp, not "),
     "margin": (lambda data: data.update(margin=3.0), "a margin of 3, not 0.5"),
     "error rate": (lambda data: data.update(error_rate=0.5), "an error rate of 50, not 5"),
     "advice": (
@@ -329,7 +332,7 @@ def test_a_stored_report_is_checked_too(run_folder: MakeFolder, tmp_path: Path) 
     data = json.loads(dump_json(reload_comparison(run_folder())))
     for record in data["records"]:
         if record["arm"] == "half":
-            record["summary"]["top1_final"] += 0.02
+            record["summary"]["metric_final"] += 0.02
     path = tmp_path / "report.json"
     path.write_text(json.dumps(data))
     comparison = reload_comparison(path)
@@ -341,7 +344,7 @@ def test_nothing_that_can_be_used(run_folder: MakeFolder, record_path: FindRecor
     """Where no record is left there is an error that says why, not an empty table."""
     folder = run_folder([0])
     for arm in ("fp32", "half"):
-        _edit(record_path(folder, arm, 0), _summary(top1_final=0.9))
+        _edit(record_path(folder, arm, 0), _summary(metric_final=0.9))
     with pytest.raises(RecordError, match=r"holds no record that can be used: .*its counts"):
         reload_comparison(folder)
 

@@ -9,7 +9,8 @@ import pytest
 
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import EngineInfo, ImageResults, Resumption, RunRecord
+from ampcompare.records.evaluation import SampleResults
+from ampcompare.records.run import EngineInfo, Resumption, RunRecord
 from ampcompare.settings.config import RunConfig
 
 MakeRecord = Callable[..., RunRecord]
@@ -60,7 +61,7 @@ def _environment(**values: Any) -> Change:
 
 def _samples(count: int) -> Change:
     def change(record: RunRecord) -> RunRecord:
-        correct = round((record.summary.top1_final or 0) * count)
+        correct = round((record.summary.metric_final or 0) * count)
         epoch = record.summary.epochs[0].model_copy(update={"samples": count, "top1_correct": correct})
         return _summary(epochs=[epoch.model_copy(update={"top5_correct": count})])(record)
 
@@ -69,8 +70,8 @@ def _samples(count: int) -> Change:
 
 def _labels(digest: str) -> Change:
     def change(record: RunRecord) -> RunRecord:
-        images = ImageResults(bits="", sha256="", labels_sha256=digest)
-        return _summary(epochs=[record.summary.epochs[0].model_copy(update={"images": images})])(record)
+        images = SampleResults(bits="", sha256="", labels_sha256=digest)
+        return _summary(epochs=[record.summary.epochs[0].model_copy(update={"per_sample": images})])(record)
 
     return change
 

@@ -13,7 +13,7 @@ from ampcompare.analysis.looks import Design
 from ampcompare.analysis.step_time import rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
-from ampcompare.report.columns import COLUMNS, VERDICTS
+from ampcompare.report.columns import columns, verdict_columns
 
 MakeRecord = Callable[..., RunRecord]
 GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
@@ -114,14 +114,14 @@ def test_an_invalid_time_is_not_shown_as_a_result(make_record: MakeRecord) -> No
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     fp32, half = comparison.arms
     assert half.time_verdict == "invalid measurement (load 9.0 on 2 cores)"
-    assert [COLUMNS[name](half) for name in ("samples/s", "rel. time")] == ["-", "-"]
-    assert [COLUMNS[name](fp32) for name in ("samples/s", "rel. time")] == ["6,400", "1.00"]
-    assert VERDICTS["rel. time"](half, comparison) == "-"
+    assert [columns(comparison)[name](half) for name in ("samples/s", "rel. time")] == ["-", "-"]
+    assert [columns(comparison)[name](fp32) for name in ("samples/s", "rel. time")] == ["6,400", "1.00"]
+    assert verdict_columns(comparison)["rel. time"](half) == "-"
     assert "its step time" not in str(comparison)
     assert (half.invalid_time, half.time_ratio) == ("load 9.0 on 2 cores", pytest.approx(5))
     valid = summarize([*records[:3], *(make_record("half", seed, seconds=0.05) for seed in range(3))],
                       arms=["fp32", "half"], reference="fp32")  # fmt: skip
-    assert COLUMNS["rel. time"](valid.arms[1]) == "5.00"
+    assert columns(comparison)["rel. time"](valid.arms[1]) == "5.00"
     assert "5.00x its step time" in str(valid)
 
 

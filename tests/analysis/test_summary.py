@@ -14,7 +14,8 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import EpochResult, RunRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 FP32 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -56,10 +57,10 @@ def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
     """A row has mean and standard deviation over seeds, and its paired difference and ratio to the reference."""
     comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert row.top1_mean == pytest.approx(sum(HALF) / 5)
-    assert row.top1_sd == pytest.approx(stats.tstd(HALF))
-    assert row.top1_difference == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
-    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx(_interval(0.95))
+    assert row.metric_mean == pytest.approx(sum(HALF) / 5)
+    assert row.metric_sd == pytest.approx(stats.tstd(HALF))
+    assert row.metric_difference == pytest.approx(sum(HALF) / 5 - sum(FP32) / 5)
+    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx(_interval(0.95))
     assert row.time_ratio == pytest.approx(0.5)
     assert (row.seeds, row.completed, row.status) == ([0, 1, 2, 3, 4], 5, "ok")
     assert (row.skipped_steps, row.num_steps) == (0, 500)
@@ -68,7 +69,7 @@ def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
 def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
     """The reference differs from itself by nothing and takes once its own time."""
     row = _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "fp32")
-    assert (row.top1_difference, row.time_ratio) == (0, 1)
+    assert (row.metric_difference, row.time_ratio) == (0, 1)
 
 
 def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
@@ -76,7 +77,7 @@ def test_verdicts_stand_in_the_rows(make_record: MakeRecord) -> None:
     comparison = summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
     assert (row.accuracy_verdict, row.time_verdict, row.pairs) == ("worse", "better", 5)
-    assert row.top1_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
+    assert row.metric_correlation == pytest.approx(stats.pearsonr(HALF, FP32).statistic)
     reference = _row(comparison, "fp32")
     assert (reference.accuracy_verdict, reference.time_verdict) == ("", "")
 
@@ -86,8 +87,8 @@ def test_equal_accuracy_is_equivalent(make_record: MakeRecord) -> None:
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
     assert row.accuracy_verdict == "equivalent (±0.5)"
-    assert row.top1_difference_low is not None
-    assert row.top1_difference_low < 0
+    assert row.metric_difference_low is not None
+    assert row.metric_difference_low < 0
 
 
 def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) -> None:
@@ -104,7 +105,7 @@ def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) ->
 
 def _of_400(record: RunRecord) -> list[EpochResult]:
     (epoch,) = record.summary.epochs
-    return [epoch.model_copy(update={"samples": 400, "top1_correct": round(400 * epoch.top1), "top5_correct": 400})]
+    return [epoch.model_copy(update={"samples": 400, "top1_correct": round(400 * epoch.value), "top5_correct": 400})]
 
 
 def test_terms_are_kept(make_record: MakeRecord) -> None:
@@ -133,7 +134,7 @@ def test_few_seeds_name_no_winner(make_record: MakeRecord, seeds: int) -> None:
     assert not any(line.startswith("Use") for line in comparison.headline)
     row = _row(comparison, "half")
     assert (row.accuracy_verdict, row.time_verdict) == ("inconclusive (fewer than 3 seeds)",) * 2
-    assert (row.top1_difference_low, row.top1_difference_high, row.time_ratio_low) == (None, None, None)
+    assert (row.metric_difference_low, row.metric_difference_high, row.time_ratio_low) == (None, None, None)
 
 
 def test_an_unclear_difference_inconclusive(make_record: MakeRecord) -> None:
@@ -151,7 +152,7 @@ def test_every_arm_widens_the_intervals(make_record: MakeRecord) -> None:
     arms = ["fp32", "half", "native:fp16", "native:bf16", "half:bn_fp32"]
     records = _matrix(make_record) + [make_record(arm, seed, top1=0.5) for arm in arms[2:] for seed in range(5)]
     row = _row(summarize(records, arms=arms, reference="fp32"), "half")
-    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx(_interval(1 - 0.05 / 4))
+    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx(_interval(1 - 0.05 / 4))
 
 
 def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
@@ -162,9 +163,9 @@ def test_untimed_arms_widen_no_time_interval(make_record: MakeRecord) -> None:
     other = _row(summarize(beside, arms=["fp32", "half", "native:fp16"], reference="fp32"), "half")
     assert one.time_ratio_low is not None
     assert (other.time_ratio_low, other.time_ratio_high) == (one.time_ratio_low, one.time_ratio_high)
-    assert other.top1_difference_low is not None
-    assert one.top1_difference_low is not None
-    assert other.top1_difference_low < one.top1_difference_low
+    assert other.metric_difference_low is not None
+    assert one.metric_difference_low is not None
+    assert other.metric_difference_low < one.metric_difference_low
 
 
 def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
@@ -178,22 +179,25 @@ def test_arms_without_a_test_widen_no_interval(make_record: MakeRecord) -> None:
     one = _row(summarize(alone, arms=arms[:2], reference="fp32"), "half")
     several = summarize(alone + diverged + other, arms=arms, reference="fp32")
     row = _row(several, "half")
-    assert (row.top1_difference_low, row.top1_difference_high) == (one.top1_difference_low, one.top1_difference_high)
+    assert (row.metric_difference_low, row.metric_difference_high) == (
+        one.metric_difference_low,
+        one.metric_difference_high,
+    )
     for arm, word in (("native:fp16", "diverged 1/5"), ("native:bf16", "not comparable (lr 0.7, not 0.05)")):
         assert _row(several, arm).accuracy_verdict == word
-        assert _row(several, arm).top1_difference is not None
-        assert _row(several, arm).top1_difference_low is None
+        assert _row(several, arm).metric_difference is not None
+        assert _row(several, arm).metric_difference_low is None
 
 
 def test_rows_hold_the_confidence_of_their_intervals(make_record: MakeRecord) -> None:
     """A one-sided verdict has the interval of its test, 90 %; a two-sided one 95 %."""
     records = [make_record(arm, seed, top1=FP32[seed]) for arm in ("fp32", "half") for seed in range(3)]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.top1_difference_confidence == pytest.approx(0.9)
+    assert row.metric_difference_confidence == pytest.approx(0.9)
     assert (
         _row(
             summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "half"
-        ).top1_difference_confidence
+        ).metric_difference_confidence
         == 0.95
     )
 
@@ -206,8 +210,8 @@ def test_pairs_are_made_by_seed(make_record: MakeRecord) -> None:
         make_record("fp32", 9, status="diverged"),
     ]
     row = _row(summarize(records, arms=["fp32", "half"], reference="fp32"), "half")
-    assert row.top1_difference == pytest.approx(0.01 / 3)
-    assert row.top1_difference_low is not None
+    assert row.metric_difference == pytest.approx(0.01 / 3)
+    assert row.metric_difference_low is not None
 
 
 def test_divergence_is_a_result(make_record: MakeRecord) -> None:
@@ -220,7 +224,7 @@ def test_divergence_is_a_result(make_record: MakeRecord) -> None:
     ]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert (row.completed, row.diverged, row.failed, row.top1_mean) == (1, 1, 0, 0.25)
+    assert (row.completed, row.diverged, row.failed, row.metric_mean) == (1, 1, 0, 0.25)
     assert row.status == "ok 1/2; diverged 1/2 at step 7"
     assert row.accuracy_verdict == "diverged 1/2"
     assert "half diverged in 1 of 2 seeds at step 7." in comparison.headline
@@ -232,7 +236,7 @@ def test_a_failure_is_a_row(make_record: MakeRecord) -> None:
     records = [make_record("fp32", 0), make_record("half", 0, status="failed", error="RuntimeError: no")]
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32")
     row = _row(comparison, "half")
-    assert (row.completed, row.failed, row.top1_mean, row.num_steps) == (0, 1, None, None)
+    assert (row.completed, row.failed, row.metric_mean, row.num_steps) == (0, 1, None, None)
     assert row.status == "failed: RuntimeError: no"
     assert comparison.headline[-1] == "half failed in 1 of 1 seed: RuntimeError: no."
     assert "The logs of runs that failed or were interrupted are in their cells' folders: half." in comparison.reading

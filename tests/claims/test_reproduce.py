@@ -54,7 +54,7 @@ class Pretend(Launcher):
         record = RunRecord(
             cell=config.digest(), arm=config.arm, status="diverged" if bad else "completed", config=config,
             environment=fingerprint(),
-            summary=RunSummary(top1_final=None if bad else 0.9, diverged_step=3 if bad else None, num_steps=9),
+            summary=RunSummary(metric_final=None if bad else 0.9, diverged_step=3 if bad else None, num_steps=9),
         )  # fmt: skip
         write_record(record, folder)
         return record

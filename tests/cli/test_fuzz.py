@@ -23,7 +23,8 @@ from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import reusable, run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_config, write_record
-from ampcompare.records.run import EngineInfo, EpochResult, RunRecord, RunSummary, StepRecord, Trace, dump_json
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, Trace, dump_json
 from ampcompare.report.files import write_reports
 from ampcompare.settings.config import RunConfig
 
@@ -162,8 +163,8 @@ class Instant(Launcher):
             eval_seconds=0.1,
         )  # fmt: skip
         summary = RunSummary(
-            top1_final=epoch.top1, top1_best=epoch.top1, top1_last_mean=epoch.top1, last_epochs=1, top5_final=0.9,
-            loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
+            metric_final=epoch.value, metric_best=epoch.value, metric_last_mean=epoch.value, last_epochs=1,
+            top5_final=0.9, loss_final=1.5, epochs=[epoch], num_steps=40, skipped_steps=1,
             losses_sha256=hashlib.sha256(struct.pack("<40d", *losses)).hexdigest(), warmup_steps=2,
             step_seconds_median=seconds, step_seconds_iqr=0.001,
             samples_per_second=config.recipe.batch_size / seconds,

@@ -13,9 +13,10 @@ from torch import Tensor
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> N
     """Both ranks hold the same average, statistics of batch norm included, and count the same right answers."""
     (epochs, mean), (other_epochs, other_mean) = ranks(2, average_on_ranks, arm=arm, kind=kind, arch="convnet")
     assert torch.equal(mean, other_mean)
-    assert epochs[0].ema_top1_correct == other_epochs[0].ema_top1_correct is not None
+    assert epochs[0].ema_counts == other_epochs[0].ema_counts != {}
     assert epochs[0].ema_loss == other_epochs[0].ema_loss != epochs[0].loss
 
 
@@ -70,7 +71,7 @@ def test_the_average_of_two_halves_is_that_of_the_whole(ranks: Run) -> None:
     epochs, mean = averaged(make_session(configuration("fp32", recipe=recipe), SingleProcess()))
     both, theirs = ranks(2, average_on_ranks, arm="fp32", kind="ddp", arch="mlp")[0]
     torch.testing.assert_close(theirs, mean, rtol=1e-5, atol=1e-6)
-    assert both[0].ema_top1_correct == epochs[0].ema_top1_correct
+    assert both[0].ema_counts == epochs[0].ema_counts
 
 
 def broken_on_one(on_nan: str) -> tuple[Any, ...]:

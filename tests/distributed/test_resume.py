@@ -18,9 +18,10 @@ from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

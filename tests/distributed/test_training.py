@@ -17,9 +17,13 @@ from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.session import Session
 
@@ -109,7 +113,7 @@ def test_synchronized_batch_norm_is_batch_norm_of_the_whole(ranks: Run, kind: st
     plain = ranks(2, train, arm="fp32", kind=kind, arch="convnet")[0]
     assert distance(synchronized["weights"], alone["weights"]) <= 1e-5
     assert distance(plain["weights"], alone["weights"]) > 1e-3
-    assert synchronized["epochs"][0].top1_correct == alone["epochs"][0].top1_correct
+    assert synchronized["epochs"][0].counts["top-1"] == alone["epochs"][0].counts["top-1"]
 
 
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"delay_allreduce": True}])
@@ -164,7 +168,7 @@ def evaluated(kind: str) -> tuple[Any, Any]:
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
-    return together, evaluate(assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
+    return together, evaluate(assembly.task, assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -172,7 +176,7 @@ def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None
     """Whatever the number of ranks, their counts sum to those of one process over all samples."""
     for together, alone in ranks(world_size, evaluated, kind="ddp"):
         assert (together.samples, alone.samples) == (33, 33)
-        assert (together.top1_correct, together.top5_correct) == (alone.top1_correct, alone.top5_correct)
+        assert together.counts == alone.counts
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
         assert together.images == alone.images is not None
 
@@ -184,7 +188,12 @@ def evaluated_with_padding() -> Any:
     mine = torch.arange(group.rank, 34, group.size) % 33
     batches = [(logits[part], labels[part]) for part in mine.split(5)]
     indices = range(group.rank, 33, group.size)
-    return evaluate([nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices)
+    part = (torch.zeros(11, 11), torch.arange(11))
+    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
+    data = memory_data("eleven", part, part, num_classes=11, seed=0, moved_share=0.0, background=0.0, **sizes)
+    return evaluate(
+        Classification(data), [nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices
+    )
 
 
 def test_padded_evaluation_has_no_images(ranks: Run) -> None:

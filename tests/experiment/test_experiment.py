@@ -26,7 +26,8 @@ from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import write_record
 from ampcompare.launch.pool import LauncherPool
-from ampcompare.records.run import EpochResult, RunRecord, RunSummary
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 
 ARMS = ("fp32", "half")
@@ -58,7 +59,7 @@ class Pretend(Launcher):
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1.0, train_seconds=1, eval_seconds=0
         )
         summary = RunSummary(
-            top1_final=epoch.top1,
+            metric_final=epoch.value,
             epochs=[epoch],
             num_steps=100,
             step_seconds_median=0.01,
@@ -257,14 +258,14 @@ def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
     comparison = run_auto(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
     differences = [(TOP1["half"][seed % 8] - TOP1["fp32"][seed % 8]) / 100 for seed in comparison.seeds]
     row = comparison.arms[1]
-    assert row.top1_difference_confidence is not None
+    assert row.metric_difference_confidence is not None
     half = (
-        stats.t.ppf((1 + row.top1_difference_confidence) / 2, 4)
+        stats.t.ppf((1 + row.metric_difference_confidence) / 2, 4)
         * statistics.stdev(differences[:5])
         / math.sqrt(len(differences))
     )
     mean = statistics.fmean(differences)
-    assert (row.top1_difference_low, row.top1_difference_high) == pytest.approx((mean - half, mean + half))
+    assert (row.metric_difference_low, row.metric_difference_high) == pytest.approx((mean - half, mean + half))
     assert reload_comparison(tmp_path).arms == comparison.arms
 
 

@@ -23,7 +23,8 @@ from ampcompare.experiment.run import run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import EpochResult, RunRecord, RunSummary, read_record
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, RunSummary, read_record
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
 from ampcompare.settings.config import RunConfig
@@ -47,7 +48,7 @@ class Pretend(Launcher):
         epoch = EpochResult(
             epoch=0, samples=1000, top1_correct=correct, top5_correct=1000, loss=1, train_seconds=1, eval_seconds=0
         )
-        summary = RunSummary(top1_final=epoch.top1, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
+        summary = RunSummary(metric_final=epoch.value, epochs=[epoch], num_steps=100, wall_seconds=float(self.launched))
         record = RunRecord(
             cell=config.digest(),
             arm=config.arm,
@@ -96,7 +97,7 @@ def test_one_look_is_written_and_tested(tmp_path: Path) -> None:
     assert look.written
     assert (comparison.look, comparison.looks, comparison.error_rate) == (1, [look], look.error_rate)
     assert _half(comparison).accuracy_verdict == "worse"
-    assert _half(comparison).top1_difference_confidence == pytest.approx(0.96)
+    assert _half(comparison).metric_difference_confidence == pytest.approx(0.96)
 
 
 def test_the_same_again_is_no_look(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_nothing_is_tested_on_the_way(tmp_path: Path) -> None:
     for comparison in (reload_comparison(tmp_path / "report.json"),):
         assert _half(comparison).pairs == 4
         assert _half(comparison).accuracy_verdict == "inconclusive (not tested)"
-        assert _half(comparison).top1_difference_low is None
+        assert _half(comparison).metric_difference_low is None
         assert any(line.startswith("Nothing was tested: not all runs") for line in comparison.reading)
     assert read_looks(tmp_path) == []
     whole = _compare(tmp_path, range(6))
@@ -238,7 +239,7 @@ def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
     """One planned look is tested at 5 %, and a second is not tested at all."""
     first = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
     assert first.error_rate == 0.05
-    assert _half(first).top1_difference_confidence == pytest.approx(0.95)
+    assert _half(first).metric_difference_confidence == pytest.approx(0.95)
     second = _compare(tmp_path, range(6), terms=Criteria(margin=0.5, looks=1))
     assert (second.look, second.error_rate) == (2, 0)
     assert _half(second).accuracy_verdict == "inconclusive (not tested)"

@@ -163,7 +163,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "collectives_before_device": ledger.collectives_before_device,
         "evaluations": len(record.summary.epochs),
         "images": record.summary.epochs[-1].images is not None if record.summary.epochs else None,
-        "averaged": record.summary.ema_top1_final is not None,
+        "averaged": record.summary.ema_metric_final is not None,
     }
 
 

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from ampcompare.errors import EnvironmentUnfit, RecordError
 from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import read_comparison
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import (
     SCHEMA,
     EngineInfo,
-    EpochResult,
     RunRecord,
     RunSummary,
     StepRecord,
@@ -49,7 +49,7 @@ EPOCHS = st.builds(
 SUMMARIES = st.builds(
     RunSummary,
     epochs=st.lists(EPOCHS, max_size=3),
-    top1_final=st.none() | st.floats(0, 1),
+    metric_final=st.none() | st.floats(0, 1),
     loss_final=st.none() | ANY_FLOAT,
     final_loss_scale=st.none() | ANY_FLOAT,
     peak_bytes=st.none() | COUNT,

@@ -8,7 +8,8 @@ import pytest
 
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import EngineInfo, EpochResult, RunRecord, RunSummary
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary
 from ampcompare.settings.config import Recipe, RunConfig
 
 
@@ -28,8 +29,8 @@ def make_comparison() -> Callable[..., Comparison]:
             eval_seconds=0.1,
         )
         summary = RunSummary(
-            top1_final=epoch.top1,
-            top1_best=epoch.top1,
+            metric_final=epoch.value,
+            metric_best=epoch.value,
             epochs=[epoch],
             num_steps=40,
             skipped_steps=1,

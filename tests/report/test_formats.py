@@ -17,7 +17,7 @@ from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
 from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
 from ampcompare.report.base import MAX_LINE
-from ampcompare.report.columns import COLUMNS, VERDICTS, columns, table_rows
+from ampcompare.report.columns import COLUMNS, columns, table_rows, verdict_columns
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.markdown import escaped
@@ -80,7 +80,9 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
     comparison = make_comparison(["fp32", "half"])
-    assert set(COLUMNS) - set(columns(comparison)) == {"start (s)", "first batch (s)", "all-reduce %"}
+    assert set(COLUMNS) - set(columns(comparison)) == {
+        *("metric", "other metrics", "throughput", "start (s)", "first batch (s)", "all-reduce %")
+    }
     first = comparison.records[0]
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
@@ -145,7 +147,7 @@ def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparis
     ]
     for row, record in zip(rows, comparison.records, strict=True):
         assert float(row["step_seconds_median"]) == record.summary.step_seconds_median
-        assert float(row["top1_final"]) == record.summary.top1_final
+        assert float(row["metric_final"]) == record.summary.metric_final
         assert (row["engine"], row["engine_version"]) == ("compat", "1.0")
 
 
@@ -262,7 +264,7 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
             len(make_overview(hostile).columns) - 1,
             len(columns(hostile)) - 1,
-            len(VERDICTS) - 1,
+            len(verdict_columns(hostile)) - 1,
         }
         assert body.count("{") == body.count("}")
     elif form == "csv":
@@ -311,7 +313,7 @@ def test_a_comparison_prints_as_a_few_lines(make_comparison: MakeComparison) -> 
     lines = str(comparison).splitlines()
     assert lines[: len(comparison.headline)] == comparison.headline
     first, second, *reading = lines[len(comparison.headline) :]
-    assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].top1_mean or 0):.2f} %, the reference"
+    assert first == f"fp32: ok, top-1 {100 * (comparison.arms[0].metric_mean or 0):.2f} %, the reference"
     assert second.startswith("half: ok, top-1 51.00 %, accuracy ")
     assert reading == comparison.reading
     assert repr(comparison) == "<Comparison of fp32, half: 6 records, seeds 0, 1, 2>"

@@ -77,7 +77,8 @@ def _random_effects(draw: random.Random, margin: float) -> list[Effect]:
 def _row(arm: str, accuracy: Verdict, mean: float, time: Verdict, time_mean: float) -> ArmSummary:
     return ArmSummary(
         arm=arm, engine=None, half=None, lr=0.1, seeds=[0, 1, 2], completed=3, diverged=0, failed=0, status="ok",
-        top1_mean=0.9, top1_difference=mean, top1_difference_low=accuracy.low, top1_difference_high=accuracy.high,
+        metric_mean=0.9, metric_difference=mean, metric_difference_low=accuracy.low,
+        metric_difference_high=accuracy.high,
         accuracy_verdict=accuracy.word, time_ratio=ratio_of(-time_mean), time_verdict=time.word,
         time_ratio_low=None if time.high is None else ratio_of(-time.high),
         time_ratio_high=None if time.low is None else ratio_of(-time.low),
@@ -180,10 +181,16 @@ def test_an_arm_that_did_not_finish_widens_no_interval(make_record: Callable[...
     ]
     alone = summarize(records, arms=list(arms), reference="fp32")
     together = summarize([*records, *broken], arms=[*arms, "half", "apex:O3"], reference="fp32")
-    fields = ("top1_difference_low", "top1_difference_high", "time_ratio_low", "time_ratio_high", "accuracy_verdict")
+    fields = (
+        "metric_difference_low",
+        "metric_difference_high",
+        "time_ratio_low",
+        "time_ratio_high",
+        "accuracy_verdict",
+    )
     for before, after in zip(alone.arms, together.arms, strict=False):
         assert [getattr(before, field) for field in fields] == [getattr(after, field) for field in fields]
-    assert alone.arms[1].top1_difference_low is not None
+    assert alone.arms[1].metric_difference_low is not None
 
 
 class _Screen:

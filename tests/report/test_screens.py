@@ -18,22 +18,23 @@ from ampcompare.report.terminal import Terminal
 SCREENS = Path(__file__).parent / "screens"
 ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half:bn_fp32", "half")
 UNTESTED: dict[str, Any] = {
-    "top1_difference": None, "top1_difference_low": None, "top1_difference_high": None, "time_ratio": None,
+    "metric_difference": None, "metric_difference_low": None, "metric_difference_high": None, "time_ratio": None,
     "time_ratio_low": None, "time_ratio_high": None, "time_verdict": "",
 }  # fmt: skip
 DIVERGED: dict[str, Any] = {
-    **UNTESTED, "completed": 0, "diverged": 3, "top1_mean": None, "top1_sd": None, "accuracy_verdict": "diverged 3/3",
-    "status": "diverged at step 1", "num_steps": 6, "invalid_time": "1 timed steps, 30 needed",
+    **UNTESTED, "completed": 0, "diverged": 3, "metric_mean": None, "metric_sd": None,
+    "accuracy_verdict": "diverged 3/3", "status": "diverged at step 1", "num_steps": 6,
+    "invalid_time": "1 timed steps, 30 needed",
 }  # fmt: skip
 FAILED: dict[str, Any] = {
-    **UNTESTED, "completed": 0, "failed": 3, "top1_mean": None, "top1_sd": None, "accuracy_verdict": "",
+    **UNTESTED, "completed": 0, "failed": 3, "metric_mean": None, "metric_sd": None, "accuracy_verdict": "",
     "status": "failed: CUDA out of memory. Tried to allocate 2.00 GiB", "num_steps": None, "skipped_steps": None,
     "step_seconds_median": None, "peak_bytes": None,
 }  # fmt: skip
 EMULATED: dict[str, Any] = {
     "half": "fp16 emulated", "time_verdict": "not comparable (fp16 computed in fp32)", "time_ratio_low": None,
-    "time_ratio_high": None, "accuracy_verdict": "inconclusive (≤24 more seeds)", "top1_difference_low": -0.0086,
-    "top1_difference_high": 0.0086,
+    "time_ratio_high": None, "accuracy_verdict": "inconclusive (≤24 more seeds)", "metric_difference_low": -0.0086,
+    "metric_difference_high": 0.0086,
 }  # fmt: skip
 STEP = NextStep(
     command="ampcompare compare --arm fp32 --arm half --seeds 0-4 --margin 0.5 --output-dir runs/compare-8f1d0c2ab9",
@@ -44,13 +45,13 @@ STEP = NextStep(
 def _row(arm: str, **values: Any) -> ArmSummary:
     base: dict[str, Any] = {
         "arm": arm, "engine": "compat 25.05" if arm.startswith("apex") else None, "half": None, "lr": 0.05,
-        "seeds": [0, 1, 2], "completed": 3, "diverged": 0, "failed": 0, "top1_mean": 0.987, "top1_sd": 0.0032,
+        "seeds": [0, 1, 2], "completed": 3, "diverged": 0, "failed": 0, "metric_mean": 0.987, "metric_sd": 0.0032,
         "step_seconds_median": 0.1234, "peak_bytes": 8123 * 2**20, "num_steps": 330, "skipped_steps": 0,
         "status": "ok", "pairs": 3,
     }  # fmt: skip
     if arm != "fp32":
         base |= {
-            "top1_difference": 0.0009, "top1_difference_low": -0.004, "top1_difference_high": 0.0041,
+            "metric_difference": 0.0009, "metric_difference_low": -0.004, "metric_difference_high": 0.0041,
             "accuracy_verdict": "equivalent (±0.5)", "time_ratio": 0.52, "time_ratio_low": 0.49,
             "time_ratio_high": 0.55, "time_verdict": "better",
         }  # fmt: skip
@@ -68,9 +69,9 @@ def _comparison(changed: dict[str, dict[str, Any]], arms: tuple[str, ...] = ARMS
 
 
 def _one_seed() -> Comparison:
-    values = {"completed": 1, "seeds": [0], "pairs": 1, "top1_sd": None, "num_steps": 110}
+    values = {"completed": 1, "seeds": [0], "pairs": 1, "metric_sd": None, "num_steps": 110}
     open_values = {
-        **values, "top1_difference_low": None, "top1_difference_high": None, "time_ratio_low": None,
+        **values, "metric_difference_low": None, "metric_difference_high": None, "time_ratio_low": None,
         "time_ratio_high": None, "accuracy_verdict": "inconclusive (fewer than 3 seeds)",
         "time_verdict": "inconclusive (fewer than 3 seeds)",
     }  # fmt: skip
@@ -82,8 +83,8 @@ def _mixed_engines() -> Comparison:
         {
             "apex:O1": {"engine": "nvidia 0.1", "accuracy_verdict": "non-inferior (margin 0.5)", "skipped_steps": 3},
             "half": {
-                "accuracy_verdict": "worse", "top1_difference": -0.0112, "top1_difference_low": -0.0204,
-                "top1_difference_high": -0.00002, "time_verdict": "worse", "time_ratio": 1.2, "time_ratio_low": 1.1,
+                "accuracy_verdict": "worse", "metric_difference": -0.0112, "metric_difference_low": -0.0204,
+                "metric_difference_high": -0.00002, "time_verdict": "worse", "time_ratio": 1.2, "time_ratio_low": 1.1,
                 "time_ratio_high": 1.31,
             },
         }
@@ -92,22 +93,22 @@ def _mixed_engines() -> Comparison:
 
 def _judged() -> Comparison:
     published = {**UNTESTED, "step_seconds_median": None, "peak_bytes": None, "num_steps": None, "engine": None}
-    one = {**published, "completed": 1, "top1_sd": None, "skipped_steps": None}
+    one = {**published, "completed": 1, "metric_sd": None, "skipped_steps": None}
     low, high = -0.0070, 0.0044
     return _comparison(
         {
-            "fp32": {**one, "top1_mean": 0.7592},
+            "fp32": {**one, "metric_mean": 0.7592},
             "apex:O1": {
-                **one, "top1_mean": 0.7579, "top1_difference": -0.0013, "top1_difference_low": low,
-                "top1_difference_high": high, "accuracy_verdict": "inconclusive (≤6 more seeds)", "time_ratio": 1.03,
+                **one, "metric_mean": 0.7579, "metric_difference": -0.0013, "metric_difference_low": low,
+                "metric_difference_high": high, "accuracy_verdict": "inconclusive (≤6 more seeds)", "time_ratio": 1.03,
             },
             "half:bn_fp32 batch=1024 lr=0.4": {
-                **one, "top1_mean": 0.7557, "top1_difference": -0.0035,
+                **one, "metric_mean": 0.7557, "metric_difference": -0.0035,
                 "accuracy_verdict": "not comparable (batch 1024, not 4096; lr 0.4, not 1.6)",
             },
         },
         arms=("fp32", "apex:O1", "half:bn_fp32 batch=1024 lr=0.4"),
-        judged=JudgedTable(metric="top-1 %", unit="points", references=["fp32"], sd=0.18),
+        judged=JudgedTable(references=["fp32"], sd=0.18),
     )  # fmt: skip
 
 
@@ -171,7 +172,7 @@ def test_times_that_are_no_results_are_not_printed() -> None:
 def test_numbers_stand_on_their_decimal_point() -> None:
     """Values of unequal length are aligned, signs and all."""
     changed = {
-        "half": {"top1_difference": -0.1234, "top1_difference_low": -0.2, "top1_difference_high": -0.1,
+        "half": {"metric_difference": -0.1234, "metric_difference_low": -0.2, "metric_difference_high": -0.1,
                  "accuracy_verdict": "worse", "peak_bytes": 12 * 2**20, "step_seconds_median": 0.0042},
     }  # fmt: skip
     lines = Terminal(100).render(_comparison(changed, arms=("fp32", "apex:O2", "half"))).splitlines()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks import Data, Task, build_model, classification_loss, load_data
+from ampcompare.tasks import Classification, Data, build_model, classification_loss, load_data
 
 
 def test_loss_is_cross_entropy() -> None:
@@ -26,7 +26,7 @@ def test_task_uses_the_first_model_and_its_dtype() -> None:
     data = load_data("digits", seed=0, train_size=20)
     batch = next(iter(data.train_batches(0, 8, device="cpu")))
     model = build_model("mlp", num_classes=10, sample_shape=data.sample_shape)
-    task = Task(data, label_smoothing=0.2)
+    task = Classification(data, label_smoothing=0.2)
     loss = task.loss([model, nn.Identity()], batch)
     torch.testing.assert_close(loss, classification_loss(model(batch[0]), batch[1], label_smoothing=0.2))
     half = task.loss([model.bfloat16()], (batch[0].bfloat16(), batch[1]))
@@ -48,12 +48,12 @@ def test_a_model_with_several_outputs_is_refused() -> None:
 
     data = load_data("digits", seed=0, train_size=20)
     with pytest.raises(ConfigError, match="returned a tuple"):
-        Task(data).loss([Two()], next(iter(data.train_batches(0, 8, device="cpu"))))
+        Classification(data).loss([Two()], next(iter(data.train_batches(0, 8, device="cpu"))))
 
 
 def train(data: Data, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> float:
     """Return the validation accuracy after `epochs` under a cosine schedule."""
-    task = Task(data)
+    task = Classification(data)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * data.num_batches(64))
     for epoch in range(epochs):
         for batch in data.train_batches(epoch, 64, device="cpu"):

@@ -16,7 +16,7 @@ from ampcompare.parallel.single import Single
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.run import StepRecord
-from ampcompare.tasks.task import classification_loss
+from ampcompare.tasks.classification import classification_loss
 from ampcompare.training.compile import compiled, ready_compiler
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.loop import Loop

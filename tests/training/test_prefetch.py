@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.prefetch import Batch, CopyStream, CudaCopyStream, prefetch
+from ampcompare.training.prefetch import CopyStream, CudaCopyStream, prefetch
 
 
 class Noted(CopyStream):
@@ -17,19 +17,19 @@ class Noted(CopyStream):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def fetch(self, batches: Iterator[Batch]) -> tuple[Batch, Any] | None:
+    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         self.seen.append(f"fetch {int(batch[0])}")
         return batch, int(batch[0])
 
-    def hand_over(self, batch: Batch, mark: Any) -> None:
+    def hand_over(self, batch: Any, mark: Any) -> None:
         assert mark == int(batch[0])
         self.seen.append(f"give {mark}")
 
 
-def numbered(count: int) -> Iterator[Batch]:
+def numbered(count: int) -> Iterator[Any]:
     return ((torch.tensor(number),) for number in range(count))
 
 

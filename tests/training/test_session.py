@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from ampcompare.records.images import pack_images, unpack_images
 from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.images import pack_images, unpack_images
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble_single, make_task
+from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics
@@ -62,7 +66,7 @@ def test_o0_equals_fp32_to_the_last_bit() -> None:
     """Apex O0 is fp32 training: the same losses, the same counts."""
     a, b = play(config("fp32")), play(config("apex:O0,engine=compat"))
     assert [step.loss for step in a[0]] == [step.loss for step in b[0]]
-    assert [(e.top1_correct, e.loss) for e in a[1]] == [(e.top1_correct, e.loss) for e in b[1]]
+    assert [(e.counts, e.loss) for e in a[1]] == [(e.counts, e.loss) for e in b[1]]
     assert len(a[0]) == 12
 
 
@@ -103,6 +107,15 @@ def test_on_nan_continue_trains_to_the_end() -> None:
     assert made.divergence.diverged_step is not None
 
 
+def seven_classes() -> Classification:
+    """Return a task of seven classes, whose data are not used."""
+    part = (torch.zeros(7, 7), torch.arange(7))
+    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
+    return Classification(
+        memory_data("seven", part, part, num_classes=7, seed=0, moved_share=0.0, background=0.0, **sizes)
+    )
+
+
 def test_evaluation_counts_every_sample_once() -> None:
     """Counts over uneven batches equal those over the whole set at once."""
 
@@ -110,11 +123,11 @@ def test_evaluation_counts_every_sample_once() -> None:
     labels = torch.arange(21) % 7
     labels[:4] = (labels[:4] + 1) % 7
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate([Identity()], make_precision("fp32"), batches, CPU, num_classes=7)
-    assert (result.samples, result.top1_correct) == (21, 17)
-    assert result.majority_correct == max(labels.bincount()) == 4
-    assert evaluate([Identity()], make_precision("fp32"), batches, CPU).majority_correct is None
-    assert result.top5_correct == int((logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1).sum())
+    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU)
+    assert (result.samples, result.counts["top-1"]) == (21, 17)
+    assert result.values["top-1"] == 17 / 21
+    assert result.chance == max(labels.bincount()) / 21 == 4 / 21
+    assert result.counts["top-5"] == int((logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1).sum())
     assert result.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-6)
 
 
@@ -123,7 +136,7 @@ def test_evaluation_knows_which_images_were_right() -> None:
     logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
     labels[[0, 5, 20]] = 3
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate([Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
+    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
     expected = (logits.argmax(1) == labels).numpy()
     assert expected.sum() == 18
     assert result.images == pack_images(expected, labels.numpy())
@@ -133,8 +146,8 @@ def test_evaluation_knows_which_images_were_right() -> None:
 def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> None:
     """Padded or missing samples leave it open which image is which: there are counts and no bits."""
     logits, labels = torch.eye(7).repeat(4, 1)[:count], (torch.arange(28) % 7)[:count]
-    result = evaluate([Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21))
-    assert (result.samples, result.top1_correct, result.images) == (count, count, None)
+    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21))
+    assert (result.samples, result.counts["top-1"], result.images) == (count, count, None)
 
 
 def test_evaluation_does_not_keep_the_batches() -> None:
@@ -147,7 +160,7 @@ def test_evaluation_does_not_keep_the_batches() -> None:
         for start in range(0, 21, 7):
             yield samples.copy_(logits[start : start + 7]), targets.copy_(labels[start : start + 7])
 
-    result = evaluate([Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
+    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
     assert result.images == pack_images((logits.argmax(1) == labels).numpy(), labels.numpy())
 
 
@@ -157,7 +170,7 @@ def test_every_arm_has_per_image_results() -> None:
     for end in ends:
         bits = unpack_images(end)
         assert bits is not None
-        assert (len(bits), bits.sum()) == (64, end.top1_correct)
+        assert (len(bits), bits.sum()) == (64, end.counts["top-1"])
     assert len({end.images.labels_sha256 for end in ends if end.images}) == 1
 
 
@@ -166,7 +179,8 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     made = session(config())
     model = made.assembly.models[0]
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate([model], made.precision, made.assembly.task.data.val_batches(32, device=CPU), CPU)
+    task = made.assembly.task
+    evaluate(task, [model], made.precision, task.data.val_batches(32, device=CPU), CPU)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -238,11 +252,11 @@ def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     steps, epochs, made = play(config(arm, recipe={"ema_decay": 0.8}))
     plain_steps, plain_epochs, _ = play(config(arm))
     assert [step.loss for step in steps] == [step.loss for step in plain_steps]
-    assert [(e.top1_correct, e.loss) for e in epochs] == [(e.top1_correct, e.loss) for e in plain_epochs]
-    assert [epoch.ema_top1 for epoch in plain_epochs] == [None, None]
+    assert [(e.counts, e.loss) for e in epochs] == [(e.counts, e.loss) for e in plain_epochs]
+    assert [epoch.ema_value for epoch in plain_epochs] == [None, None]
     assert all(epoch.ema_loss is not None and epoch.ema_loss != epoch.loss for epoch in epochs)
     tally = RunMetrics(0, 32, epochs=epochs)
     summary = tally.summary(made.divergence, PeakMemory(0, None), 1.0)
-    assert epochs[-1].ema_top1_correct is not None
-    assert summary.ema_top1_final == epochs[-1].ema_top1_correct / 64
-    assert summary.ema_top1_best == max(epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None)
+    assert epochs[-1].ema_values is not None
+    assert summary.ema_metric_final == epochs[-1].ema_counts["top-1"] / 64
+    assert summary.ema_metric_best == max(epoch.ema_value for epoch in epochs if epoch.ema_value is not None)

@@ -16,9 +16,9 @@ import torch
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.records.run import RunRecord, RunSummary, dump_json
 from ampcompare.settings.config import DataConfig, ModelConfig, OptimizerConfig, Recipe, RunConfig, ScheduleConfig
+from ampcompare.tasks.classification import classification_loss
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model
-from ampcompare.tasks.task import classification_loss
 
 __all__ = ["GROWTH_INTERVAL", "ROWS", "train"]
 
@@ -83,7 +83,7 @@ def _record(
         config=config,
         half=how,
         summary=RunSummary(
-            top1_final=correct / samples if diverged is None else None,
+            metric_final=correct / samples if diverged is None else None,
             num_steps=steps,
             final_loss_scale=scaler.get_scale(),
             diverged_step=diverged,

@@ -40,9 +40,11 @@ from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.tf32 import require_tf32, set_tf32
-from ampcompare.records.run import EpochResult, RunRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
 from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
@@ -190,7 +192,8 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     saver = Saver(folder / CHECKPOINTS, config.saving, _log, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
-    metrics = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    units = config.recipe.batch_size * ranks.size * task.units_per_sample
+    metrics = RunMetrics(config.warmup_steps, units, task.metrics[0])
     session.stateful["tally"] = metrics  # saved and restored with the session
     if point is None:
         metrics.initial_parameters = parameters_sha256(assembly.replicas)
@@ -275,6 +278,8 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         half=cell.fp16_mode,
         host=host_name(),
         environment={**fingerprint(), **cell.device_facts},
+        metrics=list(session.assembly.task.metrics),
+        unit=session.assembly.task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
         readings=cell.monitor.readings(metrics.seconds),

@@ -11,7 +11,7 @@ from typing import Any
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, open_regular, parse_json, read_text
 from ampcompare.formatting import printable
-from ampcompare.records.run import to_float
+from ampcompare.records.fields import to_float
 
 __all__ = [
     "FORMAT",

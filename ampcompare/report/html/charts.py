@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.curves import Band, Curve
@@ -66,7 +66,8 @@ class Chart:
         views: the first is shown first; those without series are left out.
         sentence: stands in place of a chart that would show nothing but constants, or has no data.
         mark: why values here are no result; the chart is then marked with it.
-        frontier: join the points that no other point beats in both directions.
+        frontier: join the points that no other beats in both directions: on the left, and where this is better on the
+            vertical axis; "" for no line.
     """
 
     key: str
@@ -78,7 +79,7 @@ class Chart:
     sentence: str = ""
     mark: str = ""
     whole_x: bool = True
-    frontier: bool = False
+    frontier: Literal["", "higher", "lower"] = ""
 
     @property
     def is_drawn(self) -> bool:

@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ampcompare.formatting import MIB
+from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.formatting import MIB, printable
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, point
 from ampcompare.report.html.curves import Band, make_curve, over_seeds
-from ampcompare.report.html.learning_curves import accuracy_by_epoch
+from ampcompare.report.html.learning_curves import metric_by_epoch, metric_of_arms
 from ampcompare.report.html.runs import ArmRuns, not_drawn, rounded, time_marks
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
 
@@ -71,7 +73,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
 
 
 def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    """Return accuracy over the time of training, and the final accuracy against that time."""
+    """Return the metric over the time of training, and its final value against that time."""
     return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
 
 
@@ -82,8 +84,9 @@ def _seconds(record: RunRecord) -> list[float]:
 
 def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
+    metric = metric_of_arms(arms)
     target, meaning = _target(arms, reference)
-    by_epoch = accuracy_by_epoch(arms, most)
+    by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
         spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.ran), most)
         reached = by_epoch[arm.place]
@@ -92,10 +95,19 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
             series += band_series(arm, band, dots=len(band.x) <= 30)
     return Chart(
         "time-to-accuracy",
-        "Time to accuracy",
-        f"Top-1 over seconds of training, evaluation left out.{meaning}",
+        f"Time to {printable(quality_name(metric))}",
+        f"{sentence_start(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
-        [View("", "top-1 %", series, rules=[] if target is None else [target], decimals=2, unit=" %")],
+        [
+            View(
+                "",
+                printable(metric.head),
+                series,
+                rules=[] if target is None else [target],
+                decimals=metric.decimals,
+                unit=_unit(metric),
+            )
+        ],
         None if target is None else _time_to(arms, target),
         sentence="" if series else "No epoch was evaluated.",
         mark=time_marks([arm for arm in arms if arm.place in {one["a"] for one in series}]),
@@ -104,21 +116,29 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
 
 
 def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
-    """Return the accuracy in percent that arms are timed to, and a sentence on where it comes from."""
-    known = [arm for arm in arms if arm.row.top1_mean is not None]
+    """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
+    known = [arm for arm in arms if arm.row.metric_mean is not None]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
-    if chosen is None or chosen.row.top1_mean is None:
+    if chosen is None or chosen.row.metric_mean is None:
         return None, ""
-    target = rounded(100 * NEAR_FINAL * chosen.row.top1_mean, 4)
-    return target, f" The dotted line is {target:g} %: {100 * NEAR_FINAL:g} % of what {chosen.name} ends with."
+    metric = metric_of_arms(arms)
+    share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
+    target = rounded(metric.factor * share * chosen.row.metric_mean, 4)
+    return target, f" The dotted line is {target:g}{_unit(metric)}: {100 * share:g} % of what {chosen.name} ends with."
 
 
 def _reaches(record: RunRecord, target: float) -> tuple[int, float] | None:
-    """Return epochs and seconds until a run first has an accuracy in percent."""
+    """Return epochs and seconds until a run first has a value, as it is shown."""
+    metric = record.metric
     for epoch, seconds in zip(record.summary.epochs, _seconds(record), strict=True):
-        if 100 * epoch.top1 >= target:
+        if metric.factor * epoch.value == target or metric.is_better(metric.factor * epoch.value, target):
             return epoch.epoch + 1, seconds
     return None
+
+
+def _unit(metric: Metric) -> str:
+    """Return the unit of a shown value, with its space."""
+    return f" {printable(metric.unit)}" if metric.unit else ""
 
 
 def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
@@ -129,32 +149,37 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
         seconds = f"{statistics.fmean(spent for _, spent in reached):.3g}" if reached else "-"
         spread = f" ± {statistics.stdev(spent for _, spent in reached):.1g}" if len(reached) > 1 else ""
         rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds + spread, arm.time_fault or "-"])
-    return FigureTable(["arm", f"runs that reach {target:g} %", "epochs", "seconds", "times are no result"], rows)
+    return FigureTable(
+        ["arm", f"runs that reach {target:g}{_unit(metric_of_arms(arms))}", "epochs", "seconds", "times are no result"],
+        rows,
+    )
 
 
 def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     rows: list[list[str]] = []
+    metric = metric_of_arms(arms)
+    head = f"final {printable(metric.head)}"
     for arm in arms:
-        done = [r.summary for r in arm.completed if r.summary.top1_final is not None and r.summary.epochs]
+        done = [r.summary for r in arm.completed if r.summary.metric_final is not None and r.summary.epochs]
         if not done:
             continue
         seconds = [sum(epoch.train_seconds for epoch in summary.epochs) for summary in done]
-        accuracies = [100 * summary.top1_final for summary in done if summary.top1_final is not None]
-        series.append(point(arm, seconds, accuracies))
-        means = statistics.fmean(accuracies), statistics.fmean(seconds)
-        rows.append([arm.name, f"{means[0]:.2f}", f"{means[1]:.3g}", arm.time_fault or "-"])
+        values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
+        series.append(point(arm, seconds, values))
+        means = statistics.fmean(values), statistics.fmean(seconds)
+        rows.append([arm.name, f"{means[0]:.{metric.decimals}f}", f"{means[1]:.3g}", arm.time_fault or "-"])
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        "Accuracy vs. time",
-        "Final top-1 and seconds of training: mean, and range over seeds. The dotted line joins arms that no shown arm "
-        f"beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
+        f"{sentence_start(printable(quality_name(metric)))} vs. time",
+        f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
+        f"arms that no shown arm beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
         "seconds of training",
-        [View("", "final top-1 %", series, decimals=2, unit=" %")],
-        FigureTable(["arm", "final top-1 %", "seconds", "times are no result"], rows) if rows else None,
+        [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
+        FigureTable(["arm", head, "seconds", "times are no result"], rows) if rows else None,
         sentence="" if series else "No run was completed.",
         mark=time_marks([arm for arm in arms if arm.place in drawn]),
         whole_x=False,
-        frontier=True,
+        frontier=metric.better,
     )

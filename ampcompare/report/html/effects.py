@@ -1,14 +1,17 @@
-"""The plots of differences to the reference: top-1 and step time, with the margin, the interval and each seed."""
+"""The plots of differences to the reference: the metric and step time, with the margin, the interval and each seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ampcompare.analysis.pairs import pairs_by_seed
+from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.scores import has_score
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
-from ampcompare.report.columns import difference_interval, ratio_interval
+from ampcompare.report.columns import difference_interval, margin_limits, ratio_interval
 from ampcompare.report.html.runs import ArmRuns
 from ampcompare.report.html.shared_settings import listed
 from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
@@ -27,58 +30,84 @@ def _reference_runs(arms: Sequence[ArmRuns], reference: str) -> Sequence[RunReco
 
 
 def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
-    """Return differences of top-1 in percentage points, paired by seed."""
+    """Return differences of the metric, in the unit that is shown, paired by seed."""
+    metric, unit = comparison.metric, comparison.metric.difference_unit
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
-    points = {arm.place: [_gap(pair) for pair in pairs_by_seed(arm.records, base)] for arm in rows}
+    points = {arm.place: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
     bounds = {
         arm.place: [
-            100 * value for value in (arm.row.top1_difference_low, arm.row.top1_difference_high) if value is not None
+            metric.shown_difference(value)
+            for value in (arm.row.metric_difference_low, arm.row.metric_difference_high)
+            if value is not None
         ]
         for arm in rows
     }
     values = [value for place, gaps in points.items() for value in (*(gap for gap, _ in gaps), *bounds[place])]
     scale = make_scale(values, margin=comparison.margin)
+    limits = margin_limits(metric, comparison.margin)
     tracks = []
     for arm in rows:
         row = arm.row
-        mean = row.top1_difference
-        low, high = row.top1_difference_low, row.top1_difference_high
-        interval = (scale.low if low is None else 100 * low, scale.high if high is None else 100 * high)
+        mean = row.metric_difference
+        low, high = row.metric_difference_low, row.metric_difference_high
+        interval = (
+            scale.low if low is None else metric.shown_difference(low),
+            scale.high if high is None else metric.shown_difference(high),
+        )
         has_interval = low is not None or high is not None
         tracks.append(
             Track(
                 arm.place,
                 arm.name,
                 [difference_interval(row, comparison), printable(row.accuracy_verdict, 120) or "-"],
-                None if mean is None else scale.at(100 * mean),
+                None if mean is None else scale.at(metric.shown_difference(mean)),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
-                [(scale.at(gap), f"seed {seed}: {signed(gap)} pp") for gap, seed in points[arm.place]],
+                [
+                    (scale.at(gap), f"seed {seed}: {signed(gap, metric.difference_decimals)} {unit}".rstrip())
+                    for gap, seed in points[arm.place]
+                ],
             )
         )
-    levels = {f"{100 * arm.row.top1_difference_confidence:.3g}" for arm in rows if arm.row.top1_difference_confidence}
+    levels = {
+        f"{100 * arm.row.metric_difference_confidence:.3g}" for arm in rows if arm.row.metric_difference_confidence
+    }
     confidence = f" ({listed(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if scale.kind == "asinh" else ""
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
         "differences",
-        f"Accuracy against {printable(comparison.reference, 40)}",
-        f"Difference of top-1 in percentage points, paired by seed: a dot per seed, a diamond at the mean, and the "
-        f"interval of the test that decided the verdict{confidence}. The band is the margin of "
-        f"±{comparison.margin:g} pp.{bend}",
-        ["arm", "\u0394 top-1 (pp)", "\u0394 (interval)", "verdict"],
+        f"{sentence_start(printable(quality_name(metric)))} against {printable(comparison.reference, 40)}",
+        f"Difference of {printable(metric.name)}{_in_units(metric)}, paired by seed: a dot per seed, a diamond at the "
+        f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
+        f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{_direction(metric)}",
+        ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
         [(scale.at(tick), tick_text(tick)) for tick in scale.ticks()],
-        (scale.at(-comparison.margin), scale.at(comparison.margin)),
+        (scale.at(limits[0]), scale.at(limits[-1])),
         scale.at(0),
         sentence="" if drawn else "There is no second arm with a run that pairs with one of the reference.",
     )
 
 
-def _gap(pair: tuple[RunRecord, RunRecord]) -> tuple[float, int]:
+def _gap(pair: tuple[RunRecord, RunRecord]) -> Iterator[tuple[float, int]]:
+    """Yield the difference of a pair with its seed; nothing where there is none."""
     arm, reference = pair
-    gap = 100 * ((arm.summary.top1_final or 0.0) - (reference.summary.top1_final or 0.0))
-    return gap, arm.config.recipe.seed
+    metric, here, there = arm.metric, arm.summary.metric_final, reference.summary.metric_final
+    if has_score(here, metric) and has_score(there, metric):
+        yield metric.shown_difference(metric.differ(here, there)), arm.config.recipe.seed
+
+
+def _in_units(metric: Metric) -> str:
+    """Return in what differences are counted, after the name of a metric."""
+    unit = metric.difference_unit
+    if metric.difference != "points":
+        return " in percent of the reference's"
+    return " in percentage points" if unit == "pp" else f" in {unit}" if unit else ""
+
+
+def _direction(metric: Metric) -> str:
+    return " Left of 0 is better." if metric.better == "lower" else ""
 
 
 def tick_text(tick: float) -> str:

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from ampcompare.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
+from ampcompare.records.metric import Metric
 from ampcompare.report.base import MAX_LINE
-from ampcompare.report.forest_tables import HEADERS, TITLES, forest_legend, forest_rows
+from ampcompare.report.forest_tables import MEASURES, forest_legend, forest_rows, headers
+from ampcompare.report.forest_tables import title as title_of
 from ampcompare.report.html.assets import check_packages, look, page_parts, template
 from ampcompare.report.html.effects import signed, tick_text
 from ampcompare.report.html.tracks import Scale, Track, TrackPlot, make_scale
 
 __all__ = ["forest_page"]
-
-AXES: dict[Measure, str] = {"accuracy": "\u0394 top-1 (pp)", "time": "relative step time"}
 
 
 def forest_page(forest: Forest) -> str:
@@ -30,9 +30,11 @@ def forest_page(forest: Forest) -> str:
         warnings=[],
         subtitle=[f"reference {printable(forest.reference, 60)}", *(printable(arm, 60) for arm in arms[:6])],
         sections=[("effects", "Differences"), ("details", "Details"), ("experiments", "Experiments")],
-        plots=[_plot(forest, measure, arms) for measure in HEADERS],
+        plots=[_plot(forest, measure, arms) for measure in MEASURES],
         tables=[
-            (TITLES[measure], HEADERS[measure], rows) for measure in HEADERS if (rows := forest_rows(forest, measure))
+            (title_of(forest, measure), headers(forest, measure), rows)
+            for measure in MEASURES
+            if (rows := forest_rows(forest, measure))
         ],
         legend=forest_legend(forest),
         notes=[printable(note, MAX_LINE) for note in forest.notes],
@@ -53,22 +55,28 @@ def forest_page(forest: Forest) -> str:
 
 def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> TrackPlot:
     """Return one plot: a line for each effect, and for each arm a strong one over all of its experiments."""
+    metric = forest.metric
     edge = forest.margin if measure == "accuracy" else 1 + forest.time_margin
     edges = (-edge, edge) if measure == "accuracy" else (1 / edge, edge)
     effects = [one for one in forest.effects if one.measure == measure and one.value is not None]
     pooled = [one for one in forest.pooled if one.measure == measure]
-    values = [_scaled(value, measure) for line in (effects, pooled) for one in line for value in _numbers(one)]
+    values = [_scaled(value, measure, metric) for line in (effects, pooled) for one in line for value in _numbers(one)]
     scale = make_scale(values, margin=edge) if measure == "accuracy" else make_scale([*values, *edges], kind="log")
     tracks = []
     for place, arm in enumerate(arms, 1):
-        tracks += [_experiment(one, place, scale) for one in effects if one.arm == arm]
-        tracks += [_over_all(one, place, scale) for one in pooled if one.arm == arm]
+        tracks += [_experiment(one, place, scale, metric) for one in effects if one.arm == arm]
+        tracks += [_over_all(one, place, scale, metric) for one in pooled if one.arm == arm]
     return TrackPlot(
         f"forest-{measure}",
-        f"{TITLES[measure]} against {printable(forest.reference, 40)}",
+        f"{title_of(forest, measure)} against {printable(forest.reference, 40)}",
         "Each experiment with its interval of 95 %; in bold the mean over those that could be tested, with the "
         "interval of its test, and dotted what another experiment would measure. The band is the margin.",
-        ["arm, experiment", AXES[measure], "value (interval)", "verdict"],
+        [
+            "arm, experiment",
+            printable(metric.difference_head) if measure == "accuracy" else "relative step time",
+            "value (interval)",
+            "verdict",
+        ],
         tracks,
         [(scale.at(tick), tick_text(tick) if measure == "accuracy" else f"{tick:.3g}") for tick in scale.ticks()],
         (scale.at(edges[0]), scale.at(edges[1])),
@@ -82,44 +90,48 @@ def _numbers(one: ExperimentEffect | PooledEffect) -> Iterator[float]:
     yield from (value for name in names if isinstance(value := getattr(one, name, None), float))
 
 
-def _scaled(value: float, measure: Measure) -> float:
-    return 100 * value if measure == "accuracy" else value
+def _scaled(value: float, measure: Measure, metric: Metric) -> float:
+    return metric.shown_difference(value) if measure == "accuracy" else value
 
 
-def _pair(low: float | None, high: float | None, measure: Measure, scale: Scale) -> tuple[float, float] | None:
+def _pair(
+    low: float | None, high: float | None, measure: Measure, scale: Scale, metric: Metric
+) -> tuple[float, float] | None:
     if low is None or high is None:
         return None
-    return scale.at(_scaled(low, measure)), scale.at(_scaled(high, measure))
+    return scale.at(_scaled(low, measure, metric)), scale.at(_scaled(high, measure, metric))
 
 
-def _text(value: float, low: float | None, high: float | None, measure: Measure) -> str:
+def _text(value: float, low: float | None, high: float | None, measure: Measure, metric: Metric) -> str:
     def shown(number: float) -> str:
-        return signed(100 * number) if measure == "accuracy" else f"{number:.3f}"
+        if measure == "time":
+            return f"{number:.3f}"
+        return signed(metric.shown_difference(number), metric.difference_decimals)
 
     return shown(value) if low is None or high is None else f"{shown(value)} ({shown(low)} to {shown(high)})"
 
 
-def _experiment(one: ExperimentEffect, place: int, scale: Scale) -> Track:
+def _experiment(one: ExperimentEffect, place: int, scale: Scale, metric: Metric) -> Track:
     value = one.value or 0.0
     return Track(
         place,
         f"{printable(one.arm, 40)}, {printable(one.experiment, 40)}",
         [
-            _text(value, one.low, one.high, one.measure),
+            _text(value, one.low, one.high, one.measure, metric),
             f"left out: {printable(one.left_out, 60)}" if one.left_out else "-",
         ],
-        scale.at(_scaled(value, one.measure)),
-        _pair(one.low, one.high, one.measure, scale),
+        scale.at(_scaled(value, one.measure, metric)),
+        _pair(one.low, one.high, one.measure, scale, metric),
     )
 
 
-def _over_all(one: PooledEffect, place: int, scale: Scale) -> Track:
+def _over_all(one: PooledEffect, place: int, scale: Scale, metric: Metric) -> Track:
     return Track(
         place,
         f"{printable(one.arm, 40)}, all ({one.experiments})",
-        [_text(one.value, one.low, one.high, one.measure), printable(one.verdict, 60) or "-"],
-        scale.at(_scaled(one.value, one.measure)),
-        _pair(one.low, one.high, one.measure, scale),
-        dotted=_pair(one.prediction_low, one.prediction_high, one.measure, scale),
+        [_text(one.value, one.low, one.high, one.measure, metric), printable(one.verdict, 60) or "-"],
+        scale.at(_scaled(one.value, one.measure, metric)),
+        _pair(one.low, one.high, one.measure, scale, metric),
+        dotted=_pair(one.prediction_low, one.prediction_high, one.measure, scale, metric),
         strong=True,
     )

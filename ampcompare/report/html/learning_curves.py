@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.scores import metric_of
 from ampcompare.formatting import printable
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, stops_of
 from ampcompare.report.html.curves import Band, Curve, differences, make_curve, over_seeds
 from ampcompare.report.html.runs import ArmRuns, not_drawn
 from ampcompare.report.html.shared_settings import listed
 
-__all__ = ["NO_TRACE", "accuracy_by_epoch", "epochs_of", "learning_charts", "traced", "why_no_epoch"]
+__all__ = ["NO_TRACE", "epochs_of", "learning_charts", "metric_by_epoch", "metric_of_arms", "traced", "why_no_epoch"]
 
 NO_TRACE = "These records were made before runs kept a trace of their steps; run the cells again with --force."
 NO_EPOCH = "No epoch was evaluated."
@@ -35,21 +38,22 @@ class _Quantity:
 
 
 def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
-    """Return accuracy, validation loss and training loss, each with at most `most` points per curve."""
+    """Return the metric of verdicts, validation loss and training loss, each with at most `most` points per curve."""
     return [
-        _accuracy(arms, reference, most),
+        _of_metric(arms, reference, most),
         _validation_loss(arms, reference, most),
         _training_loss(arms, reference, most),
     ]
 
 
-def epochs_of(record: RunRecord, value: Callable[[Any], float]) -> Curve:
-    """Return a value of each evaluation over the number of epochs before it."""
-    return make_curve((epoch.epoch + 1, value(epoch)) for epoch in record.summary.epochs)
+def epochs_of(record: RunRecord, value: Callable[[EpochResult], float | None]) -> Curve:
+    """Return a value of each evaluation that has it over the number of epochs before it."""
+    points = ((epoch.epoch + 1, value(epoch)) for epoch in record.summary.epochs)
+    return make_curve((number, y) for number, y in points if y is not None)
 
 
-def _top1(record: RunRecord) -> Curve:
-    return epochs_of(record, lambda epoch: 100 * epoch.top1)
+def _metric(record: RunRecord) -> Curve:
+    return epochs_of(record, lambda epoch: record.metric.factor * epoch.value)
 
 
 def _loss_of_epochs(record: RunRecord) -> Curve:
@@ -69,9 +73,14 @@ def why_no_epoch(arm: ArmRuns) -> str:
     return "failed" if arm.row.failed else "no results"
 
 
-def accuracy_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
-    """Return top-1 in percent after each epoch, over the seeds of each arm, by its place."""
-    return {arm.place: over_seeds(map(_top1, arm.ran), most) for arm in arms}
+def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
+    """Return the metric as it is shown after each epoch, over the seeds of each arm, by its place."""
+    return {arm.place: over_seeds(map(_metric, arm.ran), most) for arm in arms}
+
+
+def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
+    """Return the metric that the runs of these arms share."""
+    return metric_of(record for arm in arms for record in arm.records)
 
 
 def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quantity) -> tuple[list[View], str]:
@@ -120,10 +129,15 @@ def _drawn(views: Sequence[View]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
-def _accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    top1 = _Quantity(_top1, "top-1 %", "\u0394 top-1 (pp)", 2, " %", " pp")
-    views, same = _views(arms, reference, most, top1)
-    bands = accuracy_by_epoch(arms, most)
+def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+    metric = metric_of_arms(arms)
+    head, name = printable(metric.head), printable(metric.name)
+    unit = f" {printable(metric.unit)}" if metric.unit else ""
+    # A curve's differences are those of the values that it shows, in their unit.
+    gap_unit = " pp" if metric.factor == 100 else unit
+    gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
+    views, same = _views(arms, reference, most, _Quantity(_metric, head, gap_head, metric.decimals, unit, gap_unit))
+    bands = metric_by_epoch(arms, most)
     sentence = ""
     if not _longest(views):
         sentence = NO_EPOCH
@@ -131,16 +145,16 @@ def _accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         sentence = "Each run was evaluated once, at its end: the differences above are all there is."
     return Chart(
         "accuracy",
-        "Validation accuracy",
-        f"Top-1 after each epoch, paired by seed.{not_drawn(arms, _drawn(views), why_no_epoch)}{same}",
+        f"Validation {quality_name(metric)}",
+        f"{sentence_start(name)} after each epoch, paired by seed.{not_drawn(arms, _drawn(views), why_no_epoch)}{same}",
         "epoch",
         views,
-        _by_epoch([(arm, bands[arm.place]) for arm in arms]),
+        _by_epoch([(arm, bands[arm.place]) for arm in arms], metric.decimals),
         sentence,
     )
 
 
-def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]]) -> FigureTable | None:
+def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> FigureTable | None:
     """Return means and ranges at up to six epochs that every complete curve has."""
     longest: Sequence[float] = max((band.x for _, band in bands), key=len, default=[])
     if not longest:
@@ -154,9 +168,10 @@ def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]]) -> FigureTable | None:
             if place >= len(band.x):
                 cells.append("-")
             elif band.low[place] < band.high[place]:
-                cells.append(f"{band.mean[place]:.2f} ({band.low[place]:.2f} to {band.high[place]:.2f})")
+                mean, low, high = (f"{side[place]:.{decimals}f}" for side in (band.mean, band.low, band.high))
+                cells.append(f"{mean} ({low} to {high})")
             else:
-                cells.append(f"{band.mean[place]:.2f}")
+                cells.append(f"{band.mean[place]:.{decimals}f}")
         rows.append([arm.name, *cells])
     return FigureTable(["arm", *(f"epoch {longest[place]:g}" for place in places)], rows)
 

@@ -7,9 +7,10 @@ from typing import Any
 from ampcompare.analysis.headline import warnings_and_answer
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.base import MAX_LINE, Reporter
-from ampcompare.report.columns import VERDICTS, columns, table_rows, verdict_rows
+from ampcompare.report.columns import columns, metric_text, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.html.assets import check_packages, look, page_parts, template
 from ampcompare.report.html.costs import memory_plot, step_time_plot, time_charts
 from ampcompare.report.html.drift import drift_chart, order_with_starts
@@ -18,10 +19,10 @@ from ampcompare.report.html.learning_curves import learning_charts
 from ampcompare.report.html.runs import ArmRuns, arms_with_runs, time_marks
 from ampcompare.report.html.scaling_curves import scaling_charts
 from ampcompare.report.html.shared_settings import arm_facts, chosen_settings, shared_environment, shared_settings
-from ampcompare.report.images import image_tables
 from ampcompare.report.legends import legend, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
+from ampcompare.report.samples import sample_tables
 
 __all__ = ["Html"]
 
@@ -71,10 +72,10 @@ class Html(Reporter):
             has_effects=len(arms) > 1,
             accuracy_plot=accuracy_effects(comparison, arms),
             ratio_plot=time_effects(comparison, arms),
-            verdict_headers=list(VERDICTS),
+            verdict_headers=list(verdict_columns(comparison)),
             verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
             verdict_legend=verdict_legend(comparison),
-            image_tables=list(image_tables(comparison)),
+            sample_tables=list(sample_tables(comparison)),
             published=published_table(comparison),
             published_legend=published_legend(comparison),
             learning=learning,
@@ -82,7 +83,7 @@ class Html(Reporter):
             step_times=step_time_plot(arms),
             timing=timing,
             times_fault=_no_valid_time(arms),
-            run_headers=RUN_HEADERS,
+            run_headers=_run_headers(comparison.metric),
             runs=[_run(record) for record in comparison.records],
             logs=links if any(links) else None,
             settings=settings,
@@ -154,13 +155,16 @@ def _details(comparison: Comparison) -> dict[str, Any]:
     return {"headers": names, "rows": rows, "legend": legend(comparison)}
 
 
-RUN_HEADERS = (
-    "arm", "seed", "status", "top-1 %", "best %", "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"
-)  # fmt: skip
+def _run_headers(metric: Metric) -> list[str]:
+    """Return the heads of the table of runs."""
+    best = "best %" if metric.unit == "%" else "best"
+    of_metric = [printable(metric.head), best]
+    return ["arm", "seed", "status", *of_metric, "loss", "step ms", "train s", "MiB", "loss scale", "skipped", "note"]
 
 
 def _run(record: RunRecord) -> list[str]:
-    """Return the line of one run under `RUN_HEADERS`."""
+    """Return the line of one run under `_run_headers`."""
+    metric = record.metric
     summary = record.summary
     train_seconds = sum(epoch.train_seconds for epoch in summary.epochs) if summary.epochs else None
     note = record.error or ""
@@ -170,8 +174,8 @@ def _run(record: RunRecord) -> list[str]:
         printable(record.arm, 60) or "(no name)",
         str(record.config.recipe.seed),
         record.status,
-        _number(summary.top1_final, "{:.2f}", 100),
-        _number(summary.top1_best, "{:.2f}", 100),
+        metric_text(metric, summary.metric_final),
+        metric_text(metric, summary.metric_best),
         _number(summary.loss_final, "{:.4g}"),
         _number(summary.step_seconds_median, "{:.3g}", 1e3),
         _number(train_seconds, "{:.3g}"),

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from ampcompare.records.run import EpochResult, RunSummary, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import TOP1, Metric
+from ampcompare.records.run import RunSummary, StepRecord
 from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.loss_curve import Tracer
 from ampcompare.training.policies.divergence import DivergenceDetector
@@ -28,12 +30,14 @@ class RunMetrics:
 
     Args:
         warmup_steps: first steps, whose times are left out.
-        batch_size: samples in one update.
+        batch_size: units in one update of all processes, such as images or tokens.
+        metric: that verdicts are about.
         initial_parameters: hash of the parameters before the first step of the run; None where it is not known.
     """
 
     warmup_steps: int
     batch_size: int
+    metric: Metric = TOP1
     num_steps: int = 0
     skipped_steps: int = 0
     final_loss_scale: float | None = None
@@ -105,13 +109,13 @@ class RunMetrics:
             quarter, _, three_quarters = statistics.quantiles(self.seconds, n=4)
             iqr = three_quarters - quarter
         return RunSummary(
-            top1_final=epochs[-1].top1 if ended_well else None,
-            top1_best=max((epoch.top1 for epoch in epochs), default=None),
-            top1_last_mean=statistics.fmean(epoch.top1 for epoch in last) if ended_well else None,
+            metric_final=epochs[-1].value if ended_well else None,
+            metric_best=self.metric.best(epoch.value for epoch in epochs),
+            metric_last_mean=statistics.fmean(epoch.value for epoch in last) if ended_well else None,
             last_epochs=len(last),
-            ema_top1_final=epochs[-1].ema_top1 if ended_well else None,
-            ema_top1_best=max((epoch.ema_top1 for epoch in epochs if epoch.ema_top1 is not None), default=None),
-            top5_final=epochs[-1].top5 if ended_well else None,
+            ema_metric_final=epochs[-1].ema_value if ended_well else None,
+            ema_metric_best=self.metric.best(epoch.ema_value for epoch in epochs if epoch.ema_value is not None),
+            others_final=dict(list(epochs[-1].values.items())[1:]) if ended_well else {},
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,
             num_steps=self.num_steps,

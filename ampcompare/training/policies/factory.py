@@ -21,7 +21,7 @@ def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceD
         divergence: finds divergence first; a limit may add to it, and a rollback may clear it.
     """
     optional = (
-        EarlyStop.from_config(config),
+        EarlyStop.from_config(config, assembly.task.metrics[0]),
         ScaleLimits.from_config(config, divergence),
         Rollback.from_config(config, assembly, divergence),
         SkipNonFinite.from_config(config, assembly),

@@ -93,7 +93,7 @@ def validate_resume(
     for part, is_needed in (
         ("tally", True),
         ("average", config.recipe.ema_decay is not None),
-        ("early_stop", config.recipe.early_stop is not None or config.recipe.target_top1 is not None),
+        ("early_stop", config.recipe.early_stop is not None or config.recipe.target is not None),
     ):
         if is_needed and getattr(saved.parts, part) is None:
             raise CheckpointError(f"{path} has no parts.{part}; use a step-*.pt that a run of this recipe wrote")

@@ -18,8 +18,11 @@ from torch import Tensor
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
 from ampcompare.errors import CheckpointError, RecordError
-from ampcompare.records.images import unpack_images
-from ampcompare.records.run import EpochResult, Resumption
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.per_sample import unpack_samples
+from ampcompare.records.run import Resumption
+from ampcompare.training.policies.early_stop import NO_VALUE
 from ampcompare.training.state.generators import require_random_states
 
 __all__ = ["Saved", "require_plain_parts", "require_position"]
@@ -31,6 +34,10 @@ Scale = Annotated[float, Field(gt=0.0, le=torch.finfo(torch.float32).max)]
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _metrics(value: Any) -> Any:
+    return tuple(map(Metric.model_validate, value)) if isinstance(value, list) else value
 
 
 Point = Annotated[tuple[Count, float, Scale | None, Count], BeforeValidator(_as_tuple)]
@@ -57,7 +64,7 @@ class Progress(_Strict):
 class Best(_Strict):
     """The best metric so far."""
 
-    value: Annotated[float, Field(ge=0.0, le=1.0)] | None
+    value: float | None
     step: Count | None
 
 
@@ -93,9 +100,9 @@ class RunMetrics(_Strict):
 
 
 class EarlyStop(_Strict):
-    """How long the best top-1 has been the best."""
+    """How long the best value has been the best."""
 
-    best: Annotated[float, Field(ge=-1.0, le=1.0)]
+    best: float | None
     waited: Count
     reason: str | None
 
@@ -140,6 +147,7 @@ class Saved(_Strict):
     progress: Progress
     best: Best
     parts: Parts
+    metrics: Annotated[tuple[Metric, ...], BeforeValidator(_metrics), Field(min_length=1)] = (TOP1, TOP5)
     resumed: list[dict[str, Any]]
     rng: list[Any]
     buffers: list[dict[str, Any]]
@@ -245,14 +253,15 @@ def _in_tally(tally: RunMetrics, progress: Progress, epochs: list[EpochResult]) 
     if [epoch.epoch for epoch in epochs] != list(range(progress.epoch)):
         yield f"parts.tally.epochs are not the {progress.epoch} of progress"
     for epoch in epochs:
-        counts = (epoch.top1_correct, epoch.top5_correct, epoch.samples)
-        if not 0 <= counts[0] <= counts[1] <= counts[2] or not counts[2]:
-            yield f"parts.tally.epochs.{epoch.epoch} counts {counts[0]} and {counts[1]} of {counts[2]} samples"
-        averaged = (epoch.ema_top1_correct, epoch.ema_top5_correct)
-        if any(count is not None and not 0 <= count <= epoch.samples for count in averaged):
-            yield f"parts.tally.epochs.{epoch.epoch} counts {averaged} of {epoch.samples} samples"
+        counts = [*epoch.counts.values(), *epoch.ema_counts.values()]
+        if any(count > epoch.samples for count in counts):
+            yield f"parts.tally.epochs.{epoch.epoch} counts {counts} of {epoch.samples} samples"
+        for values, counted in ((epoch.values, epoch.counts), (epoch.ema_values or {}, epoch.ema_counts)):
+            wrong = [name for name, count in counted.items() if values.get(name) != count / epoch.samples]
+            if wrong:
+                yield f"parts.tally.epochs.{epoch.epoch} has another {wrong[0]} than its counts"
         try:
-            unpack_images(epoch)
+            unpack_samples(epoch)
         except RecordError as error:
             yield f"the per-image results of parts.tally.epochs.{epoch.epoch} are damaged: {error}"
     yield from _in_trace(tally)
@@ -276,17 +285,18 @@ def _in_trace(tally: RunMetrics) -> Iterator[str]:
 
 
 def _in_best(saved: Saved, epochs: list[EpochResult]) -> Iterator[str]:
-    top1 = [epoch.top1 for epoch in epochs]
-    best = saved.best
-    if best.value != max(top1, default=None) or (best.step is None) != (best.value is None):
-        yield f"best is {best.value} at step {best.step}, and the epochs have {max(top1, default=None)}"
+    values = [epoch.value for epoch in epochs]
+    metric = saved.metrics[0]
+    best, expected = saved.best, metric.best(values)
+    if best.value != expected or (best.step is None) != (best.value is None):
+        yield f"best is {best.value} at step {best.step}, and the epochs have {expected}"
     if best.step is not None and not 0 < best.step <= saved.progress.step:
         yield f"best.step is {best.step} after {saved.progress.step} steps"
     early = saved.parts.early_stop
     if early is None:
         return
-    waited = len(top1) - 1 - top1.index(max(top1)) if top1 else 0
-    if (early.best, early.waited) != (max(top1, default=-1.0), waited):
+    waited = 0 if expected is None else len(values) - 1 - values.index(expected)
+    if (early.best if early.best != NO_VALUE else None, early.waited) != (expected, waited):
         yield f"parts.early_stop has waited {early.waited} epochs for more than {early.best}; the epochs say {waited}"
 
 

@@ -18,6 +18,6 @@ def test_the_second_step_makes_what_the_scaler_left_out(monkeypatch: pytest.Monk
     assert (once.arm, once.status, twice.arm, twice.status) == ("step once", "completed", "step twice", "diverged")
     assert twice.summary.diverged_step is not None
     assert twice.summary.diverged_step >= double_step.GROWTH_INTERVAL
-    assert twice.summary.top1_final is None
-    assert (once.summary.top1_final or 0) > 0.5
+    assert twice.summary.metric_final is None
+    assert (once.summary.metric_final or 0) > 0.5
     assert once.config.recipe.seed == twice.config.recipe.seed == 0

@@ -59,7 +59,7 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     record, ours = train(arm), train(twin)
     assert (record.status, record.error) == ("completed", None)
     assert record.summary.losses_sha256 == ours.summary.losses_sha256
-    assert record.summary.ema_top1_final == ours.summary.ema_top1_final
+    assert record.summary.ema_metric_final == ours.summary.ema_metric_final
     assert record.half == ours.half
     assert record.effective is not None
     assert (record.effective.arm, record.effective.as_asked) == (twin, True)

@@ -124,7 +124,7 @@ def test_divergence_is_recorded_not_raised(launcher: ForkedLauncher, make_config
     )
     assert (record.status, record.error) == ("diverged", None)
     assert record.summary.divergence == "non-finite weights"
-    assert record.summary.top1_final is None
+    assert record.summary.metric_final is None
     losses = [json.loads(line)["loss"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert "nan" in losses
 

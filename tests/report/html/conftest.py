@@ -19,7 +19,8 @@ import pytest
 
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import EngineInfo, EpochResult, RunRecord, RunSummary, Trace
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, Trace
 from ampcompare.settings.config import Recipe, RunConfig
 
 MakeRich = Callable[..., Comparison]
@@ -58,8 +59,8 @@ def _record(arm: str, number: int, seed: int, epochs: int, diverges: bool) -> Ru
         for epoch in range(0 if diverges else epochs)
     ]
     summary = RunSummary(
-        top1_final=results[-1].top1 if results else None,
-        top1_best=results[-1].top1 if results else None,
+        metric_final=results[-1].top1 if results else None,
+        metric_best=results[-1].top1 if results else None,
         epochs=results,
         num_steps=STEPS // 3 if diverges else STEPS,
         step_seconds_median=0.012 * (1 + number % 5),

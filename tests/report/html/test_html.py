@@ -182,7 +182,7 @@ def test_curves_are_differences_to_the_reference(rich: Comparison) -> None:
 def test_bands_are_ranges_over_seeds(rich: Comparison, make_rich: MakeRich) -> None:
     """A line is the mean of the seeds, its band goes from the lowest to the highest, and one seed has no band."""
     (line,) = (one for one in series(page(rich), "accuracy", 1) if one["a"] == 0)
-    finals = [100 * (r.summary.top1_final or 0) for r in rich.records if r.arm == "fp32"]
+    finals = [100 * (r.summary.metric_final or 0) for r in rich.records if r.arm == "fp32"]
     assert line["y"][-1] == pytest.approx(sum(finals) / 3)
     assert (line["lo"][-1], line["hi"][-1]) == (pytest.approx(min(finals)), pytest.approx(max(finals)))
     alone = page(make_rich(["fp32", "half"], 1))
@@ -226,7 +226,7 @@ def test_a_diverged_run_shows_where_it_stopped(rich: Comparison) -> None:
 def test_time_to_accuracy_counts_runs_that_reach_it(rich: Comparison) -> None:
     """The table gives epochs and seconds to 99 % of the reference's accuracy, and how many runs came so far."""
     text = page(rich).text
-    target = 99 * (rich.arms[0].top1_mean or 0)
+    target = 99 * (rich.arms[0].metric_mean or 0)
     assert f"runs that reach {float(f'{target:.4g}'):g} %" in text
     assert re.search(r"fp32 3 of 3 4 4\.08 ± 0\.08", text)
     assert "half 0 of 3 - -" in text

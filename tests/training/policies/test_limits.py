@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.metric import TOP1, Metric
+from ampcompare.records.run import StepRecord
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.early_stop import EarlyStop
 from ampcompare.training.policies.scale_limits import ScaleLimits
@@ -19,7 +21,7 @@ def steps(scales: list[float], applied: list[bool]) -> list[StepRecord]:
 def epoch(number: int, correct: int) -> EpochResult:
     """A result out of a hundred samples."""
     return EpochResult(
-        epoch=number, samples=100, top1_correct=correct, top5_correct=100, loss=1.0, train_seconds=1, eval_seconds=1
+        epoch=number, samples=100, values={"top-1": correct / 100}, loss=1.0, train_seconds=1, eval_seconds=1
     )
 
 
@@ -61,9 +63,9 @@ def test_the_count_continues_after_a_checkpoint() -> None:
     assert divergence.ends_run
 
 
-def test_patience_counts_epochs_without_a_better_top1() -> None:
+def test_patience_counts_epochs_without_a_better_metric() -> None:
     """An equal result is not a better one, and a better one resets the count."""
-    stop = EarlyStop(2, None)
+    stop = EarlyStop(2, None, TOP1)
     ends = []
     for number, correct in enumerate([50, 50, 60, 60, 59]):
         stop.after_epoch(epoch(number, correct))
@@ -72,17 +74,31 @@ def test_patience_counts_epochs_without_a_better_top1() -> None:
     assert stop.ended == "no better top-1 for 2 epochs, after epoch 4"
 
 
+def test_lower_may_be_better() -> None:
+    """Where a lower value is better, patience and target look down."""
+    bits = Metric(name="bits", better="lower")
+    patient, aimed = EarlyStop(1, None, bits), EarlyStop(None, 0.5, bits)
+    for number, value in enumerate([90, 70, 50, 60]):
+        assert patient.ended is None
+        assert aimed.ended is None or number > 2
+        patient.after_epoch(epoch(number, value))
+        aimed.after_epoch(epoch(number, value))
+    assert patient.ended == "no better bits for 1 epochs, after epoch 3"
+    assert aimed.ended is not None
+    assert aimed.ended.startswith("bits of 0.50 reached 0.5")
+
+
 @pytest.mark.parametrize(("correct", "ends"), [(89, False), (90, True), (91, True)])
 def test_a_target_is_enough_when_it_is_reached(correct: int, ends: bool) -> None:
     """The target is in percent, and reaching it exactly is enough."""
-    stop = EarlyStop(None, 90.0)
+    stop = EarlyStop(None, 90.0, TOP1)
     stop.after_epoch(epoch(0, correct))
     assert (stop.ended is not None) == ends
 
 
 def test_patience_survives_a_checkpoint() -> None:
     """Epochs without improvement before the checkpoint count after it."""
-    before, after = EarlyStop(2, None), EarlyStop(2, None)
+    before, after = EarlyStop(2, None, TOP1), EarlyStop(2, None, TOP1)
     before.after_epoch(epoch(0, 50))
     before.after_epoch(epoch(1, 50))
     after.load_state_dict(before.state_dict())

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble_single, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -123,7 +125,7 @@ def test_a_falling_scale_ends_the_run() -> None:
 
 def test_training_ends_when_it_is_good_enough_or_gets_no_better() -> None:
     """A target that the first epoch reaches, and patience without progress, end a run that is completed."""
-    _, epochs, made = play(config(recipe={"target_top1": 1.0, "epochs": 5}))
+    _, epochs, made = play(config(recipe={"target": 1.0, "epochs": 5}))
     assert len(epochs) == 1
     assert made.ended is not None
     assert made.ended.startswith("top-1 of ")

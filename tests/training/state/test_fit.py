@@ -24,9 +24,10 @@ from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.errors import AmpCompareError, CheckpointError
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble_single, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

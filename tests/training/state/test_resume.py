@@ -20,9 +20,11 @@ from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.records.run import EpochResult, StepRecord
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import assemble_single, make_task
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.fit import require_fit

@@ -71,11 +71,12 @@
     return [low, high];
   }
 
-  // Arms that no arm shown beats in both time and accuracy, from the fastest to the most accurate.
-  function frontier(series) {
-    const points = series.map((one) => [places(one)[0], one.y[0]]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+  // Arms that no arm shown beats in both time and accuracy, from the fastest to the best.
+  function frontier(series, better) {
+    const sign = better === "lower" ? -1 : 1;
+    const points = series.map((one) => [places(one)[0], one.y[0]]).sort((a, b) => a[0] - b[0] || sign * (b[1] - a[1]));
     const kept = [];
-    for (const point of points) if (!kept.length || point[1] > kept[kept.length - 1][1]) kept.push(point);
+    for (const point of points) if (!kept.length || sign * (point[1] - kept[kept.length - 1][1]) > 0) kept.push(point);
     return kept.flatMap((point, at) => (at ? [[point[0], kept[at - 1][1]], point] : [point]));
   }
 
@@ -146,7 +147,7 @@
       picture.append(svg("text", { class: "tick", x: axes.x.at(value), y: height - 6, "text-anchor": "middle" }, text));
     }
     for (const rule of view.rules) picture.append(svg("path", { class: "rule", d: `M${axes.start} ${axes.y.at(rule)}H${width - 10}` }));
-    if (chart.frontier) picture.append(svg("path", { class: "rule", d: path(frontier(shown).map(([x, y]) => [axes.x.at(x), axes.y.at(y)])) }));
+    if (chart.frontier) picture.append(svg("path", { class: "rule", d: path(frontier(shown, chart.frontier).map(([x, y]) => [axes.x.at(x), axes.y.at(y)])) }));
     for (const one of shown) picture.append(drawSeries(view, one, axes, clip));
     for (const stop of view.stops.filter((one) => boxes[one.a].checked)) {
       stop.x.forEach((x, at) => {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.precision.factory import make_precision
+from ampcompare.tasks.classification import Classification
+from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.views import make_views
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.tta import make_views
 
 IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)
 
@@ -50,10 +54,13 @@ def test_logits_of_all_views_are_averaged(arm: str) -> None:
     (model,), _ = precision.prepare([model], [torch.optim.SGD(layer.parameters(), lr=0.1)])  # type: ignore[assignment]
     cpu = torch.device("cpu")
     batches = [(images[:10], labels[:10]), (images[10:], labels[10:])]
-    found = evaluate([model], precision, batches, cpu, views=make_views("flips", (1, 4, 3)))
+    sizes: dict[str, Any] = {"image_size": None, "channels": None, "train_size": None, "val_size": None}
+    part = (images, labels)
+    data = memory_data("three", part, part, num_classes=3, seed=0, moved_share=0.0, background=0.0, **sizes)
+    found = evaluate(Classification(data, tta="flips"), [model], precision, batches, cpu)
     logits = (Columns()(images) + Columns()(images).flip(-1)) / 2
     assert found.samples == 16
-    assert found.top1_correct == int((logits.argmax(1) == labels).sum())
+    assert found.counts["top-1"] == int((logits.argmax(1) == labels).sum())
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=0.02)
-    alone = evaluate([model], precision, batches, cpu)
+    alone = evaluate(Classification(data), [model], precision, batches, cpu)
     assert alone.loss != pytest.approx(found.loss, rel=0.02)

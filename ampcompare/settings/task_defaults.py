@@ -1,0 +1,47 @@
+"""What a recipe is where nobody says otherwise, for each task that ships; of `classification`, the fields' defaults."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["DEFAULT_TASK", "with_task_defaults"]
+
+DEFAULT_TASK = "classification"
+OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
+DEFAULTS: dict[str, dict[str, Any]] = {DEFAULT_TASK: {}}
+# A value that is given makes a default meaningless that is the same thing in another way.
+RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}
+
+
+def with_task_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe with the defaults of its task for those that are not given."""
+    task = recipe.get("task", DEFAULT_TASK)
+    filled = copy.deepcopy(dict(recipe))
+    if not isinstance(task, str):
+        return filled
+    _fill(filled, DEFAULTS.get(task, OWN), recipe, ())
+    return filled
+
+
+def _fill(
+    values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], place: tuple[str, ...]
+) -> None:
+    for name, default in defaults.items():
+        here = (*place, name)
+        if isinstance(default, Mapping):
+            group = values.get(name, {})
+            if hasattr(group, "model_fields_set"):
+                group = {field: getattr(group, field) for field in group.model_fields_set}
+            if isinstance(group, Mapping):
+                values[name] = dict(group)
+                _fill(values[name], default, given, here)
+        elif name not in values and not _is_given(given, RIVALS.get(here, ())):
+            values[name] = default
+
+
+def _is_given(values: Any, place: tuple[str, ...]) -> bool:
+    for name in place:
+        values = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+    return bool(place) and values is not None
