@@ -97,6 +97,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(arm)
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
+        or _script_reason(arm, reference)
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
@@ -196,6 +197,18 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
     words = [f"global batch size {here}, not {there}"] if here != there else []
     words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
     return _joined(words)
+
+
+def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return how two runs of a user's script differ: in the script, or in what it began with."""
+    if arm.config.script != reference.config.script:
+        return "of another script, or with other arguments"
+    here, there = arm.script, reference.script
+    if here is None or there is None:
+        return ""
+    if here.weights and there.weights and here.weights[0] != there.weights[0]:
+        return "from other first weights"
+    return "with other first batches" if here.batches != there.batches else ""
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:

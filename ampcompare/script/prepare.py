@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ampcompare.backends.arm import Arm
@@ -13,8 +14,9 @@ from ampcompare.legacy.record.rows import Rows
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.stderr import note
 from ampcompare.legacy.target import Target
+from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.script.pairing import seed_all
-from ampcompare.script.stand_in import StandIn
+from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
@@ -51,9 +53,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
+        half, emulation = _cpu_half(arm, settings)
+        emulation.__enter__()  # until the process ends
         watch = None
         if rows is not None and (settings.watch or settings.max_steps is not None):
-            watch = Watch(rows.recorder, settings.max_steps)
+            watch = Watch(rows.recorder, settings.max_steps, half)
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch))
         return arm.backend == "apex"
 
@@ -64,6 +68,17 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         seed_all(settings.seed)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
+    """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
+    import torch
+
+    dtype = half_dtype(arm)
+    if settings.device == "cpu":  # the replaced device computes so already
+        return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return cpu_half("auto", dtype, device)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

@@ -20,11 +20,9 @@ from ampcompare.script.amp import ScriptAmp
 from ampcompare.script.o1_behind_torch import O1BehindTorch
 from ampcompare.script.torch_amp import TorchAmp
 from ampcompare.script.watch import Watch
+from ampcompare.settings.script import SCRIPT_BACKENDS
 
-__all__ = ["StandIn", "check_arm"]
-
-BACKENDS = ("fp32", "native", "half", "apex")
-
+__all__ = ["StandIn", "check_arm", "half_dtype"]
 
 def check_arm(arm: Arm) -> None:
     """Check that an arm can stand behind a script's calls.
@@ -32,18 +30,27 @@ def check_arm(arm: Arm) -> None:
     Raises:
         UnsupportedCombination: it hands training to another library, or compresses what a model keeps.
     """
-    if arm.backend not in BACKENDS:
+    if arm.backend not in SCRIPT_BACKENDS:
         raise UnsupportedCombination(
             f"arm {arm} cannot stand behind a script's own calls of amp: it replaces the training loop or parts of the "
-            f"model; arms for scripts are those of {', '.join(BACKENDS)}"
+            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
         )
+
+
+def half_dtype(arm: Arm) -> torch.dtype | None:
+    """Return the 16-bit type that an arm computes in; None if it has none."""
+    if arm.backend == "apex":
+        return None if arm.options["opt_level"] == "O0" else torch.float16
+    if arm.backend == "fp32":
+        return None
+    return torch.bfloat16 if arm.options.get("dtype") == "bfloat16" else torch.float16
 
 
 class StandIn:
     """An arm in the place of `apex.amp` and `torch.amp` of this process.
 
     Args:
-        arm: of a backend in `BACKENDS`.
+        arm: of a backend in `SCRIPT_BACKENDS`.
         rows: records losses and steps; None records nothing.
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.

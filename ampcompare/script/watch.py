@@ -32,9 +32,11 @@ class Watch:
 
     Args:
         max_steps: steps of its first optimizer after which the script ends.
+        half: how 16-bit types are computed.
     """
 
-    def __init__(self, recorder: Recorder, max_steps: int | None = None) -> None:
+    def __init__(self, recorder: Recorder, max_steps: int | None = None, half: str | None = None) -> None:
+        self._half = half
         self._recorder = recorder
         self._max_steps = max_steps
         self._steps: dict[int, int] = {}
@@ -56,6 +58,7 @@ class Watch:
         self._recorder.add_row({"kind": "weights", "sha256": weights_of(held)})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
+            self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
             self._memory = make_memory_meter(device)
 
     def end(self) -> None:
@@ -98,6 +101,14 @@ class Watch:
             file = os.path.abspath(os.fsdecode(path))
             if not file.startswith(self._private) and "__pycache__" not in file:
                 self._files[file] = None
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {"device": str(device), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        names = {"device_name": torch.cuda.get_device_name(device), "cudnn": torch.backends.cudnn.version()}
+        facts |= {**names, "cuda": torch.version.cuda}
+    return facts
 
 
 class _Held:
