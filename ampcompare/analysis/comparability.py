@@ -200,15 +200,8 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 
 def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
-    """Return how two runs of a user's script differ: in the script, or in what it began with."""
-    if arm.config.script != reference.config.script:
-        return "of another script, or with other arguments"
-    here, there = arm.script, reference.script
-    if here is None or there is None:
-        return ""
-    if here.weights and there.weights and here.weights[0] != there.weights[0]:
-        return "from other first weights"
-    return "with other first batches" if here.batches != there.batches else ""
+    """Return that two runs are not of the same script."""
+    return "of another script, or with other arguments" if arm.config.script != reference.config.script else ""
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:

@@ -14,7 +14,7 @@ from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.script_options import DEFAULT_ARMS as DEFAULT_SCRIPT_ARMS
-from ampcompare.cli.script_options import ScriptCommand, script_options
+from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
@@ -137,6 +137,8 @@ def command(**parameters: Any) -> int:
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
+    if parameters["list_metrics"]:
+        return show_metrics(plan_comparison(options).plan.cells[0])
     if parameters["dry_run"]:
         show_plan(plan_comparison(options), as_json=as_json)
         return 0

@@ -33,9 +33,7 @@ __all__ = ["command"]
 @option("--opt-level", type=LEVEL, help="override the script's opt level")
 @option("--arm", type=ARM, help="run the script under this arm: fp32, bf16, native:fp16, half, O2")
 @option("--seed", type=int, metavar="N", help="seed Python, NumPy and torch before the script starts; with --arm")
-@option(
-    "--max-steps", type=click.IntRange(1), metavar="N", help="end the script after N optimizer steps; with --arm, --record"
-)
+@option("--max-steps", type=click.IntRange(1), metavar="N", help="end after N steps; with --arm and --record")
 @option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
 @option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")

@@ -16,7 +16,7 @@ from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
-from ampcompare.cli.script_options import ScriptCommand, script_options
+from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
 from ampcompare.cli.waiting import typed_command, wait_seconds
@@ -90,6 +90,8 @@ def command(**parameters: Any) -> int:
         launch=launch_from(parameters),
         command=typed_command(),
     )
+    if parameters["list_metrics"]:
+        return show_metrics(options.config)
     if parameters["dry_run"]:
         check_run(options)
         click.echo(dump_json(options.config))

@@ -10,17 +10,19 @@ import click
 from ampcompare.cli.help import OTHER, Command, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.errors import ConfigError
+from ampcompare.formatting import printable
+from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.script import ScriptConfig, script_config
 
-__all__ = ["DEFAULT_ARMS", "ScriptCommand", "script_layer", "script_options"]
+__all__ = ["DEFAULT_ARMS", "ScriptCommand", "script_layer", "script_options", "show_metrics"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")
 # Settings of cells that hold for a script too; what the others say, the script decides.
 KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience"})
-OWN = ("metric", "seed_arg", "compat_torch")
+OWN = ("metric", "list_metrics", "seed_arg", "compat_torch")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
     *("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "slurm_options", "dist_url"),
@@ -54,6 +56,7 @@ def script_options(function: Function) -> Function:
             help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; the first is "
             "that of the verdicts; repeat it  [default: its training loss]",
         ),
+        option("--list-metrics", is_flag=True, group=OTHER, help="with -- SCRIPT: run it briefly, list what it shows"),
         option("--seed-arg", metavar="FLAG", group=OTHER, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
         option(
             "--compat-torch",
@@ -84,8 +87,8 @@ def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     for name in (*loops, *NOT_FOR_SCRIPTS):
         if _was_given(name):
             raise ConfigError(
-                f"{_flag(name)} is a setting of ampcompare's own training loop, and {words[0] if words else 'the script'} "
-                "trains by itself; leave it out, or give the script's own option after --"
+                f"{_flag(name)} is a setting of ampcompare's own training loop, and a script trains by itself; leave "
+                "it out, or give the script's own option after --"
             )
     script: ScriptConfig = script_config(
         words,
@@ -95,6 +98,23 @@ def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         compat_torch=parameters["compat_torch"],
     )
     return Layer("script after --", {"script": script.model_dump()})
+
+
+def show_metrics(config: RunConfig) -> int:
+    """Print what metrics a script shows, each with the option to paste, and return the exit code."""
+    from tabulate import tabulate
+
+    from ampcompare.launch.script.listing import list_metrics
+
+    seen, error = list_metrics(config)
+    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]
+    if rows:
+        click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
+    else:
+        click.echo("the script showed no number that looks like a metric; its training loss is always there")
+    if error is not None:
+        click.echo(f"ampcompare: {error}", err=True)
+    return 0 if error is None else 3
 
 
 def _was_given(name: str) -> bool:

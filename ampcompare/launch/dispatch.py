@@ -38,7 +38,7 @@ class DispatchingLauncher(Launcher):
         Raises:
             UnsupportedCombination: several machines without an address at which to rendezvous.
         """
-        kind = config.launcher
+        kind: str = config.launcher
         if kind == "auto" and config.processes > 1:
             kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
         if config.script is not None:

@@ -86,7 +86,12 @@ def execute(
     prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
-    if prepared.recorder is not None and prepared.recorder.sums() is not None and not target.is_module and settings.arm is None:
+    if (
+        prepared.recorder is not None
+        and prepared.recorder.sums() is not None
+        and not target.is_module
+        and settings.arm is None
+    ):
         note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
     return status
 

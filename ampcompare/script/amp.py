@@ -45,7 +45,9 @@ class ScriptAmp:
         given: called with models and optimizers before they are prepared.
     """
 
-    def __init__(self, name: str, make: Callable[[str], Precision], rows: Rows | None = None, given: Given | None = None) -> None:
+    def __init__(
+        self, name: str, make: Callable[[str], Precision], rows: Rows | None = None, given: Given | None = None
+    ) -> None:
         self._name = name
         self._make = make
         self._rows = rows
@@ -184,9 +186,7 @@ class ScriptAmp:
         with (
             self._casting.off(),
             self._reads.paused(),
-            session.precision.scale_loss(
-                loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale
-            ) as scaled,
+            session.precision.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled,
         ):
             yield scaled
         session.end(optimizers, delay_unscale=delay_unscale)

@@ -160,9 +160,7 @@ class Session:
 
     def _step_staged(self, optimizer: Any) -> StepOutcome:
         waiting = [
-            other
-            for other in self.optimizers
-            if other is not optimizer and self._stages[id(other)] is not _Stage.NONE
+            other for other in self.optimizers if other is not optimizer and self._stages[id(other)] is not _Stage.NONE
         ]
         if any(one is optimizer for one in self._stepped):
             raise ScalingError(

@@ -24,6 +24,7 @@ from ampcompare.settings.script import SCRIPT_BACKENDS
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
+
 def check_arm(arm: Arm) -> None:
     """Check that an arm can stand behind a script's calls.
 

@@ -96,7 +96,7 @@ class Watch:
         if event != "open" or not self._ends or len(self._files) >= MAX_FILES:
             return
         path, mode, flags = arguments
-        writes = isinstance(flags, int) and flags & WRITING or isinstance(mode, str) and set(mode) & set("wax+")
+        writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
         if writes and isinstance(path, str | bytes | os.PathLike):
             file = os.path.abspath(os.fsdecode(path))
             if not file.startswith(self._private) and "__pycache__" not in file:

@@ -28,8 +28,8 @@ from ampcompare.settings.recipe import (
     Recipe,
     ScheduleConfig,
 )
-from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 from ampcompare.settings.script import ScriptConfig
+from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 
 __all__ = [
     "NON_NUMERIC_SETTINGS",
@@ -160,7 +160,9 @@ class RunConfig(Frozen):
     )
     stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
     saving: SavingConfig = SavingConfig()
-    script: ScriptConfig | None = Field(None, description="a user's own script, which then trains in place of the recipe")
+    script: ScriptConfig | None = Field(
+        None, description="a user's own script, which then trains in place of the recipe"
+    )
 
     @model_validator(mode="before")
     @classmethod

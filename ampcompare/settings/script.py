@@ -93,9 +93,7 @@ def parse_metric(text: str) -> ScriptMetric:
             rf"--metric {text!r} is not NAME[:max|min][:last|best|first][=REGEX], as in 'top1:max=Acc@1 ([\d.]+)'"
         )
     try:
-        return ScriptMetric(
-            name=name, goal=(goals or ["max"])[0], pick=(picks or ["last"])[0], pattern=pattern or None
-        )
+        return ScriptMetric(name=name, goal=(goals or ["max"])[0], pick=(picks or ["last"])[0], pattern=pattern or None)
     except ValueError as error:
         reason = str(error).partition("Value error, ")[2].partition(" [type")[0] or str(error)
         raise ConfigError(f"--metric {text!r}: {reason}") from None

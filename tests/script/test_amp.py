@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -327,7 +327,9 @@ def test_two_optimizers_that_take_turns_share_a_scale() -> None:
         assert ours[1] == theirs[1], step
 
 
-@pytest.mark.parametrize("arm", ["half:bn_fp32", "half:master_weights,loss_scale=dynamic,init_scale=1024", "half:loss_scale=64"])
+@pytest.mark.parametrize(
+    "arm", ["half:bn_fp32", "half:master_weights,loss_scale=dynamic,init_scale=1024", "half:loss_scale=64"]
+)
 @pytest.mark.parametrize("micro", [1, 2])
 def test_a_half_arm_trains_as_in_our_loop(arm: str, micro: int) -> None:
     """A script's calls do to a model what the loop's do."""
@@ -369,7 +371,7 @@ def backward(amp: ScriptAmp, model: Any, optimizer: Any) -> None:
 
 
 def test_casts_are_on_where_those_of_o1_would_be(script_amp: Make) -> None:
-    """From `initialize` on, not in `scale_loss`, `disable_casts` and `step`; the script's own blocks stay as they are."""
+    """They are on from `initialize` on, but not in `scale_loss`, `disable_casts` and `step`."""
     amp = script_amp("bf16")
     assert network()(batch(0)[0]).dtype is torch.float32
     model, optimizer = initialized(amp)
@@ -444,7 +446,7 @@ def test_gradients_that_were_cleared_end_their_step(script_amp: Make) -> None:
 def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: str) -> None:
     """Each refusal names file and line of the script, and the reason."""
     amp = script_amp(arm)
-    with pytest.raises(ScalingError, match="before amp.initialize"):
+    with pytest.raises(ScalingError, match="before amp"):
         amp.state_dict()
     with pytest.raises(PreparationError, match=r"test_amp\.py:\d+: amp.initialize has enabled=False"):
         initialized(amp, enabled=False)
@@ -458,7 +460,7 @@ def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: s
     with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: this scale_loss block adds to gradients that were read"):
         backward(amp, model, optimizer)
     optimizer.step()
-    with pytest.raises(ScalingError, match="no amp.initialize has prepared"):
+    with pytest.raises(ScalingError, match="has prepared"):
         amp.scale_loss(loss_of(model), torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ScalingError, match="the checkpoint is another arm's"):
         amp.load_state_dict({"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}})

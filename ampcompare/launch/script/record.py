@@ -20,15 +20,22 @@ from ampcompare.training.metrics.loss_curve import Tracer
 
 __all__ = ["failed_script", "metrics_of", "script_record"]
 
+BETTER: dict[str, Literal["higher", "lower"]] = {"max": "higher", "min": "lower"}
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
 
 
 def metrics_of(script: ScriptConfig) -> list[Metric]:
     """Return the metrics of a script's cells, as records describe them."""
     if not script.metrics:
-        return [Metric(name=LOSS, better="lower", decimals=4, difference="ratio", margin=2.0)]
+        return [Metric(name=LOSS, better="lower", decimals=4, difference="ratio", margin=0.02)]
     return [
-        Metric(name=one.name, better="higher" if one.goal == "max" else "lower", decimals=4, difference="points")
+        Metric(
+            name=one.name,
+            better="higher" if one.goal == "max" else "lower",
+            decimals=4,
+            difference="ratio",
+            margin=0.02,
+        )
         for one in script.metrics
     ]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.files.read import parse_json
-from ampcompare.records.run import ScriptFacts, StepRecord, to_float
+from ampcompare.records.fields import to_float
+from ampcompare.records.run import ScriptFacts, StepRecord
 
 __all__ = ["ScriptRows", "read_rows"]
 
