@@ -14,7 +14,8 @@ from ampcompare.analysis.looks import Design
 from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
 from ampcompare.analysis.scores import has_score, metric_of, spread_floor
-from ampcompare.analysis.statistics import FLOAT32_STEP, Effect, Verdict, decide, paired, two_stage
+from ampcompare.analysis.script_pairs import began_apart
+from ampcompare.analysis.statistics import FLOAT32_STEP, Effect, Verdict, decide, paired, two_stage, unpaired
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord, RunSummary
 
@@ -63,6 +64,8 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     floor = spread_floor(metric, samples, [*arm, *reference])
     step = 1 / samples if metric.counts else None
     if not pilot:
+        if any(began_apart(*pair) for pair in pairs):
+            return unpaired(arm, reference, floor)
         effect = paired(arm, reference, floor, counts=metric.counts)
         moved = margin_error(arm, reference, error_share) if metric.counts else None
         return replace(effect, margin_error=moved, step=step)

@@ -97,6 +97,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(arm)
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
+        or _script_reason(arm, reference)
         or _unnamed(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
@@ -196,6 +197,11 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
     words = [f"global batch size {here}, not {there}"] if here != there else []
     words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
     return _joined(words)
+
+
+def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return that two runs are not of the same script."""
+    return "of another script, or with other arguments" if arm.config.script != reference.config.script else ""
 
 
 def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:

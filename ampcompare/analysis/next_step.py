@@ -105,7 +105,7 @@ def _reference_step(
     comparison: Comparison, records: Sequence[RunRecord], typed: TypedCommand | None
 ) -> NextStep | None:
     """Return what to change where the reference gives nothing to compare with."""
-    if typed is None or not records:
+    if typed is None or not records or records[0].config.script is not None:  # which sets its own learning rate
         return None
     recipe = records[0].config.recipe
     name = comparison.reference

@@ -281,6 +281,8 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
                 fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
+                if record.script is not None:
+                    fault += "; the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
         if fault:
             faults[number] = f"{record.arm}, seed {seed}: {fault}"
         else:

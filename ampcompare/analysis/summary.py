@@ -20,6 +20,7 @@ from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
 from ampcompare.analysis.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.analysis.scores import metric_of, one_metric
+from ampcompare.analysis.script_pairs import script_sentences
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, wilson
 from ampcompare.analysis.step_time import ratio_of, rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason_of_arm
@@ -103,6 +104,7 @@ def summarize(
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *(twin_sentence(twin, metric) for twin in twins),
+                *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
                 *design.notes,
@@ -195,7 +197,7 @@ def _row(
         arm=arm,
         engine=", ".join(engines) or None,
         half=next((record.half for record in ran if record.half), None),
-        lr=records[0].config.recipe.optimizer.lr if records else float("nan"),
+        lr=records[0].config.recipe.optimizer.lr if records and records[0].script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
         diverged=diverged,

@@ -10,9 +10,11 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, Command, option
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
+from ampcompare.cli.script_options import DEFAULT_ARMS as DEFAULT_SCRIPT_ARMS
+from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
@@ -24,7 +26,7 @@ __all__ = ["command", "options_from"]
 
 @click.command(
     "compare",
-    cls=Command,
+    cls=ScriptCommand,
     common=[
         *("--arm", "--reference", "--seeds", "--margin", "--arch", "--data", "--data-dir", "--epochs", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
@@ -97,6 +99,7 @@ __all__ = ["command", "options_from"]
     group=COMPARISON,
     help="sweep a setting: a row for each value, as in workers=0,2; repeat it",
 )
+@script_options
 @recipe_options
 @option(
     "--jobs",
@@ -134,6 +137,8 @@ def command(**parameters: Any) -> int:
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
+    if parameters["list_metrics"]:
+        return show_metrics(plan_comparison(options).plan.cells[0])
     if parameters["dry_run"]:
         show_plan(plan_comparison(options), as_json=as_json)
         return 0
@@ -188,5 +193,5 @@ def _arms(parameters: dict[str, Any]) -> tuple[str, ...]:
     arms: tuple[str, ...] = parameters["arms"]
     arm = arm_from_flags(parameters, is_named=bool(arms))
     if arm is None:
-        return arms
+        return arms or (DEFAULT_SCRIPT_ARMS if parameters["script"] is not None else ())
     return tuple(dict.fromkeys([str(Arm.parse(parameters["reference"] or "fp32")), arm]))

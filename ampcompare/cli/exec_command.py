@@ -7,7 +7,8 @@ import os
 import click
 
 from ampcompare.cli.help import Command, option
-from ampcompare.cli.values import FILE, LEVEL, Choice
+from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
+from ampcompare.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -30,6 +31,9 @@ __all__ = ["command"]
     help="what `import apex` means: ampcompare's own engine, or the real Apex",
 )
 @option("--opt-level", type=LEVEL, help="override the script's opt level")
+@option("--arm", type=ARM, help="run the script under this arm: fp32, bf16, native:fp16, half, O2")
+@option("--seed", type=int, metavar="N", help="seed Python, NumPy and torch before the script starts; with --arm")
+@option("--max-steps", type=click.IntRange(1), metavar="N", help="end after N steps; with --arm and --record")
 @option("--record", type=FILE, help="record every backward pass and step, for `ampcompare report FILE`")
 @option("--device", type=Choice(["cpu"]), help="run the script's CUDA calls on the CPU: a smoke test")
 @option("--compat-torch", is_flag=True, help="restore removed and changed APIs of torch, numpy and Python")
@@ -41,6 +45,9 @@ __all__ = ["command"]
 def command(
     engine: str,
     opt_level: str | None,
+    arm: str | None,
+    seed: int | None,
+    max_steps: int | None,
     record: str | None,
     device: str | None,
     compat_torch: bool,
@@ -59,6 +66,8 @@ def command(
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
+    if arm is not None and opt_level is not None:
+        raise ConfigError(f"--arm {arm} says all that --opt-level {opt_level} would; give one of them")
     from ampcompare.legacy.execute import execute
     from ampcompare.legacy.settings import ExecSettings
     from ampcompare.legacy.target import Target, script_target
@@ -67,6 +76,10 @@ def command(
     settings = ExecSettings(
         engine=engine,
         opt_level=opt_level,
+        arm=arm,
+        seed=seed,
+        max_steps=max_steps,
+        watch=arm is not None and record is not None,
         record=None if record is None else os.path.abspath(record),  # the script may change its folder
         device=device,
         compat_torch=compat_torch,
@@ -74,4 +87,8 @@ def command(
         name=script,
         arguments=arguments,
     )
-    return execute(target, settings)
+    if arm is None:
+        return execute(target, settings)
+    from ampcompare.script.prepare import run_script
+
+    return run_script(target, settings)

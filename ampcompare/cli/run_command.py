@@ -12,10 +12,11 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, Command, option
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import output_options, recipe_options
 from ampcompare.cli.output import say
+from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
 from ampcompare.cli.waiting import typed_command, wait_seconds
@@ -33,7 +34,7 @@ __all__ = ["command", "sources_from"]
 
 @click.command(
     "run",
-    cls=Command,
+    cls=ScriptCommand,
     common=[
         *("--arm", "--opt-level", "--arch", "--data", "--data-dir", "--epochs", "--batch-size", "--lr", "--optimizer"),
         *("--recipe", "--device", "--seed", "--resume", "--output-dir", "--json"),
@@ -60,6 +61,7 @@ __all__ = ["command", "sources_from"]
     help="random seed of weights, order and augmentation  [default: 0]",
 )
 @details_option
+@script_options
 @recipe_options
 @option(
     "--verify-resume",
@@ -88,6 +90,8 @@ def command(**parameters: Any) -> int:
         launch=launch_from(parameters),
         command=typed_command(),
     )
+    if parameters["list_metrics"]:
+        return show_metrics(options.config)
     if parameters["dry_run"]:
         check_run(options)
         click.echo(dump_json(options.config))

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.script_options import script_layer
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
 
@@ -42,6 +43,8 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         set_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
+    if (script := script_layer(parameters)) is not None:
+        layers.append(script)
     return SettingsRequest(
         parameters.get("recipe_name"), parameters.get("size"), parameters.get("config_file"), tuple(layers)
     )

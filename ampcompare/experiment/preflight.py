@@ -11,11 +11,12 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.checkpoint.store.frame import require_checkpoint
 from ampcompare.environment.cuda import why_no_cuda
-from ampcompare.errors import BackendUnavailable, EnvironmentUnfit
+from ampcompare.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
+from ampcompare.settings.script import SCRIPT_BACKENDS
 from ampcompare.tasks.names import check_task, find_module
 
 __all__ = ["check_cells"]
@@ -37,6 +38,9 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if key in seen:
             continue
         seen.add(key)
+        if cell.script is not None:
+            _check_script(cell.parsed_arm)
+            continue
         if not here:
             require_slurm()
         no_cuda = why_no_cuda(here=here)
@@ -54,6 +58,14 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
             why = no_cuda or f"the device is {cell.device}"
             raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
+
+
+def _check_script(arm: Arm) -> None:
+    if arm.backend not in SCRIPT_BACKENDS:
+        raise UnsupportedCombination(
+            f"arm {arm} cannot stand behind a script's own calls of amp: it replaces the training loop or parts of the "
+            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
+        )
 
 
 def _check_arm(arm: Arm, *, on_cpu: bool) -> None:

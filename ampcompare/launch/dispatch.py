@@ -38,11 +38,15 @@ class DispatchingLauncher(Launcher):
         Raises:
             UnsupportedCombination: several machines without an address at which to rendezvous.
         """
-        kind = config.launcher
+        kind: str = config.launcher
         if kind == "auto" and config.processes > 1:
             kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
+        if config.script is not None:
+            kind = "script"
         if kind not in self._launchers:
-            if kind == "auto":
+            if kind == "script":
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
+            elif kind == "auto":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
             elif kind == "slurm":
                 self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))

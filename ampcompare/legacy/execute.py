@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ampcompare.errors import AmpCompareError, GuardError
 from ampcompare.guards.location import is_users
 from ampcompare.legacy.missing_names import missing_names
 from ampcompare.legacy.no_gpu import lacks_gpu
-from ampcompare.legacy.prepare import prepare_process
+from ampcompare.legacy.prepare import Prepared, prepare_process
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.shadowing import NEEDED_LATER, import_without_first_entry
 from ampcompare.legacy.stderr import note
@@ -26,11 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["execute"]
 
+HOOKS = ("ampcompare.guards.", "ampcompare.legacy.", "ampcompare.script.")
+
 _kept: list[ModuleType | None] = []
 
 
-def execute(target: Target, settings: ExecSettings) -> int:
+def execute(
+    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] = prepare_process
+) -> int:
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
+
+    Args:
+        prepare: prepares the process.
 
     Raises:
         AmpCompareError: the settings cannot be met; the target was not started.
@@ -41,7 +49,7 @@ def execute(target: Target, settings: ExecSettings) -> int:
     if settings.compat_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
-    prepared = prepare_process(settings)
+    prepared = prepare(settings)
     code: CodeType | None = None
     status = 0
     error: BaseException | None = None
@@ -62,7 +70,11 @@ def execute(target: Target, settings: ExecSettings) -> int:
         error = caught
     if error is not None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _print_traceback(error, code)
+        if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
+            status = error.exit_code
+            print(f"ampcompare: {error}", file=sys.stderr)
+        else:
+            _print_traceback(error, code)
         if settings.device is None and lacks_gpu(error):
             print(
                 f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
@@ -74,7 +86,12 @@ def execute(target: Target, settings: ExecSettings) -> int:
     prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
-    if prepared.recorder is not None and prepared.recorder.sums() is not None and not target.is_module:
+    if (
+        prepared.recorder is not None
+        and prepared.recorder.sums() is not None
+        and not target.is_module
+        and settings.arm is None
+    ):
         note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
     return status
 
@@ -130,7 +147,7 @@ def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
 
 def _is_hook(traceback: TracebackType) -> bool:
     name = traceback.tb_frame.f_globals.get("__name__", "")
-    return isinstance(name, str) and name.startswith(("ampcompare.guards.", "ampcompare.legacy."))
+    return isinstance(name, str) and name.startswith(HOOKS)
 
 
 def _end_at_users_line(traceback: TracebackType | None) -> None:

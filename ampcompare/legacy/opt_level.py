@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ampcompare.legacy.stderr import note
@@ -20,10 +21,16 @@ REFUSED = {
     "O4": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
     "O5": ("patch_torch_functions",),
 }
+# What an opt level sets, and a script may override.
+REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")
 
 
-def override(level: str, *, quiet: bool = False) -> None:
-    """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr."""
+def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | None = None) -> None:
+    """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr.
+
+    Args:
+        options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept.
+    """
     amp: Any = sys.modules["apex.amp"]
     original = amp.initialize
     signature = inspect.signature(original)
@@ -38,6 +45,10 @@ def override(level: str, *, quiet: bool = False) -> None:
             dropped = [name for name in REFUSED[level] if given.get(name) is not None]
             for name in dropped:
                 del given[name]
+        if options is not None:
+            for name in REPLACED:
+                given.pop(name, None)
+            given.update(options)
         given["opt_level"] = level
         if not quiet:
             without = f", without the script's {', '.join(dropped)}" if dropped else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
@@ -17,6 +18,7 @@ from ampcompare.legacy.stderr import print_violation
 
 if TYPE_CHECKING:
     from ampcompare.legacy.record.recorder import Recorder
+    from ampcompare.legacy.record.rows import Rows
 
 __all__ = ["Prepared", "prepare_child", "prepare_process"]
 
@@ -44,10 +46,14 @@ class Prepared:
             self.recorder.close(status, error)
 
 
-def prepare_process(settings: ExecSettings, *, child: str | None = None) -> Prepared:
+def prepare_process(
+    settings: ExecSettings, *, child: str | None = None, stand_in: Callable[[Rows | None], bool] | None = None
+) -> Prepared:
     """Prepare this process; nothing is undone later, because the process belongs to the script.
 
     Args:
+        stand_in: puts an arm behind the names of amp, given where it records what it does, and returns whether
+            `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
 
     Raises:
@@ -68,15 +74,18 @@ def prepare_process(settings: ExecSettings, *, child: str | None = None) -> Prep
     if settings.guards != "off":
         # After the CUDA functions are replaced, so that the guards see what the script asks for.
         guards.install(strict=settings.guards == "strict", say=print_violation)
-    recorder = None
+    recorder, rows = None, None
     if settings.record is not None:
         from ampcompare.legacy.record.recorder import Recorder, header
+        from ampcompare.legacy.record.rows import Rows
 
         recorder = Recorder(settings.record, header(settings), child=child)
-    if settings.record is not None or settings.opt_level is not None:
+        rows = Rows(recorder)
+    if settings.record is not None or settings.opt_level is not None or stand_in is not None:
         _import_amp(settings.engine)
-    if recorder is not None:
-        _record_steps(recorder)
+    records_amp = stand_in is None or stand_in(rows)
+    if rows is not None:
+        _record_steps(rows, amp=records_amp)
     if settings.opt_level is not None:
         opt_level.override(settings.opt_level, quiet=child is not None)
     return Prepared(finder, recorder)
@@ -110,14 +119,13 @@ def _import_amp(engine: str) -> None:
         raise BackendUnavailable(f"apex.amp of --engine {engine} cannot be imported: {error}") from error
 
 
-def _record_steps(recorder: Recorder) -> None:
+def _record_steps(rows: Rows, *, amp: bool) -> None:
     # Imported here: without --record a script that needs no torch loads none.
     from ampcompare.legacy.record.amp import record_amp
     from ampcompare.legacy.record.fp16_optimizer import record_fp16_optimizers
     from ampcompare.legacy.record.grad_scaler import record_grad_scalers
-    from ampcompare.legacy.record.rows import Rows
 
-    rows = Rows(recorder)
-    record_amp(rows)
+    if amp:
+        record_amp(rows)
     record_grad_scalers(rows)
     record_fp16_optimizers(rows)

@@ -161,6 +161,13 @@ class Precision:
         self._outcome = all_applied(len(optimizers), self.loss_scales())
         return self._outcome
 
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        """Update the weights with one optimizer while others wait, whose gradients have the present loss scale.
+
+        For scripts that step their optimizers one by one; the default is right if nothing is scaled.
+        """
+        return self.step(optimizer)
+
     def state_dict(self) -> dict[str, Any]:
         """Return loss scales and counters: plain values only."""
         return {}

@@ -81,7 +81,7 @@ class Half(UnscaleOnce):
         if self.loss_scale is not None:
             for optimizer in optimizers:
                 self.unscale(optimizer)
-            self._unscaled.clear()
+            self._forget(optimizers)
         for optimizer in optimizers:
             optimizer.step()
         self._outcome = all_applied(len(optimizers), self._scales)

@@ -192,13 +192,18 @@ class HalfOptimizer(Precision):
         ends = list(accumulate(map(len, flags)))
         return [any(values[end - len(some) : end]) for some, end in zip(flags, ends, strict=True)]
 
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        for other in waiting:  # by the scale that their gradients have
+            self.unscale(other)
+        return self.step(optimizer)
+
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self.unscale(optimizer)
         if self._on_device is not None:
             return self._step_on_device(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._overflows(optimizers)])
-        self._flags.clear()
+        self._forget(optimizers)
         for optimizer, good in zip(optimizers, applied, strict=True):
             if good:
                 optimizer.step()
@@ -212,7 +217,7 @@ class HalfOptimizer(Precision):
     def _step_on_device(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
         flags = [_union(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
-        self._flags.clear()
+        self._forget(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
             try:
@@ -226,6 +231,10 @@ class HalfOptimizer(Precision):
             return tuple([value == 0 for value in values[:-1]]), (values[-1],)
 
         return self._outcomes.add([*flags, moved], resolve)
+
+    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            del self._flags[id(optimizer)]
 
     def _move_scale(self, *, overflow: bool) -> None:
         assert self._scale is not None

@@ -82,5 +82,5 @@ class Horovod(UnscaleOnce):
                     optimizer.step()
             else:
                 optimizer.step()
-        self._unscaled.clear()
+        self._forget(optimizers)
         return all_applied(len(optimizers))

@@ -99,7 +99,7 @@ class LibraryPrecision(UnscaleOnce):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self._step(optimizer)
-        self._unscaled.clear()
+        self._forget(optimizers)
         if self.scaler is None:
             return all_applied(len(optimizers))
         scale = self.scaler._scale

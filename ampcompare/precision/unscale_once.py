@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,7 +16,7 @@ __all__ = ["UnscaleOnce"]
 class UnscaleOnce(Precision, abc.ABC):
     """A precision whose `unscale` changes gradients: the first call of a step does, the others return the parameters.
 
-    `step` of a subclass clears `_unscaled`.
+    `step` of a subclass ends with `_forget`.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,10 @@ class UnscaleOnce(Precision, abc.ABC):
     @abc.abstractmethod
     def _unscale(self, optimizer: Optimizer) -> None:
         """Bring the gradients of `optimizer` to their true size."""
+
+    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+        """Note that these optimizers were stepped: their next gradients are not unscaled."""
+        self._unscaled.difference_update(map(id, optimizers))
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
         if id(optimizer) not in self._unscaled:

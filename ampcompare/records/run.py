@@ -29,6 +29,7 @@ __all__ = [
     "Resumption",
     "RunRecord",
     "RunSummary",
+    "ScriptFacts",
     "StepRecord",
     "SystemReadings",
     "TimingRound",
@@ -226,6 +227,14 @@ class Resumption(FrozenRecord):
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
 
 
+class ScriptFacts(FrozenRecord):
+    """What a user's script showed while an arm stood behind its calls."""
+
+    weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
+    batches: list[str] = Field([], description="hashes of what entered the model first")
+    files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+
+
 class RunRecord(FrozenRecord):
     """Everything known about one cell."""
 
@@ -247,6 +256,7 @@ class RunRecord(FrozenRecord):
     trace: Trace | None = None
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: SystemReadings | None = None
+    script: ScriptFacts | None = Field(None, description="only where a user's own script trained")
     started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
     timing_rounds: list[TimingRound] = Field([], description="timings after the runs of the seed, if asked for")
     jobs: int = Field(1, description="cells that ran at the same time")

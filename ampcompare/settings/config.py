@@ -28,6 +28,7 @@ from ampcompare.settings.recipe import (
     Recipe,
     ScheduleConfig,
 )
+from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 
 __all__ = [
@@ -159,6 +160,9 @@ class RunConfig(Frozen):
     )
     stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
     saving: SavingConfig = SavingConfig()
+    script: ScriptConfig | None = Field(
+        None, description="a user's own script, which then trains in place of the recipe"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -252,6 +256,8 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     A run that may resume from the checkpoint of another arm is another cell: its weights are not the work of its arm.
     """
     numeric = {name: value for name, value in values.items() if name not in NON_NUMERIC_SETTINGS}
+    if numeric.get("script") is None:  # as records of earlier versions, which have no such setting
+        numeric.pop("script", None)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _known_to_all(recipe)

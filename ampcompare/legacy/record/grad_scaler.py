@@ -61,6 +61,8 @@ class _Hooks:
     def _watched_scale(self, original: Any) -> Any:
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, outputs)
             result = original(scaler, outputs)
             window = self._window(scaler)
             if not window.losses:
@@ -74,6 +76,8 @@ class _Hooks:
     def _watched_step(self, original: Any) -> Any:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, optimizer, *args, **kwargs)
             called: list[Any] = []
             hook = None
             if isinstance(optimizer, torch.optim.Optimizer):
@@ -94,6 +98,8 @@ class _Hooks:
     def _watched_update(self, original: Any) -> Any:
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._rows.has_amp:
+                return original(scaler, *args, **kwargs)
             result = original(scaler, *args, **kwargs)
             self._close(scaler, self._window(scaler), ended=True)
             return result
@@ -107,15 +113,17 @@ class _Hooks:
     def _close(self, scaler: Any, window: _Window, *, ended: bool) -> None:
         """Write the rows of a window: the losses, whose last one carries the outcome, then the steps."""
         rows = self._rows
-        numbers = [row["optimizer"] for row in window.steps]
+        losses, steps = window.losses, window.steps
+        window.losses, window.steps = [], []  # first: a row may end the script
+        numbers = [row["optimizer"] for row in steps]
         names = {number: type(rows.optimizers[number]).__name__ for number in numbers if number not in window.named}
         enabled = scaler.is_enabled()
         if names:
             window.named |= names.keys()
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
-        skips = [row["optimizer"] for row in window.steps if not row["applied"]]
-        for index, loss in enumerate(window.losses, 1):
-            decides = index == len(window.losses) and bool(window.steps) and enabled
+        skips = [row["optimizer"] for row in steps if not row["applied"]]
+        for index, loss in enumerate(losses, 1):
+            decides = index == len(losses) and bool(steps) and enabled
             after = _scale_of(scaler) if decides and ended else window.scale
             rows.add_backward(
                 loss,
@@ -125,9 +133,8 @@ class _Hooks:
                 numbers,
                 skips if decides else [],
             )
-        for row in window.steps:
+        for row in steps:
             rows.recorder.add_row(row)
-        window.losses, window.steps = [], []
 
 
 def _scale_of(scaler: Any) -> Any:

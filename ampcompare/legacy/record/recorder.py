@@ -23,6 +23,7 @@ from ampcompare.errors import EnvironmentUnfit
 from ampcompare.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.stderr import note
+from ampcompare.precision.base import StepOutcome
 from ampcompare.records.run import dump_json
 
 __all__ = ["Recorder", "header"]
@@ -70,6 +71,7 @@ class Recorder:
         self._descriptor: int | None = None
         self._is_child = child is not None
         self._before_close: list[Callable[[], None]] = []
+        self._after_row: list[Callable[[dict[str, Any]], None]] = []
         self._summary = ExecSummary(first)
         if child is None:
             self._open()
@@ -87,6 +89,8 @@ class Recorder:
         if len(self._rows) >= MAX_ROWS_HELD or now - self._written > MAX_SECONDS_HELD:
             self.flush()
             self._written = now
+        for function in self._after_row:
+            function(row)
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Keep a row of an earlier moment."""
@@ -95,6 +99,10 @@ class Recorder:
     def before_close(self, function: Callable[[], None]) -> None:
         """Call a function, which may add rows, when the record ends."""
         self._before_close.append(function)
+
+    def after_row(self, function: Callable[[dict[str, Any]], None]) -> None:
+        """Call a function with each row that is added from now on; it may raise to end the script."""
+        self._after_row.append(function)
 
     def sums(self) -> str | None:
         """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
@@ -156,7 +164,12 @@ class Recorder:
 
     @staticmethod
     def _read_tensors(rows: list[dict[str, Any]]) -> None:
-        """Replace losses and scales on a device by numbers, with one read for each device."""
+        """Replace outcomes, and losses and scales on a device, by values, with one read for each device."""
+        for row in rows:
+            for name in ("applied", "scale_before", "scale_after"):
+                value = row.get(name)
+                if isinstance(value, StepOutcome):
+                    row[name] = value.applied[0] if name == "applied" else value.loss_scales[0]
         waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         for row in rows:
             for name in ("loss", "scale_before", "scale_after"):

@@ -8,16 +8,22 @@ from typing import Any
 import torch
 
 from ampcompare.legacy.record.recorder import Recorder
+from ampcompare.precision.base import StepOutcome
 
 __all__ = ["Rows", "value_of"]
 
 
 class Rows:
-    """The optimizers of a process, in the order of their first use, and what they did."""
+    """The optimizers of a process, in the order of their first use, and what they did.
+
+    Attributes:
+        has_amp: losses and steps come from what stands behind `apex.amp`; a GradScaler is a part of that.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.optimizers: list[Any] = []
+        self.has_amp = False
         self._steps: list[int] = []
         self._last_step: list[float | None] = []
         self._backwards = 0
@@ -72,7 +78,8 @@ class Rows:
 
         Args:
             loss: a number, a tensor of one element, or None.
-            scales: the loss scale before and after; None if nothing scales.
+            scales: the loss scale before and after, a number, a tensor of one element or an outcome; None if nothing
+                scales.
             overflow: None if nothing was checked.
             numbers: of the optimizers that the loss is for.
             skips: of those whose step is skipped because of this pass.
@@ -91,8 +98,12 @@ class Rows:
         self._backwards += 1
         self.recorder.add(row, time.perf_counter())
 
-    def step_row(self, number: int, applied: bool) -> dict[str, Any]:
-        """Return the row of a step that has just ended, or was skipped."""
+    def step_row(self, number: int, applied: bool | StepOutcome) -> dict[str, Any]:
+        """Return the row of a step that has just ended, or was skipped.
+
+        Args:
+            applied: whether it was applied, or the outcome of the one optimizer, read when the row is written.
+        """
         now = time.perf_counter()
         last = self._last_step[number]
         row = {
@@ -106,7 +117,7 @@ class Rows:
         self._steps[number] += 1
         return row
 
-    def add_step(self, number: int, applied: bool) -> None:
+    def add_step(self, number: int, applied: bool | StepOutcome) -> None:
         """Record a step that has just ended, or was skipped."""
         self.recorder.add(self.step_row(number, applied), time.perf_counter())
 

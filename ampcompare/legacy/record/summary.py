@@ -165,7 +165,17 @@ def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.ended = row
 
 
-ROWS = {"initialize": _add_initialize, "backward": _add_backward, "step": _add_step, "end": _add_end}
+def _leave_out(summary: ExecSummary, row: dict[str, Any]) -> None:
+    """Accept a row that has no sum."""
+
+
+ROWS = {
+    "initialize": _add_initialize,
+    "backward": _add_backward,
+    "step": _add_step,
+    "end": _add_end,
+    **dict.fromkeys(("setup", "weights", "batches", "metric", "memory", "files"), _leave_out),
+}
 
 HEADERS = [
     "item",

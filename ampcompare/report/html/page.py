@@ -24,6 +24,7 @@ from ampcompare.report.legends import legend, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
+from ampcompare.settings.config import RunConfig
 
 __all__ = ["Html"]
 
@@ -117,13 +118,21 @@ def _title(comparison: Comparison) -> str:
     return f"{count} arms side by side"
 
 
+def _what_was_trained(config: RunConfig) -> list[str]:
+    if config.script is not None:
+        return [f"script {printable(config.script.name, 60)}"]
+    recipe = config.recipe
+    return [
+        f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}",
+        f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}",
+        f"batch {recipe.batch_size}",
+    ]
+
+
 def _subtitle(comparison: Comparison) -> list[str]:
     words = []
     if comparison.records:
-        recipe = comparison.records[0].config.recipe
-        words.append(f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}")
-        words.append(f"{recipe.epochs} epoch{'s' if recipe.epochs > 1 else ''}")
-        words.append(f"batch {recipe.batch_size}")
+        words += _what_was_trained(comparison.records[0].config)
     words.append(f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) != 1 else ''}")
     words.append(f"reference {printable(comparison.reference, 60)}")
     on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")

@@ -1,0 +1,132 @@
+"""`-- SCRIPT ARGS...` at the end of `run` and `compare`, and the options that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from ampcompare.cli.help import OTHER, Command, option
+from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
+from ampcompare.errors import ConfigError
+from ampcompare.formatting import printable
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.layers import Layer
+from ampcompare.settings.script import ScriptConfig, script_config
+
+__all__ = ["DEFAULT_ARMS", "ScriptCommand", "script_layer", "script_options", "show_metrics"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+DEFAULT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")
+# Settings of cells that hold for a script too; what the others say, the script decides.
+KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience"})
+OWN = ("metric", "list_metrics", "seed_arg", "compat_torch")
+NOT_FOR_SCRIPTS = (
+    *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
+    *("nnodes", "node_rank", "rdzv_endpoint", "max_restarts", "slurm_options", "dist_url"),
+)
+
+
+class ScriptCommand(Command):
+    """A command that leaves everything after `--` to a script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, dashes, words = args, [], []
+        if "--" in args:
+            place = args.index("--")
+            own, dashes, words = args[:place], ["--"], args[place + 1 :]
+        rest = super().parse_args(ctx, list(own))
+        ctx.params["script"] = words if dashes else None
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
+
+
+def script_options(function: Function) -> Function:
+    """Add the options that only a script after `--` has."""
+    options = [
+        option(
+            "--metric",
+            multiple=True,
+            metavar="NAME[:max|min]=REGEX",
+            group=OTHER,
+            help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; the first is "
+            "that of the verdicts; repeat it  [default: its training loss]",
+        ),
+        option("--list-metrics", is_flag=True, group=OTHER, help="with -- SCRIPT: run it briefly, list what it shows"),
+        option("--seed-arg", metavar="FLAG", group=OTHER, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
+        option(
+            "--compat-torch",
+            is_flag=True,
+            group=OTHER,
+            help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
+        ),
+    ]
+    for add in reversed(options):
+        function = add(function)
+    return function
+
+
+def script_layer(parameters: Mapping[str, Any]) -> Layer | None:
+    """Return the setting of the script after `--`; None without one.
+
+    Raises:
+        ConfigError: an option that only ampcompare's own loop has, or only a script, in the wrong place.
+    """
+    words = parameters.get("script")
+    if words is None:
+        for name in OWN:
+            if _was_given(name):
+                raise ConfigError(f"{_flag(name)} is for a script: ampcompare {_command()} [OPTIONS] -- SCRIPT ARGS...")
+        return None
+    paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
+    loops = [name for name, path in paths.items() if path not in KEPT]
+    for name in (*loops, *NOT_FOR_SCRIPTS):
+        if _was_given(name):
+            raise ConfigError(
+                f"{_flag(name)} is a setting of ampcompare's own training loop, and a script trains by itself; leave "
+                "it out, or give the script's own option after --"
+            )
+    script: ScriptConfig = script_config(
+        words,
+        metrics=parameters["metric"],
+        seed_arg=parameters["seed_arg"],
+        max_steps=parameters[parameter_of("recipe.max_steps")],
+        compat_torch=parameters["compat_torch"],
+    )
+    return Layer("script after --", {"script": script.model_dump()})
+
+
+def show_metrics(config: RunConfig) -> int:
+    """Print what metrics a script shows, each with the option to paste, and return the exit code."""
+    from tabulate import tabulate
+
+    from ampcompare.launch.script.listing import list_metrics
+
+    seen, error = list_metrics(config)
+    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]
+    if rows:
+        click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
+    else:
+        click.echo("the script showed no number that looks like a metric; its training loss is always there")
+    if error is not None:
+        click.echo(f"ampcompare: {error}", err=True)
+    return 0 if error is None else 3
+
+
+def _was_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def _flag(name: str) -> str:
+    command = click.get_current_context().command
+    found = next((one for one in command.params if one.name == name), None)
+    return max(found.opts, key=len) if found is not None else f"--{name.replace('_', '-')}"
+
+
+def _command() -> str:
+    return str(click.get_current_context().info_name)

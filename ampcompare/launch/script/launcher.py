@@ -1,0 +1,180 @@
+"""Run a user's script as a cell: `ampcompare exec` with the arm, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+import psutil
+
+from ampcompare.errors import EnvironmentUnfit
+from ampcompare.launch.base import Launcher, Progress
+from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
+from ampcompare.launch.script.output import OutputReader
+from ampcompare.launch.script.record import failed_script, script_record
+from ampcompare.launch.script.rows import ScriptRows, read_rows
+from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
+
+__all__ = ["RECORD", "ScriptLauncher", "script_command"]
+
+RECORD = "script.jsonl"
+POLL_SECONDS = 0.2
+# Exit codes of `ampcompare exec` that say which error of ours ended the script.
+OUR_ERRORS = (2, 3, 4)
+
+
+class ScriptLauncher(Launcher):
+    """Starts one process per cell, or as many as the configuration says under torchrun."""
+
+    def __init__(self) -> None:
+        self._process: psutil.Popen | None = None
+        self._terminated = False
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        assert config.script is not None
+        make_cell_folder(folder)
+        (folder / RECORD).unlink(missing_ok=True)
+        write_config(config, folder)
+        self._terminated = False
+        started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
+        code, printed = self._run(config, config.script, folder, on_progress)
+        wall = time.perf_counter() - begin
+        rows = read_rows(folder / RECORD)
+        (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+        if self._terminated:
+            record = failed_script(config, "asked to stop", started=started).model_copy(
+                update={"status": "interrupted"}
+            )
+        elif error := _failure(code, rows, folder):
+            record = failed_script(config, error, exit_code=code if code in OUR_ERRORS else 3, started=started)
+        else:
+            record = script_record(config, rows, printed, wall_seconds=wall, started=started)
+        write_record(record, folder)
+        return record
+
+    def _run(
+        self,
+        config: RunConfig,
+        script: ScriptConfig,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> tuple[int, dict[str, list[float]]]:
+        """Return the exit code, and the values of metrics with a pattern."""
+        try:
+            process = psutil.Popen(
+                script_command(config, script, folder),
+                stdin=subprocess.DEVNULL,  # a script that asks for input gets an end of file
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+        self._process = process
+        reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
+        pump = threading.Thread(target=reader.pump, daemon=True)
+        pump.start()
+        try:
+            counter = _StepCounter(folder / RECORD, script.max_steps or 0)
+            while process.poll() is None:
+                time.sleep(POLL_SECONDS)
+                if on_progress is not None and (progress := counter.read()) is not None:
+                    on_progress(progress)
+            pump.join(timeout=10)  # a process that the script has left behind may hold the pipe open
+        finally:
+            _end_group(process.pid)
+            self._process = None
+        return process.returncode, reader.values
+
+    def terminate(self) -> bool:
+        if self._process is None:
+            return False
+        self._terminated = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        return True
+
+
+def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
+    """Return the command line of a cell."""
+    seed = config.recipe.seed
+    start = [sys.executable]
+    if config.processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+    options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / RECORD).resolve())]
+    if script.max_steps is not None:
+        options += ["--max-steps", str(script.max_steps)]
+    if config.device == "cpu":
+        options += ["--device", "cpu"]
+    if script.compat_torch:
+        options.append("--compat-torch")
+    engine = config.parsed_arm.options.get("engine")
+    if engine == "nvidia":
+        options += ["--engine", "nvidia"]
+    if script.is_module:
+        options.append("-m")
+    arguments = script.arguments_for(seed, config.arm, folder.resolve())
+    return [*start, "-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *options, script.name, *arguments]
+
+
+def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
+    """Return why a script gave no result; "" if it did."""
+    if code < 0:
+        return f"the script was killed by {signal.Signals(-code).name}"
+    error = (rows.ended or {}).get("error")
+    if code != 0:
+        last = log_tail(folder).removeprefix("ampcompare: ")
+        return str(error or last or f"the script ended with exit code {code}")
+    if not rows.steps:
+        return "the script made no optimizer step that an arm could see"
+    return ""
+
+
+def _end_group(pid: int) -> None:
+    """End what the script has left running."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class _StepCounter:
+    """Counts the steps in a record that another process writes."""
+
+    def __init__(self, path: Path, total: int) -> None:
+        self._path = path
+        self._total = total
+        self._offset = 0
+        self._steps = 0
+        self._loss: float | None = None
+
+    def read(self) -> Progress | None:
+        """Return the progress if there is any since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read()
+        except OSError:
+            return None
+        whole = block[: block.rfind(b"\n") + 1]
+        if not whole:
+            return None
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            row = json.loads(line)
+            self._steps += row.get("kind") == "step" and row["optimizer"] == 0
+            if row.get("kind") == "backward" and isinstance(row["loss"], float):
+                self._loss = row["loss"]
+        return Progress(self._steps, self._total, 0, loss=self._loss)

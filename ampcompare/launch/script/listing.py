@@ -1,0 +1,75 @@
+"""What metrics a script shows: run it briefly, and list what it prints and logs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.launch.cell_files import last_lines
+from ampcompare.launch.script.launcher import RECORD, ScriptLauncher
+from ampcompare.launch.script.rows import read_rows
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["SeenMetric", "list_metrics"]
+
+BRIEFLY = 20
+MAX_LINES = 2000
+PRINTED = re.compile(r"([A-Za-z][\w@./-]*(?: [A-Za-z][\w@./-]*)?)\s*[:=]?\s+([-+]?\d+\.\d+(?:e[-+]?\d+)?)")
+LOWER = re.compile(r"loss|err|perplexity|ppl|mse|mae", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class SeenMetric:
+    """A figure that a script showed.
+
+    Attributes:
+        name: as it is logged, or the words before the number.
+        source: the function that logged it, or "output".
+        count: how often.
+        last: its last value.
+        option: what to paste.
+    """
+
+    name: str
+    source: str
+    count: int
+    last: float
+    option: str
+
+
+def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
+    """Run the script of a configuration for some steps, and return what it showed, and the error that ended it."""
+    assert config.script is not None
+    script = config.script.model_copy(update={"metrics": (), "max_steps": config.script.max_steps or BRIEFLY})
+    brief = config.model_copy(update={"script": script})
+    with tempfile.TemporaryDirectory() as name, ScriptLauncher() as launcher:
+        folder = Path(name)
+        record = launcher.launch(brief, folder)
+        rows = read_rows(folder / RECORD)
+        seen = [
+            SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
+            for metric, values in rows.scalars.items()
+        ]
+        seen += _printed(last_lines(folder / "log.txt", MAX_LINES))
+    return seen, record.error
+
+
+def _printed(lines: list[str]) -> Iterator[SeenMetric]:
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        if not line.startswith("ampcompare"):
+            for words, number in PRINTED.findall(line):
+                found.setdefault(words, []).append(float(number))
+    for words, values in found.items():
+        pattern = rf"{re.escape(words)}\s*[:=]?\s+([-+\d.e]+)"
+        yield SeenMetric(words, "output", len(values), values[-1], _option(words, pattern))
+
+
+def _option(name: str, pattern: str | None = None) -> str:
+    goal = "min" if LOWER.search(name) else "max"
+    short = re.sub(r"[:=]", "_", name)[:40]
+    return f"--metric {shlex.quote(f'{short}:{goal}' + (f'={pattern}' if pattern else ''))}"

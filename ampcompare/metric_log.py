@@ -1,0 +1,33 @@
+"""Pass metrics that a script logs to whatever records it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["listen", "log_metric"]
+
+Listener = Callable[[str, float, str], None]
+
+_listeners: list[Listener] = []
+
+
+def log_metric(name: str, value: float, *, source: str = "ampcompare.log_metric") -> None:
+    """Record a metric of the running script; without a record, nothing happens.
+
+    Args:
+        name: such as "top1".
+        value: a number, or a tensor of one element.
+        source: the function that the script called.
+    """
+    for listener in _listeners:
+        listener(name, float(value), source)
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Pass each metric from now on to `listener`; return a function that ends it.
+
+    Args:
+        listener: gets name, value and source.
+    """
+    _listeners.append(listener)
+    return lambda: _listeners.remove(listener)

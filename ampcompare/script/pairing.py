@@ -1,0 +1,85 @@
+"""What proves that cells are pairs: a seed before the script starts, and hashes of first weights and batches."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ampcompare.training.metrics.weights_hash import parameters_sha256
+
+__all__ = ["FirstBatches", "seed_all", "weights_of"]
+
+MAX_BATCHES = 3
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy if it is installed, and torch on all devices."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if importlib.util.find_spec("numpy") is not None:
+        import numpy as np
+
+        np.random.seed(seed % 2**32)
+
+
+def weights_of(models: Sequence[Any]) -> str:
+    """Return a hash of the parameters of models, before any cast."""
+    return parameters_sha256(models)
+
+
+class FirstBatches:
+    """Hashes what enters the first module that is called after the start and after each step, a few times.
+
+    Args:
+        found: called with the hashes when there are enough.
+    """
+
+    def __init__(self, found: Callable[[list[str]], None]) -> None:
+        self.hashes: list[str] = []
+        self._found = found
+        self._awaited = True
+        self._hook = register_module_forward_pre_hook(self._enter)
+
+    def stepped(self) -> None:
+        """Note the end of a step: the next module that is called gets a new batch."""
+        self._awaited = True
+
+    def end(self) -> None:
+        """Report what was found, if that was not done yet."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None  # type: ignore[assignment]
+            self._found(self.hashes)
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        if not self._awaited or not torch.is_grad_enabled():
+            return
+        tensors = list(_tensors(inputs))
+        if not tensors:
+            return
+        self._awaited = False
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        self.hashes.append(digest.hexdigest())
+        if len(self.hashes) == MAX_BATCHES:
+            self.end()
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

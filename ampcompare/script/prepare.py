@@ -1,0 +1,91 @@
+"""Prepare a process for a script under an arm, and run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ampcompare.backends.arm import Arm
+from ampcompare.legacy import child_processes
+from ampcompare.legacy.execute import execute
+from ampcompare.legacy.prepare import Prepared, prepare_process
+from ampcompare.legacy.record.rows import Rows
+from ampcompare.legacy.settings import ExecSettings
+from ampcompare.legacy.stderr import note
+from ampcompare.legacy.target import Target
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.script.pairing import seed_all
+from ampcompare.script.stand_in import StandIn, half_dtype
+from ampcompare.script.watch import Watch
+
+__all__ = ["prepare_child", "prepare_script", "run_script"]
+
+_stand_ins: list[StandIn] = []  # of this process; kept until it ends
+
+
+def run_script(target: Target, settings: ExecSettings) -> int:
+    """Run a script under `settings.arm`, and return its exit code.
+
+    Raises:
+        AmpCompareError: the settings cannot be met; the script was not started.
+    """
+    status = execute(target, settings, prepare=prepare_script)
+    if status == 0 and not _stand_ins[-1].acted():
+        note(
+            f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast. "
+            "Two lines are enough: `model, optimizer = amp.initialize(model, optimizer)` after both are made, and "
+            "`with amp.scale_loss(loss, optimizer) as scaled: scaled.backward()` instead of `loss.backward()`, with "
+            "`from apex import amp` at the top"
+        )
+        return 3
+    return status
+
+
+def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:
+    """Prepare this process; nothing is undone later.
+
+    Args:
+        settings: with an arm.
+        child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
+    """
+    assert settings.arm is not None
+    arm = Arm.parse(settings.arm)
+
+    def stand_in(rows: Rows | None) -> bool:
+        half, emulation = _cpu_half(arm, settings)
+        emulation.__enter__()  # until the process ends
+        watch = None
+        if rows is not None and (settings.watch or settings.max_steps is not None):
+            watch = Watch(rows.recorder, settings.max_steps, half)
+        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch))
+        return arm.backend == "apex"
+
+    # The guards know Apex and torch.amp as they are, not what stands behind them.
+    guards = settings.guards if arm.backend == "apex" else "off"
+    prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
+    if settings.seed is not None:
+        seed_all(settings.seed)
+    child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    return prepared
+
+
+def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
+    """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
+    import torch
+
+    dtype = half_dtype(arm)
+    if settings.device == "cpu":  # the replaced device computes so already
+        return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return cpu_half("auto", dtype, device)
+
+
+def prepare_child(values: dict[str, Any], name: str) -> None:
+    """Prepare a process that the script has started by multiprocessing.
+
+    Args:
+        values: the fields of `ExecSettings`.
+        name: of the process, such as "SpawnProcess-1".
+    """
+    prepare_script(ExecSettings(**values), child=name)

@@ -1,0 +1,167 @@
+"""Catch the scalars that a script writes: `SummaryWriter.add_scalar`, `wandb.log`, `mlflow.log_metric`.
+
+Where such a library is not installed, the script gets a stand-in that does nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ampcompare.guards.import_hook import ImportHook
+from ampcompare.metric_log import log_metric
+
+__all__ = ["catch_scalars"]
+
+WRITERS = ("torch.utils.tensorboard", "tensorboardX")
+LIBRARIES = (*WRITERS, "wandb", "mlflow")
+
+
+def catch_scalars() -> Callable[[], None]:
+    """Log what scripts of this process write from now on; return a function that ends it."""
+    absent = _Absent({name for name in LIBRARIES if not _is_installed(name)})
+    sys.meta_path.insert(0, absent)
+    hook = ImportHook({name: functools.partial(_watch, name) for name in LIBRARIES if name not in absent.names})
+    hook.begin()
+
+    def end() -> None:
+        hook.end()
+        sys.meta_path.remove(absent)
+
+    return end
+
+
+def _watch(name: str) -> None:
+    module: Any = sys.modules[name]
+    if name in WRITERS:
+        writer = module.SummaryWriter
+        writer.add_scalar = _before(_add_scalar, writer.add_scalar)
+    elif name == "wandb":
+        module.log = _before(_wandb_log, module.log)
+        run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
+        if run is not None:  # `run = wandb.init()`, `run.log(...)`
+            run.log = _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs), run.log)
+    else:
+        module.log_metric = _before(_mlflow_metric, module.log_metric)
+        module.log_metrics = _before(_mlflow_metrics, module.log_metrics)
+
+
+def _before(log: Callable[..., None], original: Any) -> Any:
+    @functools.wraps(original)
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        log(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return logged
+
+
+def _add_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    _log({tag: scalar_value}, "SummaryWriter.add_scalar")
+
+
+def _wandb_log(data: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    _log(data, "wandb.log")
+
+
+def _mlflow_metric(key: str = "", value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    _log({key: value}, "mlflow.log_metric")
+
+
+def _mlflow_metrics(metrics: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    _log(metrics, "mlflow.log_metric")
+
+
+def _log(values: Any, source: str, prefix: str = "") -> None:
+    """Log the numbers of a mapping, and those of mappings in it as `outer/inner`."""
+    if not isinstance(values, Mapping):
+        return
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _log(value, source, f"{prefix}{name}/")
+        elif isinstance(value, numbers.Real) or getattr(value, "shape", None) in ((), (1,)):
+            log_metric(f"{prefix}{name}", float(value), source=source)
+
+
+def _is_installed(name: str) -> bool:
+    package = "tensorboard" if name == "torch.utils.tensorboard" else name
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder of results has none
+
+
+class _Absent(MetaPathFinder, Loader):
+    """Provides libraries that are not installed."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self.names:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        module.__dict__["__getattr__"] = _nothing_for
+        if name in WRITERS:
+            module.__dict__["SummaryWriter"] = type("SummaryWriter", (_Nothing,), {"add_scalar": _does_nothing})
+        elif name == "wandb":
+            module.__dict__.update(log=_does_nothing, init=_no_run)
+        else:
+            module.__dict__.update(log_metric=_does_nothing, log_metrics=_does_nothing)
+        _watch(name)
+        if name == "wandb":
+            _Run.log = module.__dict__["log"]
+
+
+class _Nothing:
+    """Any object of an absent library: it can be called, entered and asked for attributes, and does nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Nothing()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        return _Nothing()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        return None
+
+
+class _Run(_Nothing):
+    log: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        return _Run.__dict__["log"] if name == "log" else super().__getattribute__(name)
+
+
+def _no_run(*_args: Any, **_kwargs: Any) -> _Run:
+    return _Run()
+
+
+def _does_nothing(*_args: Any, **_kwargs: Any) -> None:
+    return None
+
+
+def _nothing_for(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Nothing()

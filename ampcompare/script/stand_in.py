@@ -1,0 +1,140 @@
+"""Put an arm behind the names that a script trains by: those of `apex.amp`, and those of `torch.amp`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import dataloader
+
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.guards.patches import Patches
+from ampcompare.legacy import opt_level
+from ampcompare.legacy.record.rows import Rows
+from ampcompare.precision.factory import make_precision
+from ampcompare.script.amp import ScriptAmp
+from ampcompare.script.o1_behind_torch import O1BehindTorch
+from ampcompare.script.torch_amp import TorchAmp
+from ampcompare.script.watch import Watch
+from ampcompare.settings.script import SCRIPT_BACKENDS
+
+__all__ = ["StandIn", "check_arm", "half_dtype"]
+
+
+def check_arm(arm: Arm) -> None:
+    """Check that an arm can stand behind a script's calls.
+
+    Raises:
+        UnsupportedCombination: it hands training to another library, or compresses what a model keeps.
+    """
+    if arm.backend not in SCRIPT_BACKENDS:
+        raise UnsupportedCombination(
+            f"arm {arm} cannot stand behind a script's own calls of amp: it replaces the training loop or parts of the "
+            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
+        )
+
+
+def half_dtype(arm: Arm) -> torch.dtype | None:
+    """Return the 16-bit type that an arm computes in; None if it has none."""
+    if arm.backend == "apex":
+        return None if arm.options["opt_level"] == "O0" else torch.float16
+    if arm.backend == "fp32":
+        return None
+    return torch.bfloat16 if arm.options.get("dtype") == "bfloat16" else torch.float16
+
+
+class StandIn:
+    """An arm in the place of `apex.amp` and `torch.amp` of this process.
+
+    Args:
+        arm: of a backend in `SCRIPT_BACKENDS`.
+        rows: records losses and steps; None records nothing.
+        watch: records the first weights.
+        engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
+    """
+
+    def __init__(self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None) -> None:
+        check_arm(arm)
+        self.arm = arm
+        self.amp: ScriptAmp | None = None
+        self.torch_amp: TorchAmp | O1BehindTorch | None = None
+        self._watch = watch
+        self._patches = Patches()
+        if arm.backend == "apex":
+            self._stand_behind_levels(engine, rows)
+        else:
+            self._stand_behind_amp(rows)
+        if self.torch_amp is not None:
+            self.torch_amp.install(self._patches)
+
+    def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
+        options = dict(self.arm.options)
+        options.pop("engine", None)
+        level = options.pop("opt_level")
+        frontend: Any = importlib.import_module("apex.amp.frontend")
+        self._patches.wrap(frontend, "_initialize", self._initialize)
+        opt_level.override(level, quiet=True, options=options)
+        if level == "O1" and engine == "compat":
+            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given)
+        else:
+            self.torch_amp = TorchAmp(self.arm, rows, self._given)
+
+    def _stand_behind_amp(self, rows: Rows | None) -> None:
+        arm = self.arm
+        self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows, self._given)
+        self.torch_amp = TorchAmp(arm, rows, self._given)
+        functions = self.amp.functions()
+        for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
+            module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
+            # The package has the session's state under the name of the module.
+            module = sys.modules[f"ampcompare.apex.amp{name}"]
+            for function in functions:
+                if function in vars(module):
+                    self._patches.put(module, function, functions[function])
+        self._patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        os.register_at_fork(after_in_child=self.amp.end_casts)
+
+    def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call Apex's own, once the first weights are recorded."""
+        self._given(_listed(models), _listed(optimizers))
+        return original(models, optimizers, *args, **kwargs)
+
+    def _given(self, models: list[Any], optimizers: list[Any]) -> None:
+        if self._watch is not None:
+            self._watch.weights(models, optimizers)
+
+    def _next_batch(self, original: Any, iterator: Any) -> Any:
+        assert self.amp is not None
+        with self.amp.disable_casts():  # a loader without workers runs the script's transforms here
+            return original(iterator)
+
+    def acted(self) -> bool:
+        """Return whether the script has reached the arm."""
+        amp_state: Any = sys.modules.get("ampcompare.apex.amp._amp_state")
+        initialized = self.amp is not None and bool(self.amp.precisions)
+        if self.arm.backend == "apex":
+            initialized = any(
+                "opt_properties" in vars(module._amp_state)
+                for module in (amp_state, sys.modules.get("apex.amp._amp_state"))
+                if module is not None and hasattr(module, "_amp_state")
+            )
+        return initialized or (self.torch_amp is not None and self.torch_amp.used)
+
+    def end(self) -> None:
+        """Restore all names; for tests, since the process belongs to the script."""
+        self._patches.undo()
+        if self.torch_amp is not None:
+            self.torch_amp.end()
+        if self.amp is not None:
+            self.amp.end()
+        torch.clear_autocast_cache()
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,144 @@
+"""Stand behind `torch.autocast` and `GradScaler` of a script, so that they do what the arm does.
+
+The script keeps its own blocks: where it switches autocast off, it stays off. A GradScaler keeps the settings that the
+script passes, except those that the arm names.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import ScalingError, UnsupportedCombination
+from ampcompare.guards.patches import Patches
+from ampcompare.legacy.record.rows import Rows, value_of
+from ampcompare.script.amp import Given
+from ampcompare.script.session import here
+
+__all__ = ["TorchAmp", "unscaled"]
+
+LINES = (
+    "`model, optimizer = amp.initialize(model, optimizer)` and `with amp.scale_loss(loss, optimizer) as scaled: "
+    "scaled.backward()`, with `from apex import amp`"
+)
+
+
+class TorchAmp:
+    """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
+
+    Attributes:
+        used: the script has entered an autocast block, or made a GradScaler.
+
+    Args:
+        arm: of the backend fp32 or native; any other is refused when the script first uses `torch.amp`.
+        rows: records losses and steps of a script without a GradScaler.
+        given: called with the first optimizer before its first step.
+    """
+
+    def __init__(self, arm: Arm, rows: Rows | None = None, given: Given | None = None) -> None:
+        self._arm = arm
+        self._rows = rows
+        self._given = given
+        self._hooks: list[Any] = []
+        self._dtype: torch.dtype | None = None
+        if arm.backend == "native":
+            self._dtype = getattr(torch, arm.options["dtype"])
+        self.used = False
+        self._scales = False
+
+    def install(self, patches: Patches) -> None:
+        """Replace the constructors of both classes."""
+        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
+        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def end(self) -> None:
+        """Remove what `install` has put outside of its patches."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _use(self) -> None:
+        if not self.used:
+            if self._arm.backend not in ("fp32", "native"):
+                raise UnsupportedCombination(
+                    here(
+                        f"the script uses torch.amp, which names no model, so {self._arm} cannot prepare one; arms for "
+                        "it are fp32, native:fp16, native:bf16 and apex:O1. For the others put these two lines into "
+                        f"it instead: {LINES}"
+                    )
+                )
+            self.used = True
+
+    def _make_autocast(
+        self,
+        original: Any,
+        block: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if enabled and not _is_own():
+            self._use()
+            dtype, enabled = self._dtype, self._dtype is not None
+        original(block, device_type, dtype, enabled, cache_enabled)
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_own():
+            self._use()
+            names = ("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
+            kwargs.update(zip(names, args, strict=False))
+            kwargs.update({name: self._arm.options[name] for name in names if name in self._arm.options})
+            args, kwargs["enabled"] = (), self._dtype is torch.float16
+        original(scaler, *args, **kwargs)
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self._scales = True
+        return original(scaler, outputs)
+
+    def _is_plain(self) -> bool:
+        """Return whether the script trains without a GradScaler."""
+        return self.used and not self._scales and self._rows is not None and not self._rows.has_amp
+
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_plain() and self._rows is not None:
+            loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+            self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
+        return original(tensors, *args, **kwargs)
+
+    def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if self._is_plain() and self._rows is not None:
+            self._rows.add_step(self._rows.number(optimizer)[0], True)
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if self.used and self._given is not None:
+            self._given([], [optimizer])
+            self._given = None
+        if self.used and not self._scales and self._dtype is torch.float16:
+            raise unscaled(self._arm)
+
+
+def unscaled(arm: Arm | str) -> ScalingError:
+    """Return the error for a script that steps in fp16 without a scaled loss."""
+    return ScalingError(
+        here(
+            f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss: add "
+            "`scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+        )
+    )
+
+
+def _is_own() -> bool:
+    """Return whether a precision, not the script, calls the constructor that calls this."""
+    name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
+    return name.startswith("ampcompare.precision.")

@@ -1,0 +1,121 @@
+"""What the record of a script's cell holds besides its losses and steps, and the end of a cell after some steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ampcompare.legacy.record.recorder import Recorder
+from ampcompare.metric_log import listen
+from ampcompare.script.pairing import FirstBatches, weights_of
+from ampcompare.script.scalars import catch_scalars
+from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
+
+__all__ = ["EnoughSteps", "Watch"]
+
+MAX_FILES = 200
+WRITING = os.O_WRONLY | os.O_RDWR
+CELL_DIR = "AMPCOMPARE_CELL_DIR"
+
+
+class EnoughSteps(SystemExit):
+    """Ends a script after as many steps as were asked for; its exit code is 0."""
+
+
+class Watch:
+    """Adds to a record: first weights and batches, scalars, files written, peak memory.
+
+    Args:
+        max_steps: steps of its first optimizer after which the script ends.
+        half: how 16-bit types are computed.
+    """
+
+    def __init__(self, recorder: Recorder, max_steps: int | None = None, half: str | None = None) -> None:
+        self._half = half
+        self._recorder = recorder
+        self._max_steps = max_steps
+        self._steps: dict[int, int] = {}
+        self._files: dict[str, None] = {}
+        self._metrics: list[dict[str, Any]] = []
+        self._memory: MemoryMeter | None = None
+        self._batches = FirstBatches(lambda hashes: recorder.add_row({"kind": "batches", "sha256": hashes}))
+        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars()]
+        recorder.after_row(self._row)
+        recorder.before_close(self.end)
+        own = os.environ.get(CELL_DIR)
+        # Found now: a hook that looks for the folder of temporary files waits for the lock of who looks for it.
+        self._private = ("/dev/", "/proc/", os.path.join(tempfile.gettempdir(), "tmp"), *([own] if own else []))
+        sys.addaudithook(self._audit)
+
+    def weights(self, models: list[Any], optimizers: list[Any]) -> None:
+        """Record the weights as the script has made them, before an arm casts them."""
+        held = [model for model in models if hasattr(model, "parameters")] or [_Held(one) for one in optimizers]
+        self._recorder.add_row({"kind": "weights", "sha256": weights_of(held)})
+        if self._memory is None:
+            device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
+            self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
+            self._memory = make_memory_meter(device)
+
+    def end(self) -> None:
+        """Record what is known at the end, once."""
+        if not self._ends:
+            return
+        self._max_steps = None
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        self._batches.end()
+        if self._memory is not None:
+            peak = self._memory.peak()
+            self._recorder.add_row({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
+        if self._files:
+            self._recorder.add_row({"kind": "files", "written": list(self._files)})
+
+    def _metric(self, name: str, value: float, source: str) -> None:
+        self._recorder.add_row({"kind": "metric", "name": name, "value": value, "source": source})
+
+    def _row(self, row: dict[str, Any]) -> None:
+        if row["kind"] != "step":
+            return
+        self._batches.stepped()
+        first = min(self._steps, default=row["optimizer"])
+        self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
+        if self._max_steps is not None and self._steps.get(first, 0) >= self._max_steps:
+            raise EnoughSteps(0)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note a file that is opened for writing, outside the folders that no other cell uses.
+
+        It runs inside any `open` of the process, so it takes no lock and opens nothing.
+        """
+        if event != "open" or not self._ends or len(self._files) >= MAX_FILES:
+            return
+        path, mode, flags = arguments
+        writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
+        if writes and isinstance(path, str | bytes | os.PathLike):
+            file = os.path.abspath(os.fsdecode(path))
+            if not file.startswith(self._private) and "__pycache__" not in file:
+                self._files[file] = None
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    facts: dict[str, Any] = {"device": str(device), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        names = {"device_name": torch.cuda.get_device_name(device), "cudnn": torch.backends.cudnn.version()}
+        facts |= {**names, "cuda": torch.version.cuda}
+    return facts
+
+
+class _Held:
+    """The parameters of an optimizer, as a model has them."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def parameters(self) -> list[Any]:
+        return [param for group in self._optimizer.param_groups for param in group["params"]]

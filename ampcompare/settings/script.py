@@ -1,0 +1,130 @@
+"""A user's own training script as what the arms of a comparison train. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ampcompare.errors import ConfigError
+from ampcompare.settings.recipe import Frozen, PositiveInt
+
+__all__ = ["LOSS", "SCRIPT_BACKENDS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
+
+LOSS = "training loss"
+SCRIPT_BACKENDS = ("fp32", "native", "half", "apex")
+GOALS = ("max", "min")
+PICKS = ("last", "best", "first")
+PLACES = ("seed", "arm", "cell_dir")
+NAME = re.compile(r"[^:=]{1,40}")
+
+
+class ScriptMetric(Frozen):
+    """A figure that a script prints or logs."""
+
+    name: str = Field(description="in the report; without a pattern, the name under which the script logs it")
+    goal: Literal["max", "min"] = Field("max", description="which values are better")
+    pick: Literal["last", "best", "first"] = Field("last", description="which of several values counts")
+    pattern: str | None = Field(None, description="regular expression whose first group is the value, in the output")
+
+    @model_validator(mode="after")
+    def _pattern_has_a_group(self) -> ScriptMetric:
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groups
+            except re.error as error:
+                raise ValueError(f"metric {self.name}: {self.pattern!r} is not a regular expression: {error}") from None
+            if groups != 1:
+                raise ValueError(
+                    f"metric {self.name}: {self.pattern!r} has {groups} groups, and one group is the value, "
+                    r"as in 'Acc@1 ([\d.]+)'"
+                )
+        return self
+
+
+class ScriptConfig(Frozen):
+    """A script, and what is read of it."""
+
+    name: str = Field(description="path of a script, or name of a module")
+    is_module: bool = False
+    arguments: tuple[str, ...] = Field((), description="{seed}, {arm} and {cell_dir} are filled in")
+    sha256: str | None = Field(None, description="of the file; a changed script is another comparison")
+    metrics: tuple[ScriptMetric, ...] = Field(
+        (), description="the first is the one of verdicts; none: the loss of the last tenth of the steps"
+    )
+    seed_arg: str | None = Field(None, description="argument that gets the seed, such as --seed")
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
+    compat_torch: bool = Field(False, description="restore what changed since the script was written")
+
+    @property
+    def command(self) -> list[str]:
+        """The words after `python`."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+    def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
+        """Return the arguments of a cell."""
+        values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
+        filled = [_filled(word, values) for word in self.arguments]
+        return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    for name, value in values.items():  # not str.format: other braces are the script's
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def parse_metric(text: str) -> ScriptMetric:
+    r"""Read `NAME[:max|min][:last|best|first][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)` or `val/loss:min:best`.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    head, equals, pattern = text.partition("=")
+    name, *words = head.split(":")
+    wrong = [word for word in words if word not in (*GOALS, *PICKS)]
+    goals, picks = [word for word in words if word in GOALS], [word for word in words if word in PICKS]
+    if not NAME.fullmatch(name) or wrong or len(goals) > 1 or len(picks) > 1 or (equals and not pattern):
+        raise ConfigError(
+            rf"--metric {text!r} is not NAME[:max|min][:last|best|first][=REGEX], as in 'top1:max=Acc@1 ([\d.]+)'"
+        )
+    try:
+        return ScriptMetric(name=name, goal=(goals or ["max"])[0], pick=(picks or ["last"])[0], pattern=pattern or None)
+    except ValueError as error:
+        reason = str(error).partition("Value error, ")[2].partition(" [type")[0] or str(error)
+        raise ConfigError(f"--metric {text!r}: {reason}") from None
+
+
+def script_config(
+    words: Sequence[str],
+    *,
+    metrics: Sequence[str] = (),
+    seed_arg: str | None = None,
+    max_steps: int | None = None,
+    compat_torch: bool = False,
+) -> ScriptConfig:
+    """Return the settings of a script from the words after `--`.
+
+    Raises:
+        ConfigError: no script, no such file, or a metric that cannot be read or is named twice.
+    """
+    is_module = list(words[:1]) == ["-m"]
+    rest = list(words[1:] if is_module else words)
+    if not rest:
+        raise ConfigError("after -- comes a script with its arguments, or -m and the name of a module")
+    read = tuple(map(parse_metric, metrics))
+    names = [metric.name for metric in read]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"metrics {', '.join(names)}: a name is there twice")
+    path = Path(rest[0])
+    if not is_module and not path.exists():
+        raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if not is_module and path.is_file() else None
+    return ScriptConfig(
+        name=rest[0], is_module=is_module, arguments=tuple(rest[1:]), sha256=digest, metrics=read, seed_arg=seed_arg,
+        max_steps=max_steps, compat_torch=compat_torch,
+    )  # fmt: skip
