@@ -5,7 +5,7 @@ from __future__ import annotations
 from ampcompare.backends.apex_explanation import explain_apex
 from ampcompare.backends.apex_levels import LEVELS, apex_level
 from ampcompare.backends.explanation import FP32_BYTES, HALF_BYTES, MASTER_WEIGHT_BYTES, BytesPerParameter
-from ampcompare.backends.options import choice, flag, loss_scale, output_dtype, positive
+from ampcompare.backends.options import choice, flag, loss_scale, module_patterns, output_dtype, positive
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -31,6 +31,12 @@ def _master_weights(options: Options) -> bool:
     return bool(options.get("master_weights", level == "O2")) and level in ("O2", "O3")
 
 
+def _check(options: Options) -> str:
+    if "keep_fp32" in options and options.get("opt_level") == "O0":
+        return "O0 keeps every module in fp32; leave keep_fp32 out"
+    return ""
+
+
 SPEC = BackendSpec(
     summary="apex.amp at an opt level: O0, O1, O2 or O3",
     implementation="ampcompare.precision.apex:make_apex",
@@ -44,20 +50,25 @@ SPEC = BackendSpec(
         "cast_model_outputs": output_dtype,
         "min_loss_scale": positive,
         "max_loss_scale": positive,
+        "keep_fp32": module_patterns,
         "engine": choice("auto", "nvidia", "compat"),
     },
     positional="opt_level",
     default="O1",
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
+    check=_check,
     checkpoint=CheckpointState(master_weights=_master_weights),
     contract=(
         ContractArm("apex:O0,engine=compat"),
         ContractArm("apex:O1,engine=compat", skips_steps=True),
         ContractArm("apex:O1,loss_scale=128,engine=compat"),
+        ContractArm("apex:O1,keep_fp32=0,engine=compat", skips_steps=True),
         ContractArm("apex:O2,engine=compat", skips_steps=True),
         ContractArm("apex:O2,loss_scale=128,engine=compat"),
+        ContractArm("apex:O2,keep_fp32=Linear,engine=compat", skips_steps=True),
         ContractArm("apex:O3,engine=compat"),
+        ContractArm("apex:O3,keep_fp32=0|1,engine=compat"),
         ContractArm("apex:O3,loss_scale=dynamic,engine=compat", skips_steps=True),
     ),
 )

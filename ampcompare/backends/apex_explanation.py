@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ampcompare.backends.apex_casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST, OTHERWISE_IN_AUTOCAST
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL, Level, apex_level
-from ampcompare.backends.explanation import ArmExplanation
+from ampcompare.backends.explanation import ArmExplanation, kept_modules
 from ampcompare.backends.options import DTYPE_NAMES
 from ampcompare.backends.scripts import apex_script, fp32_script, half_script, native_script
 from ampcompare.backends.spec import Options
@@ -19,12 +19,16 @@ def explain_apex(options: Options) -> ArmExplanation:
     """Explain an `apex` arm with its options."""
     level = apex_level(options)
     name = str(options.get("opt_level", "O1"))
+    keep = str(options.get("keep_fp32", ""))
     twin, twin_is = _twin(name, level)
+    if keep:
+        twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
     return ArmExplanation(
         summary=_summary(level),
         does=(
             ("weights", _weights(level)),
             *_casts(level),
+            *kept_modules(keep, rounds_to="fp16" if level.is_half else None),
             ("inputs, outputs", _borders(level)),
             ("batch norm", _batch_norm(level)),
             ("master weights", _masters(level)),

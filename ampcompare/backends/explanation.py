@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FP32_BYTES", "HALF_BYTES", "MASTER_WEIGHT_BYTES", "ArmExplanation", "BytesPerParameter"]
+__all__ = ["FP32_BYTES", "HALF_BYTES", "MASTER_WEIGHT_BYTES", "ArmExplanation", "BytesPerParameter", "kept_modules"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,23 @@ class BytesPerParameter:
     def total(self, tensors: int) -> int:
         """Return the sum, for an optimizer that keeps this many tensors per parameter."""
         return self.weight + self.gradient + self.master + self.master_gradient + self.cast + tensors * self.state
+
+
+def kept_modules(patterns: str, *, rounds_to: str | None) -> tuple[tuple[str, str], ...]:
+    """Return what an explanation says of `keep_fp32`; nothing if no patterns are given.
+
+    Args:
+        rounds_to: the 16-bit type of the model around; None where outputs stay in fp32.
+    """
+    if not patterns:
+        return ()
+    named = ", ".join(patterns.split("|"))
+    outputs = (
+        "outputs stay in fp32"
+        if rounds_to is None
+        else f"outputs become {rounds_to} again, unless they are those of the model"
+    )
+    return (("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}"),)
 
 
 FP32_BYTES = BytesPerParameter(4, 4, 0, 0, 0, 4)

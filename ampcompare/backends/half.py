@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import HALF_BYTES, MASTER_WEIGHT_BYTES, ArmExplanation, BytesPerParameter
-from ampcompare.backends.options import DTYPE_NAMES, count, flag, half_dtype, loss_scale, positive
+from ampcompare.backends.explanation import (
+    HALF_BYTES,
+    MASTER_WEIGHT_BYTES,
+    ArmExplanation,
+    BytesPerParameter,
+    kept_modules,
+)
+from ampcompare.backends.options import DTYPE_NAMES, count, flag, half_dtype, loss_scale, module_patterns, positive
 from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -20,7 +26,7 @@ def _explain(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))
-    scale = options.get("loss_scale")
+    scale, keep = options.get("loss_scale"), str(options.get("keep_fp32", ""))
     twin: dict[str, Any] = {}
     if dtype == "float16":
         twin = {"opt_level": "O2" if masters else "O3"}
@@ -29,6 +35,8 @@ def _explain(options: Options) -> ArmExplanation:
             twin["loss_scale"] = twin_scale
         if masters or bn_fp32:
             twin["keep_batchnorm_fp32"] = bn_fp32
+        if keep:
+            twin["keep_fp32"] = keep
     added = [*(["fp32 masters"] if masters else []), *(["a dynamic loss scale"] if scale == "dynamic" else [])]
     return ArmExplanation(
         summary=f"the whole model in {name}, as scripts do it by hand"
@@ -36,6 +44,7 @@ def _explain(options: Options) -> ArmExplanation:
         + (f", with {' and '.join(added)} as fp16 optimizers have them" if added else ""),
         does=(
             ("weights", f"become {name}, all" + (" but those of batch norm" if bn_fp32 else "")),
+            *kept_modules(keep, rounds_to=name),
             ("casts", "none inside the model: an operation runs in the type of what it is given"),
             ("inputs, outputs", f"floating inputs become {name}, outputs fp32, so losses outside are in fp32"),
             (
@@ -109,6 +118,7 @@ SPEC = BackendSpec(
         "loss_scale": loss_scale,
         "init_scale": positive,
         "growth_interval": count,
+        "keep_fp32": module_patterns,
     },
     aliases={"dynamic": "loss_scale=dynamic", "fp16": "dtype=fp16", "bf16": "dtype=bf16"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False},
@@ -118,10 +128,12 @@ SPEC = BackendSpec(
         ContractArm("half"),
         ContractArm("half:bn_fp32"),
         ContractArm("half:dtype=bf16"),
+        ContractArm("half:keep_fp32=0|BatchNorm1d"),
         ContractArm("half:loss_scale=128"),
         ContractArm("half:dynamic", skips_steps=True),
         ContractArm("half:master_weights"),
         ContractArm("half:master_weights,loss_scale=128"),
         ContractArm("half:master_weights,dynamic", skips_steps=True),
+        ContractArm("half:master_weights,dynamic,keep_fp32=2", skips_steps=True),
     ),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter
-from ampcompare.backends.options import DTYPE_NAMES, above_one, below_one, count, half_dtype, positive
+from ampcompare.backends.explanation import ArmExplanation, BytesPerParameter, kept_modules
+from ampcompare.backends.options import DTYPE_NAMES, above_one, below_one, count, half_dtype, module_patterns, positive
 from ampcompare.backends.scripts import apex_script, native_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -16,6 +16,7 @@ def _explain(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     is_fp16 = dtype == "float16"
+    keep = str(options.get("keep_fp32", ""))
     first = options.get("init_scale", FIRST_SCALE)
     interval = options.get("growth_interval", GROWTH_INTERVAL)
     backoff, growth = options.get("backoff_factor", 0.5), options.get("growth_factor", 2.0)
@@ -33,6 +34,7 @@ def _explain(options: Options) -> ArmExplanation:
                 "functions and losses to fp32, the rest as it comes. The lists for CPU and CUDA are not the same. "
                 f"{name} copies of weights are kept until the `with` ends",
             ),
+            *kept_modules(keep, rounds_to=None),
             ("inputs, outputs", f"as they come: a model that ends in a linear layer returns {name}"),
             ("batch norm", f"fp32 weights and statistics, {name} in and out on CUDA"),
             ("master weights", "none needed: the weights are fp32"),
@@ -43,7 +45,7 @@ def _explain(options: Options) -> ArmExplanation:
             ),
             ("checkpoint", "scaler.state_dict() along with model and optimizer" if is_fp16 else "nothing to add"),
         ),
-        twin="apex:O1" if is_fp16 else None,
+        twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
         twin_is="what torch.amp was made from; see `ampcompare explain O1` for what differs"
         if is_fp16
         else "Apex knows no bf16; its nearest arm is apex:O1, in fp16 with a loss scale",
@@ -64,6 +66,7 @@ SPEC = BackendSpec(
         "growth_factor": above_one,
         "backoff_factor": below_one,
         "growth_interval": count,
+        "keep_fp32": module_patterns,
     },
     positional="dtype",
     default="float16",
@@ -75,5 +78,9 @@ SPEC = BackendSpec(
         "bfloat16": "native:bf16",
     },
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
-    contract=(ContractArm("native:fp16", skips_steps=True), ContractArm("native:bf16")),
+    contract=(
+        ContractArm("native:fp16", skips_steps=True),
+        ContractArm("native:bf16"),
+        ContractArm("native:fp16,keep_fp32=0", skips_steps=True),
+    ),
 )

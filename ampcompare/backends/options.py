@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "flag",
     "half_dtype",
     "loss_scale",
+    "module_patterns",
     "output_dtype",
     "positive",
 ]
@@ -26,6 +28,7 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -99,6 +102,14 @@ def loss_scale(text: str) -> float | str:
         return positive(text)
     except ValueError:
         raise ValueError("expected dynamic or a finite number above 0") from None
+
+
+def module_patterns(text: str) -> str:
+    """Return patterns of module names or types, joined by `|`, each once and in order."""
+    patterns = sorted({word.strip() for word in text.split("|")})
+    if not all(PATTERN.fullmatch(pattern) for pattern in patterns):
+        raise ValueError("expected names or types of modules with *, ? and [], joined by |, such as *.norm|lm_head")
+    return "|".join(patterns)
 
 
 def INNER_ARM(text: str) -> str:

@@ -16,7 +16,7 @@ PLAIN_STEP = (
 
 def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `apex.amp` says."""
-    given = {name: value for name, value in options.items() if name != "engine"}
+    given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
     words = [f"{name}={_python(name, value)}" for name, value in given.items()]
     return (
         "from apex import amp  # or: from ampcompare.apex import amp",
@@ -37,7 +37,7 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
-    words = "".join(f", {name}={value:g}" for name, value in options.items() if name != "dtype")
+    words = "".join(f", {name}={value:g}" for name, value in options.items() if name not in ("dtype", "keep_fp32"))
     return (
         f'scaler = torch.amp.GradScaler("cuda"{words})',
         *forward,

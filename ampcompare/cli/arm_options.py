@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
     "--dtype": {"type": HALF, "help": "native, half: 16-bit type  [default: fp16]"},
     "--loss-scale": {"metavar": "dynamic|NUMBER", "help": "Apex, half: loss scale"},
     "--keep-batchnorm-fp32": {"type": FLAG, "help": "Apex O2, O3: batch norm stays in fp32"},
+    "--keep-fp32": {"metavar": "PATTERNS", "help": "Apex, native, half: modules in fp32, by name or type, joined by |"},
     "--master-weights": {"type": FLAG, "help": "Apex O2, O3, and half: fp32 copies of the weights"},
     "--cast-model-outputs": {"type": OUTPUT_DTYPE, "help": "Apex: type of the model's outputs"},
     "--min-loss-scale": {"metavar": "NUMBER", "help": "Apex: lower bound of a dynamic loss scale"},

@@ -42,6 +42,9 @@ def explain_arm(arm: Arm) -> Explanation:
     parts = arm.spec.explain(arm.options)
     if parts.twin is not None:
         parts = replace(parts, twin=str(Arm.parse(parts.twin)))
+    if "keep_fp32" in arm.options and parts.script:
+        note = f'# all but keep_fp32, which ampcompare.make_precision("{arm}") does'
+        parts = replace(parts, script=(note, *parts.script))
     return Explanation(str(arm), parts, bytes_per_parameter(arm))
 
 

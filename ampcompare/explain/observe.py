@@ -86,6 +86,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "half": how,
         "engine": None if precision.engine is None else precision.engine.name,
         "engine_version": None if precision.engine is None else precision.engine.version,
+        "kept_fp32": list(precision.kept_fp32),
         "modules": watch.rows(),
         "operations": operations,
         "loss": {"dtype": _short(loss.dtype), "value": float(loss.detach())},

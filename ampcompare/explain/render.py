@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 
 from ampcompare.explain.explain import OPTIMIZER_TENSORS, Explanation
@@ -32,7 +33,7 @@ def render_explanation(explanation: Explanation, *, width: int) -> str:
     compared = [explanation.arm, *([parts.twin] if parts.twin else [])]
     if explanation.arm != "fp32" and "fp32" not in compared:
         compared.insert(0, "fp32")
-    words = " ".join(f"--arm {arm}" for arm in compared)
+    words = " ".join(f"--arm {shlex.quote(arm)}" for arm in compared)
     lines += ["", "Compare them", f"    ampcompare compare {words} --seeds 0-2", ""]
     return "\n".join(lines)
 

@@ -61,9 +61,10 @@ def _heading(observation: dict[str, Any]) -> str:
     shape = "x".join(map(str, observation["batch_shape"]))
     how = f", {observation['half']}" if observation["half"] else ""
     engine = f", engine {observation['engine']}" if observation["engine"] else ""
+    kept = f"; kept in fp32: {', '.join(observation['kept_fp32'])}" if observation["kept_fp32"] else ""
     return (
         f"Seen in one step of {observation['arch']} on {observation['data']} (batch {shape}, {observation['device']}"
-        f"{how}{engine})"
+        f"{how}{engine}){kept}"
     )
 
 

@@ -118,7 +118,7 @@ class ActNN(PrecisionWrapper):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        prepared, stepped = self.inner.prepare(models, optimizers)
+        prepared, stepped = super()._prepare(models, optimizers)
         params = [param for model in prepared for param in model.parameters()]
         self.packer = Packer(self.bits, self.group, params, torch.initial_seed() % 2**31)
         self.packer.forwards = self._forwards

@@ -16,6 +16,7 @@ from ampcompare.backends.apex_engine import select_engine
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
 from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.precision.keep_fp32 import kept_in_fp32, without_casts
 from ampcompare.records.run import EngineInfo
 
 __all__ = ["Apex", "choose_engine", "make_apex"]
@@ -29,6 +30,8 @@ class Apex(Precision):
         opt_level: O0, O1, O2 or O3.
         num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
         engine: which implementation `amp` is; reported in the record.
+        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`; not an option of Apex, and the same
+            with any implementation.
         overrides: keyword arguments of `amp.initialize`.
     """
 
@@ -41,9 +44,11 @@ class Apex(Precision):
         *,
         num_losses: int = 1,
         engine: EngineInfo | None = None,
+        keep_fp32: str = "",
         **overrides: Any,
     ) -> None:
         self.amp = amp
+        self.keep_fp32 = keep_fp32
         self.opt_level = opt_level
         self.num_losses = num_losses
         self.engine = engine
@@ -55,7 +60,14 @@ class Apex(Precision):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        with warnings.catch_warnings():
+        casts_weights = self.opt_level != "O1"
+        kept = kept_in_fp32(
+            models,
+            self.keep_fp32,
+            self.half_dtype if casts_weights else None,
+            None if casts_weights else without_casts(self.amp),
+        )
+        with kept as self.kept_fp32, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
             prepared_models, prepared_optimizers = self.amp.initialize(
                 list(models),

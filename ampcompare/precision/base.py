@@ -82,6 +82,9 @@ class Precision:
     effective: Effective | None = None
     """What really runs if another library decides it; None for the backends that run what they are asked."""
 
+    kept_fp32: tuple[str, ...] = ()
+    """Names of the modules that `keep_fp32` keeps in fp32, known once the models are prepared."""
+
     _outcome: StepOutcome = all_applied(0)
 
     @final

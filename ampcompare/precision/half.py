@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import Precision, StepOutcome, all_applied, owned_params
 from ampcompare.precision.half_cast import cast_model, cast_state
 from ampcompare.precision.half_optimizer import HalfOptimizer
+from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.unscale_once import UnscaleOnce
 from ampcompare.tensors.lists import by_type
 
@@ -30,6 +31,7 @@ class Half(UnscaleOnce):
         dtype: float16 or bfloat16.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
         loss_scale: static factor on the loss, divided out of the gradients once per step; None for none.
+        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Half(UnscaleOnce):
         dtype: str = "float16",
         bn_fp32: bool = False,
         loss_scale: float | None = None,
+        keep_fp32: str = "",
     ) -> None:
         super().__init__()
+        self.keep_fp32 = keep_fp32
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.loss_scale = loss_scale
@@ -49,8 +53,9 @@ class Half(UnscaleOnce):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        for model in models:
-            cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
+        with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
+            for model in models:
+                cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
             cast_state(optimizer)
         return list(models), list(optimizers)
@@ -102,6 +107,7 @@ def make_half(
     bn_fp32: bool = False,
     master_weights: bool = False,
     loss_scale: float | str | None = None,
+    keep_fp32: str = "",
     **dynamic: Any,
 ) -> Precision:
     """Build the backend of a `half` arm: plain, or with master weights or a dynamic loss scale.
@@ -111,6 +117,11 @@ def make_half(
     """
     if master_weights or isinstance(loss_scale, str):
         return HalfOptimizer(
-            dtype=dtype, bn_fp32=bn_fp32, master_weights=master_weights, loss_scale=loss_scale, **dynamic
+            dtype=dtype,
+            bn_fp32=bn_fp32,
+            master_weights=master_weights,
+            loss_scale=loss_scale,
+            keep_fp32=keep_fp32,
+            **dynamic,
         )
-    return Half(device=device, dtype=dtype, bn_fp32=bn_fp32, loss_scale=loss_scale)
+    return Half(device=device, dtype=dtype, bn_fp32=bn_fp32, loss_scale=loss_scale, keep_fp32=keep_fp32)

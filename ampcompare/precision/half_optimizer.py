@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
 from ampcompare.precision.device_loss_scale import FACTOR, DeviceLossScale, is_exact_on_device
 from ampcompare.precision.half_cast import cast_model, cast_state
+from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.tensors.lists import by_type, copy_by_dtype
 from ampcompare.tensors.skippable_step import obeys_flag
@@ -43,6 +44,7 @@ class HalfOptimizer(Precision):
         master_weights: let the optimizers update fp32 copies of the 16-bit parameters.
         loss_scale: "dynamic", a factor, or None for none.
         init_scale, growth_interval: of a dynamic scale; its interval is that of fp16_utils and DeepSpeed.
+        keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class HalfOptimizer(Precision):
         loss_scale: float | str | None = None,
         init_scale: float = 2.0**16,
         growth_interval: int = 1000,
+        keep_fp32: str = "",
     ) -> None:
+        self.keep_fp32 = keep_fp32
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.master_weights = master_weights
@@ -72,8 +76,9 @@ class HalfOptimizer(Precision):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        for model in models:
-            cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
+        with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
+            for model in models:
+                cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
         for optimizer in optimizers:
             if self.master_weights:
                 self._masters[id(optimizer)] = _Masters(optimizer)

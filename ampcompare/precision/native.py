@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.precision.base import StepOutcome, all_applied
+from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.unscale_once import UnscaleOnce
 from ampcompare.tensors.skippable_step import obeys_flag
@@ -69,6 +70,7 @@ class Native(UnscaleOnce):
         device: the device type to autocast for, with or without an index.
         dtype: float16 or bfloat16.
         init_scale, growth_factor, backoff_factor, growth_interval: as in `torch.amp.GradScaler`.
+        keep_fp32: patterns of modules that run without autocast, as for `kept_in_fp32`.
     """
 
     key = "scaler"
@@ -82,8 +84,10 @@ class Native(UnscaleOnce):
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
+        keep_fp32: str = "",
     ) -> None:
         super().__init__()
+        self.keep_fp32 = keep_fp32
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.device_type = torch.device(device).type
         self.scaler = torch.amp.GradScaler(
@@ -98,6 +102,12 @@ class Native(UnscaleOnce):
         self._replay = _ScaleReplay(self.scaler) if self._enabled else None
         self._recording = False
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
+
+    def _prepare(
+        self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> tuple[list[nn.Module], list[Optimizer]]:
+        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+            return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device_type, dtype=self.half_dtype)

@@ -33,7 +33,9 @@ class PrecisionWrapper(Precision):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        return self.inner.prepare(models, optimizers)
+        prepared = self.inner.prepare(models, optimizers)
+        self.kept_fp32 = self.inner.kept_fp32
+        return prepared
 
     def autocast(self) -> AbstractContextManager[None]:
         return self.inner.autocast()

@@ -16,6 +16,7 @@ from ampcompare.errors import ConfigError
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 FLAG = st.booleans()
 DTYPE = st.sampled_from(["float16", "fp16", "half", "bfloat16", "bf16"])
+MODULES = st.lists(st.sampled_from(["*.norm", "lm_head", "LayerNorm", "layers.[0-3].?"]), min_size=1).map("|".join)
 VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "fp32": {"tf32": FLAG},
     "apex": {
@@ -26,6 +27,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "cast_model_outputs": DTYPE | st.sampled_from(["float32", "fp32"]),
         "min_loss_scale": POSITIVE,
         "max_loss_scale": POSITIVE,
+        "keep_fp32": MODULES,
         "engine": st.sampled_from(["auto", "nvidia", "compat"]),
     },
     "native": {
@@ -34,6 +36,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "growth_factor": st.floats(min_value=1, exclude_min=True, allow_nan=False, allow_infinity=False),
         "backoff_factor": st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True),
         "growth_interval": st.integers(min_value=1),
+        "keep_fp32": MODULES,
     },
     "half": {
         "dtype": DTYPE,
@@ -42,6 +45,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "loss_scale": st.just("dynamic") | POSITIVE,
         "init_scale": POSITIVE,
         "growth_interval": st.integers(min_value=1),
+        "keep_fp32": MODULES,
     },
     "accelerate": {"mixed_precision": st.sampled_from(["no", "fp16", "bf16"])},
     "fabric": {"precision": st.sampled_from(["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"])},
@@ -62,6 +66,8 @@ def arms(draw: st.DrawFn) -> Arm:
     options = draw(st.fixed_dictionaries({}, optional=VALUES[backend]))
     if backend == "half" and not options.keys().isdisjoint({"init_scale", "growth_interval"}):
         options["loss_scale"] = "dynamic"  # of which these are options
+    if options.get("opt_level") == "O0":
+        options.pop("keep_fp32", None)  # which it refuses
     return Arm.make(backend, **options)
 
 
@@ -112,6 +118,9 @@ def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
         ("half:bf16", "half:dtype=bf16"),
         ("half:master_weights,dynamic", "half:master_weights,loss_scale=dynamic"),
         ("half:dynamic,growth_interval=5,master_weights=no", "half:loss_scale=dynamic,growth_interval=5"),
+        ("half:keep_fp32=lm_head|*.norm|lm_head", "half:keep_fp32=*.norm|lm_head"),
+        ("apex:O2,keep_fp32=LayerNorm", "apex:O2,keep_fp32=LayerNorm"),
+        ("actnn:over=half:keep_fp32=*.norm+bf16", "actnn:bits=2,over=half:dtype=bf16+keep_fp32=*.norm"),
         ("fp32:tf32", "fp32:tf32"),
         ("fp32:tf32=off", "fp32"),
         ("fabric:precision=16-mixed", "fabric:16-mixed"),
@@ -158,6 +167,10 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("native:backoff_factor=1", "between 0 and 1"),
         ("half:loss_scale=static", "loss_scale=static cannot be used"),
         ("half:loss_scale=8,init_scale=4", "init_scale is of a dynamic loss scale"),
+        ("half:keep_fp32=a;b", "keep_fp32=a;b cannot be used: expected names or types of modules"),
+        ("half:keep_fp32=a||b", "expected names or types of modules"),
+        ("apex:O0,keep_fp32=a", "O0 keeps every module in fp32"),
+        ("fp32:keep_fp32=a", "'fp32' has no option 'keep_fp32'"),
         ("half:dynamic,loss_scale=8", "gives loss_scale twice"),
         ("apex:O2,loss_scale=1,loss_scale=2", "gives loss_scale twice"),
         ("apex:O2,opt_level=O3", "gives opt_level twice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import warnings
@@ -22,7 +23,8 @@ ARMS = [
     *("half:master_weights,dynamic", "half:dynamic", "half:master_weights,bn_fp32", "half:bf16,master_weights"),
     *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
-    *("actnn:bits=2", "actnn:bits=8,over=native:bf16"),
+    *("actnn:bits=2", "actnn:bits=8,over=native:bf16", "half:keep_fp32=2", "native:fp16,keep_fp32=BatchNorm*"),
+    *("apex:O2,keep_fp32=*.norm|lm_head", "apex:O1,keep_fp32=LayerNorm", "apex:O3,keep_fp32=2"),
 ]
 LIBRARIES = [
     *("accelerate:no", "accelerate:bf16", "fabric:32-true", "fabric:bf16-mixed", "fabric:16-true", "mmengine:fp32"),
@@ -54,6 +56,10 @@ def _does(arm: str) -> dict[str, str]:
         ("half:master_weights,dynamic", "apex:O2,loss_scale=dynamic,keep_batchnorm_fp32=false"),
         ("half:master_weights,bn_fp32", "apex:O2,loss_scale=1,keep_batchnorm_fp32=true"),
         ("fp32:tf32", "apex:O0"),
+        ("half:keep_fp32=head", "apex:O3,keep_fp32=head"),
+        ("apex:O3,keep_fp32=head", "half:keep_fp32=head"),
+        ("apex:O2,keep_fp32=head", "native:fp16,keep_fp32=head"),
+        ("native:fp16,keep_fp32=head", "apex:O1,keep_fp32=head"),
     ],
 )
 def test_twins(arm: str, twin: str | None) -> None:
@@ -107,7 +113,7 @@ def test_text_fits(arm: str) -> None:
     assert not [line for line in text.splitlines() if len(line) > 80 and not line.startswith("    ")]
     compared = next(line for line in text.splitlines() if "ampcompare compare" in line)
     for word in compared.split("--arm ")[1:]:
-        Arm.parse(word.split()[0])
+        Arm.parse(shlex.split(word)[0])
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -54,6 +54,17 @@ def test_fp32() -> None:
     assert seen["loss_scale"] == {"before": [], "after": [], "skipped_steps": 0}
 
 
+def test_kept_modules_are_seen_and_named() -> None:
+    """A kept module has fp32 weights, runs in fp32 between bf16 neighbors, and the heading names it."""
+    seen = _seen("half:bf16,keep_fp32=BatchNorm*", args={"width": 4})
+    assert _rows(seen, "BatchNorm2d") == {("fp32", "bf16", "bf16")}
+    assert _operations(seen)["native_batch_norm"] == "fp32"
+    assert _rows(seen, "Conv2d") == {("bf16", "bf16", "bf16")}
+    assert seen["kept_fp32"] == [row["module"] for row in seen["modules"] if row["type"] == "BatchNorm2d"]
+    text = " ".join(render_observation(seen, width=100, every_module=False).split())
+    assert f"kept in fp32: {', '.join(seen['kept_fp32'])}" in text
+
+
 def test_o2() -> None:
     """Under O2 convolutions are fp16, batch norms keep fp32 weights, and masters and state are fp32."""
     seen = _seen("apex:O2", args={"width": 4})

@@ -97,8 +97,9 @@ class CastForward:
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.module = replica
-        if isinstance(self.inner, CastForward):
-            twin.inner = self.inner.rebind(replica)
+        rebind = getattr(self.inner, "rebind", None)  # an earlier amp layer, or another one that follows its module
+        if rebind is not None:
+            twin.inner = rebind(replica)
         replica.__dict__["forward"] = twin
         replica.__dict__["_replicate_for_data_parallel"] = twin.replicate
         return twin

@@ -1,0 +1,42 @@
+"""Tensors inside of tuples, lists and dicts: change each of them, or look at their types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["cast_floating", "first_floating_type", "mapped"]
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return `value` with `change` applied to each tensor in it; named tuples keep their type, other objects stay."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return value
+
+
+def cast_floating(value: Any, dtype: torch.dtype) -> Any:
+    """Return `value` with its floating tensors in `dtype`."""
+    return mapped(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+
+def first_floating_type(value: Any) -> torch.dtype | None:
+    """Return the type of the first floating tensor in `value`; None if it has none."""
+    found: list[torch.dtype] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            found.append(tensor.dtype)
+        return tensor
+
+    mapped(value, note)
+    return found[0] if found else None
