@@ -1,22 +1,21 @@
-"""Parts of a loop in fp32, to test a cure: modules by name, or single lines of code, without any change to them."""
+"""Lines of code in fp32, to test a cure of functions outside of modules without any change to the code."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.diagnose.sites import calling_line
 
-__all__ = ["Kept"]
+__all__ = ["lines_in_fp32"]
 
 HALF = (torch.float16, torch.bfloat16)
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
@@ -27,58 +26,20 @@ ONE_TYPE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What runs in fp32.
-
-    Attributes:
-        modules: dotted names.
-        lines: file:line of calls, as `calling_line` writes them.
-    """
-
-    modules: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-
-    def __or__(self, other: Kept) -> Kept:
-        return Kept(
-            tuple(dict.fromkeys([*self.modules, *other.modules])), tuple(dict.fromkeys([*self.lines, *other.lines]))
-        )
-
-    @contextmanager
-    def applied(self, models: Sequence[nn.Module]) -> Iterator[None]:
-        """Run the parts in fp32 until the end of the block."""
-        if not self.modules and not self.lines:
-            yield
-            return
-        with _InFp32(frozenset(self.lines)) as mode, ExitStack() as stack:
-            for model in models:
-                for name, module in model.named_modules():
-                    if name in self.modules:
-                        for buffers in (inner._buffers for inner in module.modules()):
-                            buffers.update({key: _wide(value) for key, value in buffers.items()})
-                        for handle in (
-                            module.register_forward_pre_hook(mode.entering, with_kwargs=True),
-                            module.register_forward_hook(mode.leaving, always_call=True),
-                        ):
-                            stack.callback(handle.remove)
-            yield
+@contextmanager
+def lines_in_fp32(lines: Iterable[str]) -> Iterator[None]:
+    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block."""
+    kept = frozenset(lines)
+    with _InFp32(kept) if kept else nullcontext():
+        yield
 
 
 class _InFp32(TorchFunctionMode):
-    """Casts the arguments of functions that are called inside of a kept module or from a kept line."""
+    """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
     def __init__(self, lines: frozenset[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines = lines
-        self._contexts: list[ExitStack] = []
-
-    def entering(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        self._contexts.append(_without_casts())
-        return tree_map(_wide, args), tree_map(_wide, kwargs)
-
-    def leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._contexts:
-            self._contexts.pop().close()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -87,9 +48,7 @@ class _InFp32(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" or name in ("detach", "backward", "requires_grad_", "to", "half", "bfloat16", "float"):
             return func(*args, **kwargs)
-        if self._contexts:
-            return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
-        if self.lines and calling_line(sys._getframe(1)) in self.lines:
+        if calling_line(sys._getframe(1)) in self.lines:
             with _without_casts():
                 return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
         if name in ONE_TYPE:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.diagnose.kept import Kept
+from ampcompare.diagnose.kept import lines_in_fp32
 from ampcompare.diagnose.observation import Observation, StepFacts
 from ampcompare.diagnose.shadow import Shadows
 from ampcompare.diagnose.sites import Sites
@@ -37,7 +37,7 @@ class Observed(PrecisionWrapper):
         steps: updates to make; up to 20 that are skipped come on top.
         at: steps to watch; None for all.
         reference: type of the wide run; None for ranges alone.
-        kept: what runs in fp32 inside of the loop.
+        kept_lines: file:line of calls that run in fp32.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Observed(PrecisionWrapper):
         steps: int,
         at: Sequence[int] | None = None,
         reference: torch.dtype | None = torch.float32,
-        kept: Kept | None = None,
+        kept_lines: Sequence[str] = (),
     ) -> None:
         super().__init__(inner)
         self.observation = observation
         self.steps = steps
         self.at = at
-        self._kept = kept or Kept()
+        self._kept_lines = kept_lines
         self._sites = Sites()
         self._shadows = None if reference is None else Shadows(reference)
         self._watch = Watch(self._sites, self._shadows)
@@ -79,7 +79,7 @@ class Observed(PrecisionWrapper):
         self._models = prepared
         self._sites.follow(prepared)
         self._stack.callback(self._sites.close)
-        self._stack.enter_context(self._kept.applied(prepared))
+        self._stack.enter_context(lines_in_fp32(self._kept_lines))
         self._updates = self._stack.enter_context(UpdateCounter(prepared, stepped))
         self._stack.enter_context(self._watch)
         self._begin()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampcompare.records.diagnosis import Range
 
-__all__ = ["WIDTH", "empty_row", "make_range", "merge", "range_row"]
+__all__ = ["WIDTH", "counts_of", "make_range", "merge", "range_row"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -57,19 +57,17 @@ def _histogram(exponents: Tensor) -> Tensor:
     return torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait for the device
 
 
-def empty_row() -> np.ndarray:
-    """Return the row of nothing, to merge others into."""
-    row = np.zeros(WIDTH, dtype=np.int64)
-    row[SMALLEST] = NOTHING
-    return row
-
-
 def merge(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Return the row of all elements of several rows."""
     stacked = np.stack(rows)
     total: np.ndarray = stacked.sum(axis=0)
     total[SMALLEST], total[LARGEST] = stacked[:, SMALLEST].min(), stacked[:, LARGEST].max()
     return total
+
+
+def counts_of(row: np.ndarray) -> tuple[int, int, int]:
+    """Return the elements of a row, those that are not finite, and those that are lost."""
+    return int(row[:BINS].sum()), int(row[BINS - 1]), int(row[LOST])
 
 
 def make_range(row: np.ndarray) -> Range:

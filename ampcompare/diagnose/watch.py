@@ -46,6 +46,7 @@ class Event:
         errors: see `ERROR_WIDTH`; None without a wide run.
         sources: places in the step's list of the results that went in.
         constant: whether the values were asked for rather than computed.
+        wide: counts of the wide result, for gradients.
     """
 
     key: Key
@@ -54,14 +55,16 @@ class Event:
     errors: Any
     sources: tuple[int, ...]
     constant: bool = False
+    wide: Any = None
 
 
 @dataclass
 class Step:
-    """What one step showed, drained from the device."""
+    """What one step showed, drained from the device; `loss` is the place of the last loss among the events."""
 
     events: list[Event] = field(default_factory=list)
     types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = field(default_factory=Counter)
+    loss: int | None = None
 
 
 class Watch(TorchDispatchMode):
@@ -79,6 +82,10 @@ class Watch(TorchDispatchMode):
         self.is_paused = False
         self._step = Step()
         self._producer: dict[int, int] = {}
+
+    def mark_loss(self, loss: Tensor) -> None:
+        """Remember which result of this step is the loss."""
+        self._step.loss = self._producer.get(_storage(loss))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -98,8 +105,11 @@ class Watch(TorchDispatchMode):
                 rows = torch.stack([event.row for event in step.events]).cpu().numpy()
                 errors = [event.errors for event in step.events if event.errors is not None]
                 read = iter(torch.stack(errors).cpu().numpy() if errors else ())
+                wides = [event.wide for event in step.events if event.wide is not None]
+                read_wide = iter(torch.stack(wides).cpu().numpy() if wides else ())
                 for event, row in zip(step.events, rows, strict=True):
                     event.row = row
+                    event.wide = None if event.wide is None else next(read_wide)
                     event.errors = None if event.errors is None else next(read)
         return step
 
@@ -107,7 +117,18 @@ class Watch(TorchDispatchMode):
         """Count a tensor that no operation of this step made, such as a weight."""
         exact = None if self.shadows is None else self.shadows.of(tensor)
         errors = None if exact is None else _errors(tensor, exact, None)
-        self._step.events.append(Event(key, tensor.dtype, range_row(tensor, exact), errors, ()))
+        source = self._producer.get(_storage(tensor))
+        wide = exact if exact is not None and key[3] == "gradient" else None
+        self._step.events.append(
+            Event(
+                key,
+                tensor.dtype,
+                range_row(tensor, exact),
+                errors,
+                () if source is None else (source,),
+                wide=None if wide is None else range_row(wide),
+            )
+        )
 
     def __torch_dispatch__(
         self,
