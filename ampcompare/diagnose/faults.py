@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ampcompare.diagnose.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnose.ranges import counts_of, make_range
+from ampcompare.diagnose.shadow import HALF
 from ampcompare.diagnose.watch import Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
@@ -15,7 +16,7 @@ __all__ = ["HARM", "find_faults"]
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
 MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
-NEGLIGIBLE = 2.0**-10  # of the largest gradient of a module: what is smaller is zero in theory, as a bias before a norm
+NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
 MAX_CHAIN = 12
 
 
@@ -68,7 +69,7 @@ def _overflow(facts: StepFacts, at: int) -> Fault:
     events = facts.step.events
     origins = _origins(events, [at])
     first = events[min(origins)]
-    kind: FaultKind = "overflow" if first.errors is None or math.isfinite(first.errors[1]) else "not precision"
+    kind: FaultKind = "overflow" if _is_narrow(first) else "not precision"
     text = f"{place_of(first.key).name} is the first result that is not finite"
     if kind == "not precision":
         text += ", and it is not finite in fp32 either"
@@ -79,7 +80,7 @@ def _gradient_overflow(facts: StepFacts, broken: Sequence[int]) -> Fault:
     events = facts.step.events
     origin = min(_origins(events, broken))
     first = events[origin]
-    kind: FaultKind = "gradient overflow" if first.errors is None or math.isfinite(first.errors[1]) else "not precision"
+    kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
     text = f"{place_of(first.key).name} makes a gradient that is not finite, at loss scale {facts.scale:g}"
     return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]))
 
@@ -98,8 +99,9 @@ def _collapse(observation: Observation) -> Fault | None:
 def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     """Return the fault of a finite result that is wrong: the place where its error first becomes large."""
     events = facts.step.events
-    at, worst = max(wrong, key=lambda item: min(error_of(item[1]), 1e30))
-    origin = _first_wrong(events, at)
+    origins = {at: _first_wrong(events, at) for at, _ in wrong}
+    origin = min(origins.values())
+    at, worst = max((item for item in wrong if origins[item[0]] == origin), key=lambda item: min(error_of(item[1]), 1e30))
     first = events[origin]
     lost = _lost(worst)
     kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
@@ -130,19 +132,25 @@ def _lost_updates(observation: Observation) -> Fault | None:
 
 
 def _is_wrong(event: Event, gradients: Sequence[Event]) -> bool:
-    """Return whether the gradient of a parameter is far from that of the wide run, and is not zero in theory."""
+    """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
     if event.errors is None or error_of(event) <= HARM:
         return False
-    sizes = [_rms(one) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
-    return _rms(event) > NEGLIGIBLE * max(sizes, default=0.0)
+    sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
+    return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)
 
 
-def _rms(event: Event) -> float:
-    return float(event.errors[1]) / math.sqrt(max(1, counts_of(event.row)[0]))
+def _rms(event: Event, norm: int) -> float:
+    """Return the root mean square that belongs to a norm of `Event.errors`."""
+    return float(event.errors[norm]) / math.sqrt(max(1, counts_of(event.row)[0]))
 
 
 def _nonfinite(event: Event) -> bool:
     return counts_of(event.row)[1] > 0 and not event.constant
+
+
+def _is_narrow(event: Event) -> bool:
+    """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
+    return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
 
 def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:

@@ -66,7 +66,7 @@ def _without_casts() -> ExitStack:
     for device_type in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device_type):
             stack.enter_context(torch.autocast(device_type, enabled=False))
-    handle = _amp_state.handle
+    handle = getattr(_amp_state, "handle", None)  # there is none before the first `initialize`
     if handle is not None:
         stack.enter_context(handle._disable_casts())
     return stack

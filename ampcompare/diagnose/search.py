@@ -104,7 +104,7 @@ def search(
         step: tuple[Change, list[Fault]] | None = None
         for candidate in _candidates(arm, present, scale, modules):
             change = kept | candidate
-            if change == kept:
+            if change == kept or (candidate.options and _has(arm, candidate)):
                 continue
             left = faults_after(change)
             if left is None:
@@ -157,6 +157,13 @@ def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules:
     while parent:
         yield Change(modules=(parent,))
         parent = parent.rpartition(".")[0]
+
+
+def _has(arm: Arm, candidate: Change) -> bool:
+    """Return whether the arm runs with the options of a candidate as it is, by default too."""
+    scale = arm.options.get("loss_scale")
+    dynamic = scale is None and arm.backend == "apex" and arm.options.get("opt_level") in ("O1", "O2")
+    return all(arm.options.get(name) == value or (value == "dynamic" and dynamic) for name, value in candidate.options)
 
 
 def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:

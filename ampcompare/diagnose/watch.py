@@ -118,6 +118,8 @@ class Watch(TorchDispatchMode):
         exact = None if self.shadows is None else self.shadows.of(tensor)
         errors = None if exact is None else _errors(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
+        if key[3] == "weight":
+            self._producer[_storage(tensor)] = len(self._step.events)
         wide = exact if exact is not None and key[3] == "gradient" else None
         self._step.events.append(
             Event(
