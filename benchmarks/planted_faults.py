@@ -159,7 +159,8 @@ def sum_of_many(x: Tensor) -> Tensor:
 
 
 def small_division(x: Tensor) -> Tensor:
-    return x / (x.detach().abs() * 1e-5 + 1e-8) * 1e-5
+    tiny = x.detach().abs().mean() * 1e-5 * 1e-4
+    return x * 1e-5 / tiny * 1e-4
 
 
 def variance_by_hand(x: Tensor) -> Tensor:
@@ -203,6 +204,10 @@ def tiny_loss(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y) * 1e-7
 
 
+def slow(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1e-4)
+
+
 def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return lambda: Body(Apply(function))
 
@@ -231,10 +236,10 @@ def _planted() -> list[Network]:
             Network(f"attention scores, {tag}", arm, loop_of(lambda: Body(Attention(700.0))), "#scores", ("middle",)),
         ]
     found += [
-        Network("exp in a loss of fp16, O1", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=exp_loss), "#exp"),
-        Network("sum in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=half_sum_loss), "#half sum"),
-        Network("cosh in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=cosh_loss), "#cosh"),
-        Network("cube, O1", "native:fp16", loop_of(middle(cube)), "middle"),
+        Network("exp in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=exp_loss, optimizer=slow), "#exp"),
+        Network("sum in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=half_sum_loss, optimizer=slow), "#half sum"),
+        Network("cosh in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=cosh_loss, optimizer=slow), "#cosh"),
+        Network("cube, native", "native:fp16", loop_of(middle(cube)), "middle"),
         Network("norm of a long vector, native", "native:fp16", loop_of(middle(big_norm)), "middle"),
         Network("division by a small number, native", "native:fp16", loop_of(middle(small_division)), "middle"),
         Network(
@@ -246,7 +251,7 @@ def _planted() -> list[Network]:
         Network(
             "lost updates",
             "half",
-            loop_of(lambda: Body(nn.Identity()), optimizer=lambda params: torch.optim.SGD(params, lr=1e-4)),
+            loop_of(lambda: Body(nn.Identity()), optimizer=slow),
             "master_weights",
         ),
         Network("tiny gradients without a scale", "half", loop_of(lambda: Body(nn.Identity()), loss=tiny_loss), "loss_scale"),
@@ -262,7 +267,7 @@ def _planted() -> list[Network]:
             loop_of(lambda: Body(nn.Identity())),
             "loss_scale",
         ),
-        Network("running mean in bf16", "half:bf16", loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))), "middle"),
+        Network("running mean in bf16", "half:bf16,master_weights", loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))), "middle"),
     ]
     return found
 

@@ -20,7 +20,7 @@ __all__ = ["Sites", "calling_line"]
 PACKAGE = str(Path(__file__).resolve().parents[1])
 HIDDEN = (
     str(Path(torch.__file__).resolve().parent) + os.sep,
-    *(os.path.join(PACKAGE, room) + os.sep for room in ("apex", "diagnose", "precision", "training", "parallel")),
+    *(os.path.join(PACKAGE, room) + os.sep for room in ("apex", "diagnosis", "precision", "training", "parallel")),
 )
 
 

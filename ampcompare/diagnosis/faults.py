@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from ampcompare.diagnose.observation import Observation, StepFacts, error_of, place_of
-from ampcompare.diagnose.ranges import counts_of, make_range
-from ampcompare.diagnose.shadow import HALF
-from ampcompare.diagnose.watch import Event
+from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
+from ampcompare.diagnosis.ranges import counts_of, make_range
+from ampcompare.diagnosis.shadow import HALF
+from ampcompare.diagnosis.watch import Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
 __all__ = ["HARM", "find_faults"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
 from ampcompare.apex.amp._amp_state import _amp_state
-from ampcompare.diagnose.sites import calling_line
+from ampcompare.diagnosis.sites import calling_line
 
 __all__ = ["lines_in_fp32"]
 
@@ -27,19 +27,24 @@ ONE_TYPE = frozenset(
 
 
 @contextmanager
-def lines_in_fp32(lines: Iterable[str]) -> Iterator[None]:
-    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block."""
+def lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
+    """Run the torch functions that are called from `lines`, each file:line, in fp32 until the end of the block.
+
+    Args:
+        called: receives the names of these functions, such as torch.exp.
+    """
     kept = frozenset(lines)
-    with _InFp32(kept) if kept else nullcontext():
+    with _InFp32(kept, called) if kept else nullcontext():
         yield
 
 
 class _InFp32(TorchFunctionMode):
     """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
-    def __init__(self, lines: frozenset[str]) -> None:
+    def __init__(self, lines: frozenset[str], called: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines = lines
+        self.called = called
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -49,6 +54,7 @@ class _InFp32(TorchFunctionMode):
         if name == "__get__" or name in ("detach", "backward", "requires_grad_", "to", "half", "bfloat16", "float"):
             return func(*args, **kwargs)
         if calling_line(sys._getframe(1)) in self.lines:
+            self.called.add(resolve_name(func) or name)
             with _without_casts():
                 return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
         if name in ONE_TYPE:

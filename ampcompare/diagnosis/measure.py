@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnose.observation import Observation
-from ampcompare.diagnose.observed import Enough, Observed
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.observed import Enough, Observed
 from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision

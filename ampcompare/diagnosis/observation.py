@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ampcompare.diagnose.ranges import make_range, merge
-from ampcompare.diagnose.watch import Event, Key, Step, short
+from ampcompare.diagnosis.ranges import make_range, merge
+from ampcompare.diagnosis.watch import Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
@@ -65,6 +65,7 @@ class Observation:
         is_broken: whether a weight is no longer finite, so that further steps show nothing new.
         modules: in the order of their first call.
         failures: operations that have no wide run.
+        functions: names of those that ran in fp32 because of their line.
     """
 
     def __init__(self, keep: int = 64) -> None:
@@ -73,6 +74,7 @@ class Observation:
         self.is_broken = False
         self.modules: list[str] = []
         self.failures: set[str] = set()
+        self.functions: set[str] = set()
         self.types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = Counter()
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep

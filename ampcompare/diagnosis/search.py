@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnose.faults import find_faults
-from ampcompare.diagnose.observation import Observation
+from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.observation import Observation
 from ampcompare.errors import AmpCompareError
 from ampcompare.records.diagnosis import Fault, Trial
 

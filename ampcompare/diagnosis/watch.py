@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.diagnose.ranges import range_row
-from ampcompare.diagnose.shadow import HALF, Shadows, written_arguments
-from ampcompare.diagnose.sites import Sites
+from ampcompare.diagnosis.ranges import range_row
+from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
+from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
 
 __all__ = ["Event", "Key", "Watch", "short"]

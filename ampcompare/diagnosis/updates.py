@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.diagnose.watch import short
+from ampcompare.diagnosis.watch import short
 from ampcompare.records.diagnosis import LostUpdates
 
 __all__ = ["UpdateCounter"]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.diagnose.kept import lines_in_fp32
-from ampcompare.diagnose.observation import Observation, StepFacts
-from ampcompare.diagnose.shadow import Shadows
-from ampcompare.diagnose.sites import Sites
-from ampcompare.diagnose.updates import UpdateCounter
-from ampcompare.diagnose.watch import Watch
+from ampcompare.diagnosis.kept import lines_in_fp32
+from ampcompare.diagnosis.observation import Observation, StepFacts
+from ampcompare.diagnosis.shadow import Shadows
+from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.updates import UpdateCounter
+from ampcompare.diagnosis.watch import Watch
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.precision.wrapper import PrecisionWrapper
 
@@ -79,7 +79,7 @@ class Observed(PrecisionWrapper):
         self._models = prepared
         self._sites.follow(prepared)
         self._stack.callback(self._sites.close)
-        self._stack.enter_context(lines_in_fp32(self._kept_lines))
+        self._stack.enter_context(lines_in_fp32(self._kept_lines, self.observation.functions))
         self._updates = self._stack.enter_context(UpdateCounter(prepared, stepped))
         self._stack.enter_context(self._watch)
         self._begin()
