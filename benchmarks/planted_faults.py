@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare import Precision
+from ampcompare.records.diagnosis import Diagnosis
 
-__all__ = ["HEALTHY", "PLANTED", "Network", "place_of_mark"]
+__all__ = ["HEALTHY", "PLANTED", "Network", "is_found", "proposed"]
 
 STEPS = 40
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -44,6 +45,21 @@ class Network:
     loop: Callable[[Precision], Any]
     place: str = ""
     also: tuple[str, ...] = ()
+
+
+def proposed(found: Diagnosis) -> list[str]:
+    """Return what a diagnosis proposes: modules, file:line with the file's name alone, names of options."""
+    if found.cure is None:
+        return []
+    names = [option.partition("=")[0] for option in found.cure.option.split(", ") if option]
+    return [*(place.rpartition("/")[2] for place in found.cure.keeps), *names]
+
+
+def is_found(network: Network, found: Diagnosis) -> bool:
+    """Return whether the planted place, and nothing else, is proposed."""
+    wanted = [place_of_mark(place[1:]) if place.startswith("#") else place for place in (network.place, *network.also)]
+    names = proposed(found)
+    return len(names) == 1 and names[0] in wanted
 
 
 def loop_of(
@@ -212,6 +228,10 @@ def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return lambda: Body(Apply(function))
 
 
+def plain() -> nn.Module:
+    return Body(nn.Identity())
+
+
 def _planted() -> list[Network]:
     sixteen = "half:master_weights,dynamic"
     found = []
@@ -236,45 +256,65 @@ def _planted() -> list[Network]:
             Network(f"attention scores, {tag}", arm, loop_of(lambda: Body(Attention(700.0))), "#scores", ("middle",)),
         ]
     found += [
-        Network("exp in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=exp_loss, optimizer=slow), "#exp"),
-        Network("sum in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=half_sum_loss, optimizer=slow), "#half sum"),
-        Network("cosh in a loss of fp16", "apex:O2", loop_of(lambda: Body(nn.Identity()), loss=cosh_loss, optimizer=slow), "#cosh"),
+        Network(
+            "exp in a loss of fp16",
+            "apex:O2",
+            loop_of(plain, loss=exp_loss, optimizer=slow),
+            "#exp",
+        ),
+        Network(
+            "sum in a loss of fp16",
+            "apex:O2",
+            loop_of(plain, loss=half_sum_loss, optimizer=slow),
+            "#half sum",
+        ),
+        Network(
+            "cosh in a loss of fp16",
+            "apex:O2",
+            loop_of(plain, loss=cosh_loss, optimizer=slow),
+            "#cosh",
+        ),
         Network("cube, native", "native:fp16", loop_of(middle(cube)), "middle"),
         Network("norm of a long vector, native", "native:fp16", loop_of(middle(big_norm)), "middle"),
         Network("division by a small number, native", "native:fp16", loop_of(middle(small_division)), "middle"),
         Network(
             "small eps in Adam",
             "half",
-            loop_of(lambda: Body(nn.Identity()), optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
+            loop_of(plain, optimizer=lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-8)),
             "master_weights",
         ),
         Network(
             "lost updates",
             "half",
-            loop_of(lambda: Body(nn.Identity()), optimizer=slow),
+            loop_of(plain, optimizer=slow),
             "master_weights",
         ),
-        Network("tiny gradients without a scale", "half", loop_of(lambda: Body(nn.Identity()), loss=tiny_loss), "loss_scale"),
+        Network("tiny gradients without a scale", "half", loop_of(plain, loss=tiny_loss), "loss_scale"),
         Network(
             "tiny gradients at a fixed scale",
             "apex:O2,loss_scale=2",
-            loop_of(lambda: Body(nn.Identity()), loss=tiny_loss),
+            loop_of(plain, loss=tiny_loss),
             "loss_scale",
         ),
         Network(
             "a fixed scale that is too large",
             "apex:O2,loss_scale=16777216",
-            loop_of(lambda: Body(nn.Identity())),
+            loop_of(plain),
             "loss_scale",
         ),
-        Network("running mean in bf16", "half:bf16,master_weights", loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))), "middle"),
+        Network(
+            "running mean in bf16",
+            "half:bf16,master_weights",
+            loop_of(lambda: Body(RunningMean(16, 300.0, 0.01))),
+            "middle",
+        ),
     ]
     return found
 
 
 def _healthy() -> list[Network]:
-    plain: dict[str, Callable[[], nn.Module]] = {
-        "two layers": lambda: Body(nn.Identity()),
+    models: dict[str, Callable[[], nn.Module]] = {
+        "two layers": plain,
         "layer norm": lambda: Body(nn.LayerNorm(16)),
         "batch norm": lambda: Body(nn.BatchNorm1d(16)),
         "gelu and dropout": lambda: Body(nn.Sequential(nn.GELU(), nn.Dropout(0.1))),
@@ -282,7 +322,7 @@ def _healthy() -> list[Network]:
         "deep": lambda: Body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
     }
     arms = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
-    return [Network(f"{name}, {arm}", arm, loop_of(make)) for name, make in plain.items() for arm in arms]
+    return [Network(f"{name}, {arm}", arm, loop_of(make)) for name, make in models.items() for arm in arms]
 
 
 PLANTED = _planted()

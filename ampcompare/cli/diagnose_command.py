@@ -43,7 +43,7 @@ MAX_WIDTH = 120
     group=OUTPUT,
     help="type that every operation is repeated in, to see its error",
 )
-@option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure for some steps  [default: on]")
+@option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="folder of diagnosis.json and .html  [default: none]")
 @json_option()
@@ -53,7 +53,8 @@ def command(**parameters: Any) -> int:
     Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
     fp32, remove a fault. Exits with 0 whether or not there is a fault.
     """
-    from ampcompare.diagnosis.in_child import DiagnoseOptions, diagnose_in_child, write_diagnosis
+    from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+    from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text

@@ -14,8 +14,11 @@ __all__ = ["audit"]
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution"))
 # As torch dispatches the functions that O1 and autocast cast to fp32.
 TO_FP32 = frozenset(
-    ("_softmax", "_log_softmax", "nll_loss_forward", "mse_loss", "exp", "log", "pow", "cosh", "sinh", "tan", "rsqrt")
-    + ("reciprocal", "prod", "cumsum", "cumprod", "linalg_vector_norm", "native_layer_norm", "native_group_norm")
+    (
+        *("_softmax", "_log_softmax", "nll_loss_forward", "mse_loss", "exp", "log", "pow", "cosh", "sinh", "tan"),
+        *("rsqrt", "reciprocal", "prod", "cumsum", "cumprod", "linalg_vector_norm"),
+        *("native_layer_norm", "native_group_norm"),
+    )
 )
 NORMS = frozenset(("native_layer_norm", "native_group_norm"))  # fp32 under O1 only: autocast on a CPU leaves them alone
 MAX_NAMED = 6

@@ -13,18 +13,38 @@ from ampcompare.diagnosis.faults import find_faults
 from ampcompare.diagnosis.headroom import headroom, scale_to_try
 from ampcompare.diagnosis.measure import Conditions, Loop, measure
 from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.search import Found, search
 from ampcompare.errors import ConfigError
 from ampcompare.records.diagnosis import Cure, Diagnosis, Fault
+from ampcompare.training.device import resolve_device
 
-__all__ = ["diagnose_loop"]
+__all__ = ["diagnose_given", "diagnose_loop"]
 
 MAX_UNCURED = "no set of modules, functions or options that was tested removes it"
 
 
-def diagnose_loop(
-    loop: Loop, arm: Arm, conditions: Conditions, *, subject: str = "", cures: bool = True
-) -> Diagnosis:
+def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
+    """Diagnose a loop as `DiagnoseOptions` say; of their recipe only the seed applies.
+
+    Raises:
+        ConfigError: as for `diagnose_loop`, and options that cannot be used.
+        EnvironmentUnfit: this machine lacks the device.
+    """
+    options.check()
+    config = options.config
+    conditions = Conditions(
+        steps=options.steps,
+        at=options.at or None,
+        reference=None if options.reference == "none" else getattr(torch, options.reference),
+        device=str(resolve_device(config.device)),
+        half=config.cpu_half,
+        seed=config.recipe.seed,
+    )
+    return diagnose_loop(loop, Arm.parse(config.arm), conditions, subject=subject, cures=options.cures)
+
+
+def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str = "", cures: bool = True) -> Diagnosis:
     """Train a loop for some steps under an arm, find its faults, and test what removes them.
 
     Args:
@@ -47,7 +67,11 @@ def diagnose_loop(
     found = Found(None, [])
     if cures and faults:
         found = search(
-            arm, faults, scale_to_try(room), lambda other, lines: measure(loop, other, conditions, lines), observation.modules
+            arm,
+            faults,
+            scale_to_try(room),
+            lambda other, lines: measure(loop, other, conditions, lines),
+            observation.modules,
         )
     cure = None
     if found.change is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.diagnose import diagnose_loop
-from ampcompare.diagnosis.measure import Conditions
+from ampcompare.diagnosis.diagnose import diagnose_given
+from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.recipe_loop import recipe_loop
 from ampcompare.errors import AmpCompareError
 from ampcompare.settings.config import RunConfig
@@ -19,7 +18,11 @@ __all__ = ["diagnose_recipe"]
 
 
 def diagnose_recipe(
-    config: dict[str, Any], steps: int, at: list[int] | None, reference: str | None, cures: bool
+    config: dict[str, Any],
+    steps: int,
+    at: list[int],
+    reference: Literal["float32", "float64", "none"],
+    cures: bool,
 ) -> dict[str, Any]:
     """Diagnose the arm and recipe of a configuration.
 
@@ -28,20 +31,10 @@ def diagnose_recipe(
     try:
         settings = validated(RunConfig, config)
         torch.set_num_threads(settings.threads)
-        device = resolve_device(settings.device)
-        conditions = Conditions(
-            steps=steps,
-            at=at,
-            reference=None if reference is None else getattr(torch, reference),
-            device=str(device),
-            half=settings.cpu_half,
-            seed=settings.recipe.seed,
-        )
         recipe = settings.recipe
         subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
-        found = diagnose_loop(
-            recipe_loop(settings, device), Arm.parse(settings.arm), conditions, subject=subject, cures=cures
-        )
-        return found.model_dump(mode="json")
+        loop = recipe_loop(settings, resolve_device(settings.device))
+        options = DiagnoseOptions(settings, steps=steps, at=tuple(at), reference=reference, cures=cures)
+        return diagnose_given(loop, options, subject=subject).model_dump(mode="json")
     except AmpCompareError as error:
         return {"error": str(error), "exit_code": error.exit_code}

@@ -54,7 +54,7 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
             kind="update",
             place=Place(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
             step=facts.index,
-            text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite from finite gradients",
+            text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
         )
         return
     wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients])]
@@ -101,16 +101,22 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     events = facts.step.events
     origins = {at: _first_wrong(events, at) for at, _ in wrong}
     origin = min(origins.values())
-    at, worst = max((item for item in wrong if origins[item[0]] == origin), key=lambda item: min(error_of(item[1]), 1e30))
-    first = events[origin]
-    lost = _lost(worst)
+    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
     kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
-    name = place_of(worst.key).name
+    name, first = place_of(worst.key).name, place_of(events[origin].key).name
     if kind == "underflow":
-        text = f"{place_of(first.key).name} loses gradients below the range of fp16; {100 * lost:.0f} % of the gradient of {name} are zero in the arm alone"
+        text = (
+            f"{first} loses gradients below the range of fp16: {100 * _lost(worst):.0f} % of the gradient of {name} "
+            "are zero in the arm alone"
+        )
     else:
-        text = f"{place_of(first.key).name} makes or amplifies rounding errors; {name} is {error_of(worst):.1g} of its size away from fp32"
-    return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=min(error_of(worst), 1e30))
+        text = f"{first} makes or amplifies rounding errors: {name} is {_size(worst):.1g} of its size away from fp32"
+    return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))
+
+
+def _size(event: Event) -> float:
+    """Return the error of a result, finite so that errors can be compared."""
+    return min(error_of(event), 1e30)
 
 
 def _lost_updates(observation: Observation) -> Fault | None:
@@ -182,7 +188,7 @@ def _first_wrong(events: Sequence[Event], end: int) -> int:
 
 
 def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
-    """Return the share of a gradient that is zero in the arm alone, where it is wrong for the first time or at its end."""
+    """Return the share of a gradient that is zero in the arm alone, where it is wrong first or at its end."""
     return max(_lost(events[origin]), _lost(events[end])) if events[origin].key[3] != "forward" else 0.0
 
 
@@ -207,9 +213,7 @@ def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
 
-def _fault(
-    kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: list[str], severity: float = 1.0
-) -> Fault:
+def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: list[str], severity: float = 1.0) -> Fault:
     events = facts.step.events
     event = events[origin]
     return Fault(
@@ -219,7 +223,9 @@ def _fault(
         text=text,
         severity=severity,
         inputs=[
-            f"{place_of(events[at].key).name}: {_spread(make_range(events[at].row))}" for at in event.sources if at < origin
+            f"{place_of(events[at].key).name}: {_spread(make_range(events[at].row))}"
+            for at in event.sources
+            if at < origin
         ],
         chain=chain,
         near=_near(events, origin),

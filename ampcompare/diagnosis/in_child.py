@@ -2,60 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.files.write import write_atomically
 from ampcompare.isolate.call import call_in_child
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import dump_json
 from ampcompare.report.formats import FORMATS
-from ampcompare.settings.config import RunConfig
 
-__all__ = ["DiagnoseOptions", "diagnose_in_child", "write_diagnosis"]
+__all__ = ["diagnose_in_child", "write_diagnosis"]
 
 TIME_LIMIT = 3600.0
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
-
-
-@dataclass(frozen=True)
-class DiagnoseOptions:
-    """What to diagnose and how.
-
-    Attributes:
-        config: arm and recipe.
-        steps: updates of each run.
-        at: steps to watch; empty for all.
-        reference: type of the run alongside; "none" watches ranges alone.
-        cures: test candidates of a cure.
-    """
-
-    config: RunConfig
-    steps: int = 8
-    at: tuple[int, ...] = ()
-    reference: Literal["float32", "float64", "none"] = "float32"
-    cures: bool = True
-
-    def check(self) -> None:
-        """Refuse what cannot be diagnosed.
-
-        Raises:
-            ConfigError: operations that cannot be seen one by one, several processes, or steps that are never made.
-        """
-        recipe = self.config.recipe
-        if recipe.compile != "none" or recipe.cuda_graph:
-            name = "--cuda-graph" if recipe.cuda_graph else "--compile"
-            raise ConfigError(f"diagnose watches operations one by one, and {name} joins them; leave it out")
-        if self.config.processes != 1:
-            raise ConfigError(f"diagnose trains in one process, and {self.config.processes} were asked for")
-        if self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, not {self.steps}")
-        late = [step for step in self.at if not 0 <= step < self.steps]
-        if late:
-            raise ConfigError(f"step {late[0]} is to be watched, and steps 0 to {self.steps - 1} are made; raise --steps")
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) -> Diagnosis:
@@ -73,8 +34,8 @@ def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) 
         options={
             "config": options.config.model_dump(mode="json"),
             "steps": options.steps,
-            "at": list(options.at) or None,
-            "reference": None if options.reference == "none" else options.reference,
+            "at": list(options.at),
+            "reference": options.reference,
             "cures": options.cures,
         },
     )

@@ -20,9 +20,11 @@ __all__ = ["lines_in_fp32"]
 HALF = (torch.float16, torch.bfloat16)
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
 ONE_TYPE = frozenset(
-    ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
-    + ("conv_transpose1d", "conv_transpose2d", "layer_norm", "batch_norm", "group_norm", "bilinear", "prelu")
-    + ("scaled_dot_product_attention", "dot", "mv", "embedding_bag")
+    (
+        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d"),
+        *("conv_transpose1d", "conv_transpose2d", "layer_norm", "batch_norm", "group_norm", "bilinear", "prelu"),
+        *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
+    )
 )
 
 
@@ -42,7 +44,7 @@ class _InFp32(TorchFunctionMode):
     """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
     def __init__(self, lines: frozenset[str], called: set[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.lines = lines
         self.called = called
 
@@ -87,7 +89,9 @@ def _narrow(dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def _device(value: Any) -> str:

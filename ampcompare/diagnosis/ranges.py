@@ -53,7 +53,7 @@ def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor:
 
 def _histogram(exponents: Tensor) -> Tensor:
     if exponents.device.type == "cpu":
-        return aten.bincount(exponents, None, BINS)
+        return torch.bincount(exponents, minlength=BINS)
     return torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait for the device
 
 

@@ -138,7 +138,7 @@ def _progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
 
 
 def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]) -> Iterator[Change]:
-    """Yield what may remove the first fault, the likeliest first: options, its place, what is near, what contains it."""
+    """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
     fault = faults[0]
     if fault.kind == "not precision":
         return
@@ -167,7 +167,7 @@ def _has(arm: Arm, candidate: Change) -> bool:
 
 
 def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
-    """Yield options of the arm that may remove a fault; those that it does not have are refused when they are tested."""
+    """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
     if fault.kind in ("lost updates", "update") and arm.backend == "half":
         yield Change(options=(("master_weights", True),))
         yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))

@@ -22,7 +22,7 @@ CLEAN_EVERY = 64
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation writes to, by its schema."""
-    written = []
+    written: list[Any] = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -46,7 +46,11 @@ class Shadows:
     def of(self, tensor: Tensor) -> Tensor | None:
         """Return the shadow of a tensor, of its shape and strides; None if it has none."""
         known = self._wide.get(tensor.untyped_storage()._cdata)
-        if known is None or known[0].expired() or known[1].numel() * tensor.element_size() < tensor.untyped_storage().nbytes():
+        if (
+            known is None
+            or known[0].expired()
+            or known[1].numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+        ):
             return None
         return known[1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
@@ -69,9 +73,7 @@ class Shadows:
     def widened(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """Run an operation on the arm's own values in the wide type; the values themselves are not written to."""
         targets = {id(tensor) for tensor in written}
-        return self._run(
-            func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets)
-        )
+        return self._run(func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets))
 
     def keep(self, tensor: Tensor, wide: Tensor) -> None:
         """Make `wide`, of the same shape, the shadow of the part of a storage that `tensor` shows."""

@@ -87,7 +87,7 @@ class Sites:
         """Return module, line and phase of the operation that is being dispatched."""
         node = None if self._stack else self._current_node()
         if node is None:
-            number = torch.autograd._get_sequence_nr() - 1
+            number = torch._C._autograd._get_sequence_nr() - 1
             made = (self._stack[-1] if self._stack else "", calling_line(sys._getframe(2)))
             self._made.setdefault(number, made)
             return (*made, "forward")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,8 +23,10 @@ ERROR_WIDTH = 5  # norms of: difference, wide result, own difference; dot produc
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
-    ("full", "full_like", "fill", "masked_fill", "new_full", "scalar_tensor", "lift_fresh", "zeros", "zeros_like")
-    + ("new_zeros", "ones", "ones_like", "where", "tril", "triu")
+    (
+        *("full", "full_like", "fill", "masked_fill", "new_full", "scalar_tensor", "lift_fresh", "zeros", "zeros_like"),
+        *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
+    )
 )
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
@@ -144,7 +145,7 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         module, where, phase = self.sites.here()
         given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
-        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast():  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
             if func.is_view:
                 return func(*args, **kwargs)
             name = func.__name__.partition(".")[0].rstrip("_")
@@ -172,9 +173,7 @@ class Watch(TorchDispatchMode):
             own = shadows.widened(func, args, kwargs, written)
         return shadows.repeat(func, args, kwargs, written), own
 
-    def _record(
-        self, key: Key, given: Sequence[Tensor], output: Any, exact: Any, own: Any, written: set[int]
-    ) -> None:
+    def _record(self, key: Key, given: Sequence[Tensor], output: Any, exact: Any, own: Any, written: set[int]) -> None:
         results = [value for value in _tensors(output) if value.is_floating_point()]
         if not results or key[1].startswith(UNSET):
             return
@@ -203,11 +202,13 @@ def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:
     wide = exact.reshape(-1)
     alone = flat - own.reshape(-1) if own is not None and own.numel() == flat.numel() else flat.new_zeros(1)
     norm = torch.ops.aten.linalg_vector_norm
-    return torch.stack([norm(flat - wide), norm(wide), norm(alone), torch.ops.aten.dot(flat, wide), norm(flat)]).double()
+    return torch.stack(
+        [norm(flat - wide), norm(wide), norm(alone), torch.ops.aten.dot(flat, wide), norm(flat)]
+    ).double()
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ class Fault(FrozenRecord):
     severity: Number = 1.0
     inputs: list[str] = Field(default_factory=list, description="ranges of what went into it")
     chain: list[str] = Field(default_factory=list, description="places that the values reached, in order")
-    near: list[tuple[str, str]] = Field(default_factory=list, description="module and file:line of what led to it and on")
+    near: list[tuple[str, str]] = Field(default_factory=list, description="module and file:line of neighbors")
 
 
 class Trial(FrozenRecord):

@@ -65,14 +65,19 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 120) -> str:
         lines += ["", *textwrap.wrap(f"{fault.kind} at step {fault.step}: {printable(fault.text, 1000)}", width)]
         lines += [f"  into it: {printable(text, width)}" for text in fault.inputs]
         if fault.chain:
-            lines += textwrap.wrap(f"chain: {' > '.join(fault.chain)}", width, initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                f"chain: {' > '.join(fault.chain)}", width, initial_indent="  ", subsequent_indent="    "
+            )
     rows = [place_row(report) for report in worst_places(diagnosis)]
     if rows:
         lines += ["", f"The {len(rows)} worst places", grid(rows, HEADERS, width)]
     lines += _headroom(diagnosis) + _updates(diagnosis) + _audit(diagnosis)
     if diagnosis.trials:
         cures = sum(trial.cures for trial in diagnosis.trials)
-        lines += ["", f"{len(diagnosis.trials)} candidates were trained for {len(diagnosis.observed)} steps, {cures} cure it"]
+        lines += [
+            "",
+            f"{len(diagnosis.trials)} candidates were trained for {len(diagnosis.observed)} steps, {cures} cure it",
+        ]
     lines += [f"note: {printable(note, 500)}" for note in diagnosis.notes]
     return "\n".join(lines) + "\n"
 

@@ -139,7 +139,9 @@ def _cell(values: Range | None, step: int) -> Cell:
 
 
 def _histograms(diagnosis: Diagnosis, worst: Sequence[PlaceReport]) -> list[Histogram]:
-    found = [_histogram(report.place.name + f", {report.place.phase}", report.range.exponents) for report in worst[:SHOWN]]
+    found = [
+        _histogram(report.place.name + f", {report.place.phase}", report.range.exponents) for report in worst[:SHOWN]
+    ]
     if diagnosis.headroom is not None:
         found.insert(0, _histogram("gradients of weights at scale 1", diagnosis.headroom.exponents))
     return [one for one in found if one.bars]
