@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ampcompare.api import (
         compare,
         convert_checkpoint,
+        diagnose,
         examine_machine,
         explain_arm,
         judge_table,
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "compare",
     "convert_checkpoint",
+    "diagnose",
     "examine_machine",
     "explain_arm",
     "judge_table",
@@ -70,6 +72,7 @@ _HOMES = {
     "StepRecord": "ampcompare.records.run",
     "compare": "ampcompare.api",
     "convert_checkpoint": "ampcompare.api",
+    "diagnose": "ampcompare.api",
     "examine_machine": "ampcompare.api",
     "explain_arm": "ampcompare.api",
     "judge_table": "ampcompare.api",

@@ -5,7 +5,7 @@ Importing this module loads no torch; the functions that need it start processes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,8 @@ from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.backends.arm import Arm, parse_arms, same_arm
 from ampcompare.claims.reproduce import Reproduction
 from ampcompare.claims.study import StudyOptions, run_study
+from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.doctor.examine import Examination, examine
 from ampcompare.errors import ConfigError, GateFailed
 from ampcompare.experiment.compare import run_comparison
@@ -30,16 +32,19 @@ from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.explain.explain import Explanation
 from ampcompare.explain.explain import explain_arm as _explain
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import Recipe, RunConfig
 from ampcompare.settings.layers import Layer
 
 if TYPE_CHECKING:
     from ampcompare.checkpoint.convert.fp32_weights import Conversion
+    from ampcompare.precision.base import Precision
 
 __all__ = [
     "compare",
     "convert_checkpoint",
+    "diagnose",
     "examine_machine",
     "explain_arm",
     "judge_table",
@@ -287,6 +292,56 @@ def convert_checkpoint(
     return convert_file(
         Path(source), Path(target), to, opt_level=opt_level, legacy_layout=save_apex_format, trust=unsafe_load
     )
+
+
+def diagnose(
+    loop: Callable[[Precision], Any] | None = None,
+    *,
+    arm: Arm | str = "apex:O2",
+    steps: int = 8,
+    at: Sequence[int] = (),
+    reference: Literal["float32", "float64", "none"] = "float32",
+    cures: bool = True,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    **settings: Any,
+) -> Diagnosis:
+    """Find where the numbers of an arm overflow or are lost, and test what to keep in fp32.
+
+    Args:
+        loop: any training loop, as a function of a precision: it calls `prepare` once, then for each step `backward` or
+            `scale_loss`, and `step`, which ends the loop after the last step. It is called again for each candidate
+            of a cure and must begin from the same weights and batches each time; torch is seeded before. It runs in
+            this process and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
+            recipe is trained, in a process of its own.
+        arm: such as "apex:O2", or an `Arm`.
+        steps: updates of each run; up to 20 that are skipped come on top.
+        at: steps to watch, counted from 0; all by default.
+        reference: type that every operation is repeated in; "none" watches ranges alone.
+        cures: train candidates of a cure for some steps.
+        recipe, size, config_file, settings: as for `run`.
+        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used, or a loop without a step.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        LaunchError: the model of a recipe raised.
+    """
+    arm = Arm.parse(arm) if isinstance(arm, str) else arm
+    request = _request(recipe, size, config_file, {**settings, "arm": str(arm)})
+    config = collect_settings(request, one_run=True).config
+    options = DiagnoseOptions(config, steps=steps, at=tuple(at), reference=reference, cures=cures)
+    if loop is None:
+        found = diagnose_in_child(options)
+    else:
+        from ampcompare.diagnosis.diagnose import diagnose_given
+
+        found = diagnose_given(loop, options)
+    if output_dir is not None:
+        write_diagnosis(found, Path(output_dir))
+    return found
 
 
 def explain_arm(arm: Arm | str) -> Explanation:

@@ -26,6 +26,7 @@ COMMANDS = {
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
+    "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
     "list": "List available arms, models, data, launchers, recipes and guards.",
     "config": "Show where each setting came from; print the schema of files.",

@@ -66,7 +66,17 @@ def render_records(paths: Sequence[Path], summaries: Sequence[ExecSummary], form
 
 
 def _line(name: str, summary: ExecSummary, *, alone: bool) -> str:
-    return printable(ending(summary) if alone else f"{name}: {ending(summary)}", 500)
+    text = f"{ending(summary)}{_diagnose(summary)}"
+    return printable(text if alone else f"{name}: {text}", 500)
+
+
+def _diagnose(summary: ExecSummary) -> str:
+    """Return what to run to see where overflows began; nothing if there are none."""
+    overflows = sum(loss.overflows for loss in summary.losses.values())
+    if not overflows:
+        return ""
+    passes = f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed"
+    return f" {passes}; diagnose this: ampcompare diagnose -- {summary.header.get('script')}"
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:

@@ -1,0 +1,94 @@
+"""`ampcompare diagnose`: where numbers overflow, what is lost, and what to keep in fp32."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ampcompare.backends.arm import Arm
+from ampcompare.cli.help import ARMS, OUTPUT, Command, option
+from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM, FOLDER, Choice
+from ampcompare.experiment.sources import collect_settings
+
+__all__ = ["command"]
+
+MAX_WIDTH = 120
+
+
+@click.command(
+    "diagnose",
+    cls=Command,
+    common=[
+        *("--arm", "--steps", "--at", "--reference", "--no-cures", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
+    ],
+    examples=[
+        ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch cnn"),
+        ("Ranges alone, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
+    ],
+)
+@option("--arm", "arm_text", type=ARM, group=ARMS, default="apex:O2", show_default=True, help="what to diagnose")
+@option("--steps", type=int, metavar="N", default=8, show_default=True, group=OUTPUT, help="updates of each run")
+@option("--at", metavar="STEP,...", help="watch these steps alone, counted from 0", group=OUTPUT)
+@option(
+    "--reference",
+    type=Choice(("float32", "float64", "none")),
+    default="float32",
+    show_default=True,
+    group=OUTPUT,
+    help="type that every operation is repeated in, to see its error",
+)
+@option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
+@recipe_options
+@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="folder of diagnosis.json and .html  [default: none]")
+@json_option()
+def command(**parameters: Any) -> int:
+    """Find where numbers overflow, what underflows, and what to keep in fp32.
+
+    Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
+    fp32, remove a fault. Exits with 0 whether or not there is a fault.
+    """
+    from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+    from ampcompare.diagnosis.options import DiagnoseOptions
+    from ampcompare.experiment.preflight import check_cells
+    from ampcompare.records.run import dump_json
+    from ampcompare.report.diagnosis import diagnosis_text
+
+    arm = str(Arm.parse(parameters["arm_text"]))
+    config = collect_settings(request_from({**parameters, "arm_text": arm}), one_run=True).config
+    options = DiagnoseOptions(
+        config,
+        steps=parameters["steps"],
+        at=_steps(parameters["at"]),
+        reference=parameters["reference"],
+        cures=parameters["cures"],
+    )
+    options.check()
+    check_cells([config])
+    diagnosis = diagnose_in_child(options)
+    if parameters["output_dir"]:
+        for path in write_diagnosis(diagnosis, Path(parameters["output_dir"])):
+            click.echo(f"wrote {path}", err=True)
+    if parameters["as_json"]:
+        click.echo(dump_json(diagnosis))
+        return 0
+    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    click.echo(diagnosis_text(diagnosis, width=width), nl=False)
+    return 0
+
+
+def _steps(text: str | None) -> tuple[int, ...]:
+    """Read the steps of `--at`.
+
+    Raises:
+        click.BadParameter: something in it is not a number.
+    """
+    try:
+        return tuple(int(part) for part in (text or "").split(",") if part)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} must be numbers of steps, as in 0,4", param_hint="--at") from None

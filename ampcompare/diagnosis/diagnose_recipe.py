@@ -1,0 +1,40 @@
+"""The diagnosis of a recipe, as plain data. Runs in a child process: O1 patches torch, and threads are set once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from ampcompare.diagnosis.diagnose import diagnose_given
+from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.diagnosis.recipe_loop import recipe_loop
+from ampcompare.errors import AmpCompareError
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+from ampcompare.training.device import resolve_device
+
+__all__ = ["diagnose_recipe"]
+
+
+def diagnose_recipe(
+    config: dict[str, Any],
+    steps: int,
+    at: list[int],
+    reference: Literal["float32", "float64", "none"],
+    cures: bool,
+) -> dict[str, Any]:
+    """Diagnose the arm and recipe of a configuration.
+
+    Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
+    """
+    try:
+        settings = validated(RunConfig, config)
+        torch.set_num_threads(settings.threads)
+        recipe = settings.recipe
+        subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
+        loop = recipe_loop(settings, resolve_device(settings.device))
+        options = DiagnoseOptions(settings, steps=steps, at=tuple(at), reference=reference, cures=cures)
+        return diagnose_given(loop, options, subject=subject).model_dump(mode="json")
+    except AmpCompareError as error:
+        return {"error": str(error), "exit_code": error.exit_code}

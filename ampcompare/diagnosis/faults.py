@@ -1,0 +1,247 @@
+"""From the numbers of a run to its faults: each with the place where it began and what led from there to the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
+from ampcompare.diagnosis.ranges import counts_of, make_range
+from ampcompare.diagnosis.shadow import HALF
+from ampcompare.diagnosis.watch import Event
+from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
+
+__all__ = ["HARM", "find_faults"]
+
+HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
+MOST_LOST = 0.5  # share of the updates of a weight
+UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
+NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+MAX_CHAIN = 12
+
+
+def find_faults(observation: Observation) -> list[Fault]:
+    """Return the faults of a run, at most one of each kind, the earliest first."""
+    found: dict[FaultKind, Fault] = {}
+    for facts in observation.facts:
+        for fault in _of_step(facts):
+            found.setdefault(fault.kind, fault)
+    collapse = _collapse(observation)
+    if collapse is not None and "overflow" not in found:
+        found.setdefault(collapse.kind, collapse)
+    lost = _lost_updates(observation)
+    if lost is not None and not {"overflow", "gradient overflow", "underflow"} & set(found):
+        found.setdefault(lost.kind, lost)
+    return list(found.values())
+
+
+def _of_step(facts: StepFacts) -> Iterator[Fault]:
+    events = facts.step.events
+    loss = None if facts.step.loss is None else events[facts.step.loss]
+    if loss is not None and _nonfinite(loss):
+        yield _overflow(facts, facts.step.loss or 0)
+        return
+    if not facts.applied:
+        return
+    gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
+    broken = [at for at, event in gradients if _nonfinite(event)]
+    if broken:
+        yield _gradient_overflow(facts, broken)
+        return
+    update = next((one for one in facts.updates if one.nonfinite), None)
+    if update is not None:
+        yield Fault(
+            kind="update",
+            place=Place(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+            step=facts.index,
+            text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
+        )
+        return
+    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients])]
+    if wrong:
+        yield _inexact(facts, wrong)
+    elif loss is not None and error_of(loss) > HARM:
+        yield _inexact(facts, [(facts.step.loss or 0, loss)])
+
+
+def _overflow(facts: StepFacts, at: int) -> Fault:
+    """Return the fault of a loss that is not finite: the first place that its values lead back to."""
+    events = facts.step.events
+    origins = _origins(events, [at])
+    first = events[min(origins)]
+    kind: FaultKind = "overflow" if _is_narrow(first) else "not precision"
+    text = f"{place_of(first.key).name} is the first result that is not finite"
+    if kind == "not precision":
+        text += ", and it is not finite in fp32 either"
+    return _fault(kind, facts, min(origins), text, _onward(events, min(origins), at))
+
+
+def _gradient_overflow(facts: StepFacts, broken: Sequence[int]) -> Fault:
+    events = facts.step.events
+    origin = min(_origins(events, broken))
+    first = events[origin]
+    kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
+    text = f"{place_of(first.key).name} makes a gradient that is not finite, at loss scale {facts.scale:g}"
+    return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]))
+
+
+def _collapse(observation: Observation) -> Fault | None:
+    """Return the fault of a run in which no step was applied although its loss was finite."""
+    if observation.steps == 0 or observation.skipped < observation.steps:
+        return None
+    for facts in reversed(observation.facts):
+        broken = [at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _nonfinite(event)]
+        if broken:
+            return _gradient_overflow(facts, broken)
+    return None
+
+
+def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
+    """Return the fault of a finite result that is wrong: the place where its error first becomes large."""
+    events = facts.step.events
+    origins = {at: _first_wrong(events, at) for at, _ in wrong}
+    origin = min(origins.values())
+    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
+    kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
+    name, first = place_of(worst.key).name, place_of(events[origin].key).name
+    if kind == "underflow":
+        text = (
+            f"{first} loses gradients below the range of fp16: {100 * _lost(worst):.0f} % of the gradient of {name} "
+            "are zero in the arm alone"
+        )
+    else:
+        text = f"{first} makes or amplifies rounding errors: {name} is {_size(worst):.1g} of its size away from fp32"
+    return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))
+
+
+def _size(event: Event) -> float:
+    """Return the error of a result, finite so that errors can be compared."""
+    return min(error_of(event), 1e30)
+
+
+def _lost_updates(observation: Observation) -> Fault | None:
+    worst = max(
+        (one for one in observation.updates.values() if one.dtype in ("fp16", "bf16") and one.moved),
+        key=lambda one: one.lost / one.moved,
+        default=None,
+    )
+    if worst is None or worst.lost <= MOST_LOST * worst.moved:
+        return None
+    return Fault(
+        kind="lost updates",
+        place=Place(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        step=observation.facts[-1].index,
+        text=f"{100 * worst.lost / worst.moved:.0f} % of the updates of {worst.parameter} are below half a unit in the "
+        f"last place of its {worst.dtype} weights and are lost",
+        severity=worst.lost / worst.moved,
+    )
+
+
+def _is_wrong(event: Event, gradients: Sequence[Event]) -> bool:
+    """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
+    if event.errors is None or error_of(event) <= HARM:
+        return False
+    sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
+    return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)
+
+
+def _rms(event: Event, norm: int) -> float:
+    """Return the root mean square that belongs to a norm of `Event.errors`."""
+    return float(event.errors[norm]) / math.sqrt(max(1, counts_of(event.row)[0]))
+
+
+def _nonfinite(event: Event) -> bool:
+    return counts_of(event.row)[1] > 0 and not event.constant
+
+
+def _is_narrow(event: Event) -> bool:
+    """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
+    return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
+
+
+def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
+    """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
+    found, seen, todo = [], set(), list(ends)
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        before = [source for source in events[at].sources if source < at and _nonfinite(events[source])]
+        todo += before
+        if not before:
+            found.append(at)
+    return found
+
+
+def _first_wrong(events: Sequence[Event], end: int) -> int:
+    """Return the earliest result that leads to `end` with a large error all the way."""
+    seen, todo, first = set(), [end], end
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        first = min(first, at)
+        todo += [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
+    return first
+
+
+def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
+    """Return the share of a gradient that is zero in the arm alone, where it is wrong first or at its end."""
+    return max(_lost(events[origin]), _lost(events[end])) if events[origin].key[3] != "forward" else 0.0
+
+
+def _lost(event: Event) -> float:
+    elements, _, lost = counts_of(event.row)
+    return lost / elements if elements else 0.0
+
+
+def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
+    """Return the places from `origin` to `end` along sources, each once, in order."""
+    reached = {origin}
+    for at in range(origin + 1, end + 1):
+        if any(source in reached for source in events[at].sources):
+            reached.add(at)
+    back, todo = set(), [end]
+    while todo:
+        at = todo.pop()
+        if at in reached and at not in back:
+            back.add(at)
+            todo += [source for source in events[at].sources if source < at]
+    names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
+    return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
+
+
+def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: list[str], severity: float = 1.0) -> Fault:
+    events = facts.step.events
+    event = events[origin]
+    return Fault(
+        kind=kind,
+        place=place_of(event.key),
+        step=facts.index,
+        text=text,
+        severity=severity,
+        inputs=[
+            f"{place_of(events[at].key).name}: {_spread(make_range(events[at].row))}"
+            for at in event.sources
+            if at < origin
+        ],
+        chain=chain,
+        near=_near(events, origin),
+    )
+
+
+def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
+    """Return where the inputs of a result were made, and where it went next: two of each at most."""
+    after = [event for event in events[origin + 1 :] if origin in event.sources][:2]
+    before = [events[at] for at in events[origin].sources if at < origin][:2]
+    here = events[origin].key
+    places = [(event.key[0], event.key[2]) for event in [*before, *after] if event.key[3] in ("forward", "backward")]
+    return [place for place in dict.fromkeys(places) if place != (here[0], here[2])]
+
+
+def _spread(values: Range) -> str:
+    if values.largest is None:
+        return "zeros" if not values.nonfinite else "not finite"
+    return f"{values.smallest:.3g} to {values.largest:.3g}"

@@ -1,0 +1,59 @@
+"""What a loss scale does to the gradients of a run: which overflow, and which are lost below the range of fp16."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from ampcompare.diagnosis.observation import StepFacts
+from ampcompare.diagnosis.ranges import make_range
+from ampcompare.diagnosis.shadow import HALF
+from ampcompare.records.diagnosis import Headroom
+
+__all__ = ["headroom", "scale_to_try"]
+
+FP16_LARGEST = 65504.0
+FP16_LOST = -25  # exponents below it round to zero
+SCALES = (1.0, 128.0, 65536.0)
+MAX_SCALE = 2.0**24
+ROOM = 4.0  # between the scale that is tried and the largest one
+
+
+def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
+    """Return the headroom over all watched steps; None if no gradient was seen.
+
+    Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
+    counts what the backward pass computed on the way too.
+    """
+    exponents: Counter[int] = Counter()
+    largest, own = 0.0, 1.0
+    for facts in steps:
+        own, shift = facts.scale, round(math.log2(facts.scale))
+        for event in facts.step.events:
+            phase = event.key[3]
+            if phase == "gradient":
+                values = make_range(event.row if event.wide is None else event.wide)
+                exponents.update({power - shift: count for power, count in values.exponents.items()})
+            elif phase == "backward" and event.dtype in HALF:
+                values = make_range(event.row)
+            else:
+                continue
+            largest = max(largest, (values.largest or 0.0) / facts.scale)
+    if not exponents:
+        return None
+    total = sum(exponents.values())
+    lost = {
+        f"{scale:g}": sum(n for power, n in exponents.items() if power + math.log2(scale) < FP16_LOST) / total
+        for scale in (*SCALES, own)
+    }
+    fits = 2.0 ** math.floor(math.log2(FP16_LARGEST / largest)) if largest else None
+    return Headroom(exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost)
+
+
+def scale_to_try(found: Headroom | None) -> float | None:
+    """Return a loss scale with room below the largest, if it differs much from the arm's own."""
+    if found is None or found.largest_scale is None:
+        return None
+    scale = min(MAX_SCALE, found.largest_scale / ROOM)
+    return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None

@@ -1,0 +1,62 @@
+"""A diagnosis of a recipe in a process of its own, and the files that it leaves. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.files.write import write_atomically
+from ampcompare.isolate.call import call_in_child
+from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.records.run import dump_json
+from ampcompare.report.formats import FORMATS
+
+__all__ = ["diagnose_in_child", "write_diagnosis"]
+
+TIME_LIMIT = 3600.0
+PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
+
+def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) -> Diagnosis:
+    """Diagnose a recipe in a process of its own.
+
+    Raises:
+        ConfigError: a name, a file or an option that cannot be used.
+        EnvironmentUnfit: this machine lacks something that the arm or the data need.
+        LaunchError: the model raised, or the process died or did not end in time.
+    """
+    options.check()
+    answer = call_in_child(
+        PROGRAM,
+        seconds=seconds,
+        options={
+            "config": options.config.model_dump(mode="json"),
+            "steps": options.steps,
+            "at": list(options.at),
+            "reference": options.reference,
+            "cures": options.cures,
+        },
+    )
+    if not answer.done:
+        raise LaunchError(f"{options.config.arm} cannot be diagnosed: {answer.failure}")
+    if "error" in answer.value:
+        raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
+    return Diagnosis.model_validate(answer.value)
+
+
+def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> list[Path]:
+    """Write `diagnosis.json`, and `diagnosis.html` where the extra for it is installed; return the files.
+
+    Raises:
+        EnvironmentUnfit: the folder cannot be written.
+    """
+    written = [folder / "diagnosis.json"]
+    write_atomically(written[0], dump_json(diagnosis) + "\n")
+    if not FORMATS["html"].missing:
+        from ampcompare.report.html.diagnosis_page import diagnosis_page
+
+        written.append(folder / "diagnosis.html")
+        write_atomically(written[1], diagnosis_page(diagnosis))
+    return written

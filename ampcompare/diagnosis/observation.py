@@ -1,0 +1,167 @@
+"""All steps of one run, added up by place: what a diagnosis reports, and what its cures are judged by."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ampcompare.diagnosis.ranges import make_range, merge
+from ampcompare.diagnosis.watch import Event, Key, Step, short
+from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
+
+__all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
+
+ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
+
+
+@dataclass
+class StepFacts:
+    """One watched step.
+
+    Attributes:
+        applied: whether the weights were updated.
+        scale: of the loss, in this step.
+    """
+
+    index: int
+    applied: bool
+    scale: float
+    step: Step
+    updates: list[LostUpdates]
+
+
+@dataclass
+class _Total:
+    """A place over all steps so far."""
+
+    row: Any = None
+    calls: int = 0
+    dtypes: set[str] = field(default_factory=set)
+    error: float | None = None
+    made: float | None = None
+    cosine: float | None = None
+
+    def add(self, event: Event) -> None:
+        self.row = event.row if self.row is None else merge([self.row, event.row])
+        self.calls += 1
+        self.dtypes.add(short(event.dtype))
+        if event.errors is not None:
+            self.error = _worst(self.error, error_of(event))
+            self.made = _worst(self.made, made_of(event))
+            cosine = _cosine(event)
+            self.cosine = cosine if self.cosine is None else min(self.cosine, cosine)
+
+
+class Observation:
+    """Receives steps from `Observed`.
+
+    Attributes:
+        facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
+        is_broken: whether a weight is no longer finite, so that further steps show nothing new.
+        modules: in the order of their first call.
+        failures: operations that have no wide run.
+        functions: names of those that ran in fp32 because of their line.
+    """
+
+    def __init__(self, keep: int = 64) -> None:
+        self.facts: list[StepFacts] = []
+        self.steps = self.skipped = 0
+        self.is_broken = False
+        self.modules: list[str] = []
+        self.failures: set[str] = set()
+        self.functions: set[str] = set()
+        self.types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = Counter()
+        self.updates: dict[str, LostUpdates] = {}
+        self._keep = keep
+        self._totals: dict[Key, _Total] = defaultdict(_Total)
+        self._map: dict[tuple[str, int], Any] = {}
+
+    def skip(self, applied: bool) -> None:
+        """Count a step that was not watched."""
+        self.steps += 1
+        self.skipped += not applied
+
+    def add(self, facts: StepFacts) -> None:
+        """Add a watched step."""
+        self.skip(facts.applied)
+        self.facts = [*self.facts, facts][-self._keep :]
+        self.types.update(facts.step.types)
+        for event in facts.step.events:
+            self._totals[event.key].add(event)
+            module, _, _, phase = event.key
+            if phase == "forward" and not event.constant:
+                cell = self._map.get((module, facts.index))
+                self._map[module, facts.index] = event.row if cell is None else merge([cell, event.row])
+        for update in facts.updates:
+            known = self.updates.get(update.parameter)
+            self.updates[update.parameter] = update if known is None else _sum(known, update)
+            self.is_broken |= update.nonfinite > 0
+
+    def reports(self, *phases: str) -> Iterator[PlaceReport]:
+        """Yield the places of some phases, in the order in which they were first seen."""
+        for key, total in self._totals.items():
+            if key[3] in phases:
+                unit = min((ULP[name] for name in total.dtypes if name in ULP), default=None)
+                yield PlaceReport(
+                    place=place_of(key),
+                    calls=total.calls,
+                    dtypes=sorted(total.dtypes),
+                    range=make_range(total.row),
+                    error=total.error,
+                    made=total.made,
+                    cosine=total.cosine,
+                    ulps=None if unit is None or total.error is None else total.error / unit,
+                )
+
+    def map(self) -> list[ModuleStep]:
+        """Return the cells of the map of modules and steps."""
+        return [ModuleStep(module=name, step=step, range=make_range(row)) for (name, step), row in self._map.items()]
+
+
+def place_of(key: Key) -> Place:
+    """Return the place of a key."""
+    return Place(module=key[0], operation=key[1], where=key[2], phase=key[3])
+
+
+def error_of(event: Event) -> float:
+    """Return the relative error of a result against the wide run; infinite where it is not finite and that is."""
+    return 0.0 if event.errors is None else _ratio(event.errors[0], event.errors[1])
+
+
+def made_of(event: Event) -> float:
+    """Return the part of the relative error that the operation itself has made."""
+    return 0.0 if event.errors is None else _ratio(event.errors[2], event.errors[1])
+
+
+def _ratio(difference: float, size: float) -> float:
+    if not math.isfinite(size):
+        return 0.0  # the wide run is not finite either
+    if not math.isfinite(difference):
+        return math.inf
+    return float(difference / size) if size else (math.inf if difference else 0.0)
+
+
+def _cosine(event: Event) -> float:
+    product = event.errors[1] * event.errors[4]
+    if not np.isfinite(product):
+        return 0.0
+    return float(min(1.0, max(-1.0, event.errors[3] / product))) if product else 1.0
+
+
+def _worst(known: float | None, value: float) -> float:
+    return value if known is None else max(known, value)
+
+
+def _sum(known: LostUpdates, update: LostUpdates) -> LostUpdates:
+    return known.model_copy(
+        update={
+            "moved": known.moved + update.moved,
+            "lost": known.lost + update.lost,
+            "nonfinite": max(known.nonfinite, update.nonfinite),
+        }
+    )

@@ -1,0 +1,50 @@
+"""What to diagnose, checked before torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ampcompare.errors import ConfigError
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["DiagnoseOptions"]
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """What to diagnose and how.
+
+    Attributes:
+        config: arm and recipe.
+        steps: updates of each run.
+        at: steps to watch; empty for all.
+        reference: type of the run alongside; "none" watches ranges alone.
+        cures: test candidates of a cure.
+    """
+
+    config: RunConfig
+    steps: int = 8
+    at: tuple[int, ...] = ()
+    reference: Literal["float32", "float64", "none"] = "float32"
+    cures: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot be diagnosed.
+
+        Raises:
+            ConfigError: operations that cannot be seen one by one, several processes, or steps that are never made.
+        """
+        recipe = self.config.recipe
+        if recipe.compile != "none" or recipe.cuda_graph:
+            name = "--cuda-graph" if recipe.cuda_graph else "--compile"
+            raise ConfigError(f"diagnose watches operations one by one, and {name} joins them; leave it out")
+        if self.config.processes != 1:
+            raise ConfigError(f"diagnose trains in one process, and {self.config.processes} were asked for")
+        if self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, not {self.steps}")
+        late = [step for step in self.at if not 0 <= step < self.steps]
+        if late:
+            raise ConfigError(
+                f"step {late[0]} is to be watched, and steps 0 to {self.steps - 1} are made; raise --steps"
+            )

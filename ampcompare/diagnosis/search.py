@@ -1,0 +1,179 @@
+"""The smallest change that removes the faults of a run, found by testing: one candidate at a time, then several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.errors import AmpCompareError
+from ampcompare.records.diagnosis import Fault, Trial
+
+__all__ = ["Change", "Found", "search"]
+
+MAX_TRIALS = 40
+MAX_ROUNDS = 5
+PER_ROUND = 8
+FROM_GRADIENTS = ("gradient overflow", "underflow")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a candidate changes: modules or lines in fp32, options of the arm."""
+
+    modules: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
+
+    def __or__(self, other: Change) -> Change:
+        return Change(
+            tuple(dict.fromkeys([*self.modules, *other.modules])),
+            tuple(dict.fromkeys([*self.lines, *other.lines])),
+            tuple(dict([*self.options, *other.options]).items()),
+        )
+
+    def parts(self) -> list[Change]:
+        """Return the single changes that it is made of."""
+        return [
+            *(Change(modules=(name,)) for name in self.modules),
+            *(Change(lines=(line,)) for line in self.lines),
+            *(Change(options=(pair,)) for pair in self.options),
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join([*self.modules, *self.lines, *(f"{name}={value}" for name, value in self.options)])
+
+    def applied_to(self, arm: Arm) -> Arm:
+        """Return the arm with the modules and options of this change.
+
+        Raises:
+            ConfigError: the arm takes none of them.
+        """
+        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *self.modules]
+        changed = {**arm.options, **dict(self.options)}
+        if self.modules:
+            changed["keep_fp32"] = "|".join(kept)
+        return Arm.make(arm.backend, **changed)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The change that removes the faults, if one does, and all trials."""
+
+    change: Change | None
+    trials: list[Trial]
+
+
+def search(
+    arm: Arm,
+    faults: Sequence[Fault],
+    scale: float | None,
+    run: Callable[[Arm, Sequence[str]], Observation],
+    modules: Sequence[str],
+) -> Found:
+    """Test candidates until the faults are gone.
+
+    A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
+    all faults, the first that moves them to another place is kept for the next round. At the end each part that is not
+    needed is dropped.
+
+    Args:
+        scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
+        run: trains for some steps under an arm, with lines in fp32.
+        modules: names, in the order of their first call.
+    """
+    tested: dict[Change, list[Fault] | None] = {}
+    trials: list[Trial] = []
+
+    def faults_after(change: Change) -> list[Fault] | None:
+        """Return what remains, or None if the change cannot be made."""
+        if change not in tested and len(tested) < MAX_TRIALS:
+            try:
+                tested[change] = find_faults(run(change.applied_to(arm), change.lines))
+                left = tested[change] or []
+                trials.append(Trial(name=str(change), cures=not left, left=left[0].text if left else ""))
+            except (AmpCompareError, RuntimeError, TypeError) as error:
+                tested[change] = None
+                trials.append(Trial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
+        return tested.get(change)
+
+    kept, present = Change(), list(faults)
+    for _ in range(MAX_ROUNDS):
+        step: tuple[Change, list[Fault]] | None = None
+        for candidate in _candidates(arm, present, scale, modules):
+            change = kept | candidate
+            if change == kept or (candidate.options and _has(arm, candidate)):
+                continue
+            left = faults_after(change)
+            if left is None:
+                continue
+            if not left:
+                return Found(_pruned(change, faults_after), trials)
+            if step is None and _progress(present, left):
+                step = change, left
+        if step is None:
+            break
+        kept, present = step
+    return Found(None, trials)
+
+
+def _pruned(change: Change, faults_after: Callable[[Change], list[Fault] | None]) -> Change:
+    """Drop each part without which the faults are gone as well."""
+    for part in change.parts():
+        rest = Change()
+        for other in change.parts():
+            rest = rest if other == part else rest | other
+        if rest != Change() and faults_after(rest) == []:
+            change = rest
+    return change
+
+
+def _progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+    """Return whether the first fault begins at another place or is much smaller."""
+    first, now = before[0], after[0]
+    moved = (first.kind, first.place.module, first.place.where) != (now.kind, now.place.module, now.place.where)
+    return moved or now.severity < first.severity / 2
+
+
+def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]) -> Iterator[Change]:
+    """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
+    fault = faults[0]
+    if fault.kind == "not precision":
+        return
+    yield from _options(arm, fault, scale)
+    if fault.kind in ("lost updates", "update"):
+        return
+    yielded: list[Change] = []
+    for module, line in [(fault.place.module, fault.place.where), *fault.near]:
+        is_leaf = not any(name.startswith(f"{module}.") for name in modules)
+        by_module = [Change(modules=(module,))] if module else []
+        by_line = [Change(lines=(line,))] if line else []
+        yielded += by_module + by_line if is_leaf else by_line + by_module
+    yielded = list(dict.fromkeys(yielded))
+    yield from yielded[:PER_ROUND]
+    parent = fault.place.module.rpartition(".")[0]
+    while parent:
+        yield Change(modules=(parent,))
+        parent = parent.rpartition(".")[0]
+
+
+def _has(arm: Arm, candidate: Change) -> bool:
+    """Return whether the arm runs with the options of a candidate as it is, by default too."""
+    scale = arm.options.get("loss_scale")
+    dynamic = scale is None and arm.backend == "apex" and arm.options.get("opt_level") in ("O1", "O2")
+    return all(arm.options.get(name) == value or (value == "dynamic" and dynamic) for name, value in candidate.options)
+
+
+def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
+    """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
+    if fault.kind in ("lost updates", "update") and arm.backend == "half":
+        yield Change(options=(("master_weights", True),))
+        yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))
+    if fault.kind in FROM_GRADIENTS:
+        name = "init_scale" if arm.backend == "native" else "loss_scale"
+        if arm.backend != "native":
+            yield Change(options=((name, "dynamic"),))
+        if scale is not None:
+            yield Change(options=((name, scale),))

@@ -1,0 +1,107 @@
+"""Which module and which line of the user's code an operation belongs to, in the forward and the backward pass."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ampcompare.records.diagnosis import Phase
+
+__all__ = ["Sites", "calling_line"]
+
+PACKAGE = str(Path(__file__).resolve().parents[1])
+HIDDEN = (
+    str(Path(torch.__file__).resolve().parent) + os.sep,
+    *(os.path.join(PACKAGE, room) + os.sep for room in ("apex", "diagnosis", "precision", "training", "parallel")),
+)
+
+
+@lru_cache(maxsize=4096)
+def _file_of(code: CodeType) -> str | None:
+    """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
+    name = code.co_filename
+    if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
+        return None
+    roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
+    for root in roots:
+        if name.startswith(root + os.sep):
+            return name[len(root) + 1 :]
+    return name
+
+
+def calling_line(frame: FrameType | None) -> str:
+    """Return file:line of the nearest frame of the user's or the model's code; "" if there is none."""
+    while frame is not None:
+        name = _file_of(frame.f_code)
+        if name is not None:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+class Sites:
+    """Keeps the stack of running modules, and where each autograd node was made.
+
+    A node is known by its sequence number, which torch gives out before it runs the operation of the forward pass.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self._stack: list[str] = []
+        self._made: dict[int, tuple[str, str]] = {}
+        self._handles: list[Any] = []
+        self._current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+    def follow(self, models: Iterable[nn.Module]) -> None:
+        """Install hooks on every module of `models`; several models have their place in front of their names."""
+        models = list(models)
+        for place, model in enumerate(models):
+            prefix = f"model{place}." if len(models) > 1 else ""
+            for name, module in model.named_modules():
+                full = (prefix + name).rstrip(".")
+                self._handles += [
+                    module.register_forward_pre_hook(self._entering(full), prepend=True),
+                    module.register_forward_hook(self._leaving, always_call=True),
+                ]
+
+    def forget(self) -> None:
+        """Forget the nodes of a step that is over."""
+        self._made.clear()
+        self._stack.clear()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def here(self) -> tuple[str, str, Phase]:
+        """Return module, line and phase of the operation that is being dispatched."""
+        node = None if self._stack else self._current_node()
+        if node is None:
+            number = torch._C._autograd._get_sequence_nr() - 1
+            made = (self._stack[-1] if self._stack else "", calling_line(sys._getframe(2)))
+            self._made.setdefault(number, made)
+            return (*made, "forward")
+        number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
+        return (*self._made.get(number, ("", "")), "backward")
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._stack.append(name)
+            if name not in self.order:
+                self.order.append(name)
+
+        return hook
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack:
+            self._stack.pop()

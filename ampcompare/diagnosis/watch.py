@@ -1,0 +1,230 @@
+"""Watches operations as torch dispatches them and keeps numbers only: ranges, errors against a wide run, and types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcompare.diagnosis.ranges import range_row
+from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
+from ampcompare.diagnosis.sites import Sites
+from ampcompare.records.diagnosis import Phase
+
+__all__ = ["Event", "Key", "Watch", "short"]
+
+ERROR_WIDTH = 5  # norms of: difference, wide result, own difference; dot product; norm of the arm's result
+SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+# They make constants or move values: an infinity that they write was asked for.
+CONSTANT = frozenset(
+    (
+        *("full", "full_like", "fill", "masked_fill", "new_full", "scalar_tensor", "lift_fresh", "zeros", "zeros_like"),
+        *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
+    )
+)
+UNSET = ("empty", "new_empty")
+RANDOM = torch.Tag.nondeterministic_seeded
+Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
+
+
+def short(dtype: torch.dtype) -> str:
+    """Return the name of a type as it is shown, such as fp16."""
+    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+@dataclass
+class Event:
+    """One floating result of an operation, in the order of a step.
+
+    Attributes:
+        row: counts of `ranges.range_row`.
+        errors: see `ERROR_WIDTH`; None without a wide run.
+        sources: places in the step's list of the results that went in.
+        constant: whether the values were asked for rather than computed.
+        wide: counts of the wide result, for gradients.
+    """
+
+    key: Key
+    dtype: torch.dtype
+    row: Any
+    errors: Any
+    sources: tuple[int, ...]
+    constant: bool = False
+    wide: Any = None
+
+
+@dataclass
+class Step:
+    """What one step showed, drained from the device; `loss` is the place of the last loss among the events."""
+
+    events: list[Event] = field(default_factory=list)
+    types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = field(default_factory=Counter)
+    loss: int | None = None
+
+
+class Watch(TorchDispatchMode):
+    """Counts the results of each operation while it is entered and not paused.
+
+    Args:
+        sites: say where an operation belongs.
+        shadows: the wide run; None for ranges alone.
+    """
+
+    def __init__(self, sites: Sites, shadows: Shadows | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sites = sites
+        self.shadows = shadows
+        self.is_paused = False
+        self._step = Step()
+        self._producer: dict[int, int] = {}
+
+    def mark_loss(self, loss: Tensor) -> None:
+        """Remember which result of this step is the loss."""
+        self._step.loss = self._producer.get(_storage(loss))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let what runs inside pass unseen."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def drain(self) -> Step:
+        """Return what was seen since the last call, with its numbers read from the device at once."""
+        step, self._step = self._step, Step()
+        self._producer.clear()
+        with self.paused():
+            if step.events:
+                rows = torch.stack([event.row for event in step.events]).cpu().numpy()
+                errors = [event.errors for event in step.events if event.errors is not None]
+                read = iter(torch.stack(errors).cpu().numpy() if errors else ())
+                wides = [event.wide for event in step.events if event.wide is not None]
+                read_wide = iter(torch.stack(wides).cpu().numpy() if wides else ())
+                for event, row in zip(step.events, rows, strict=True):
+                    event.row = row
+                    event.wide = None if event.wide is None else next(read_wide)
+                    event.errors = None if event.errors is None else next(read)
+        return step
+
+    def add(self, key: Key, tensor: Tensor) -> None:
+        """Count a tensor that no operation of this step made, such as a weight."""
+        exact = None if self.shadows is None else self.shadows.of(tensor)
+        errors = None if exact is None else _errors(tensor, exact, None)
+        source = self._producer.get(_storage(tensor))
+        if key[3] == "weight":
+            self._producer[_storage(tensor)] = len(self._step.events)
+        wide = exact if exact is not None and key[3] == "gradient" else None
+        self._step.events.append(
+            Event(
+                key,
+                tensor.dtype,
+                range_row(tensor, exact),
+                errors,
+                () if source is None else (source,),
+                wide=None if wide is None else range_row(wide),
+            )
+        )
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if self.is_paused:
+            return func(*args, **kwargs)
+        module, where, phase = self.sites.here()
+        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
+            if func.is_view:
+                return func(*args, **kwargs)
+            name = func.__name__.partition(".")[0].rstrip("_")
+            written = written_arguments(func, tuple(args), kwargs)
+            exact, own = self._wide_results(func, name, tuple(args), kwargs, given, written)
+            output = func(*args, **kwargs)
+            self._record((module, name, where, phase), given, output, exact, own, {id(one) for one in written})
+        return output
+
+    def _wide_results(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
+    ) -> tuple[Any, Any]:
+        """Return the results of the wide run, and those of the arm's own inputs in the wide type; None for neither."""
+        shadows = self.shadows
+        if shadows is None:
+            return None, None
+        if RANDOM in func.tags or name.startswith(UNSET):
+            shadows.forget(written)
+            return None, None
+        narrows = kwargs.get("dtype") in HALF
+        if not narrows and not shadows.concern(given):
+            return None, None
+        own = None
+        if narrows or any(tensor.dtype in HALF for tensor in given):
+            own = shadows.widened(func, args, kwargs, written)
+        return shadows.repeat(func, args, kwargs, written), own
+
+    def _record(self, key: Key, given: Sequence[Tensor], output: Any, exact: Any, own: Any, written: set[int]) -> None:
+        results = [value for value in _tensors(output) if value.is_floating_point()]
+        if not results or key[1].startswith(UNSET):
+            return
+        sources = tuple({at for one in given if (at := self._producer.get(_storage(one))) is not None})
+        wide, alone = (list(_floating(value)) for value in (exact, own))
+        wide = wide if len(wide) == len(results) else []
+        alone = alone if len(alone) == len(results) else []
+        constant = key[1] in CONSTANT
+        for place, result in enumerate(results):
+            reference = wide[place] if wide else None
+            if reference is not None and id(result) not in written and self.shadows is not None:
+                if reference.shape != result.shape:
+                    reference = None
+                else:
+                    self.shadows.keep(result, reference)
+            errors = None if reference is None else _errors(result, reference, alone[place] if alone else None)
+            self._producer[_storage(result)] = len(self._step.events)
+            lost = reference if result.dtype in HALF else None
+            self._step.events.append(Event(key, result.dtype, range_row(result, lost), errors, sources, constant))
+        self._step.types[key[1], _types(given), _types(results), key[0]] += 1
+
+
+def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:
+    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64."""
+    flat = result.detach().to(exact.dtype).reshape(-1)
+    wide = exact.reshape(-1)
+    alone = flat - own.reshape(-1) if own is not None and own.numel() == flat.numel() else flat.new_zeros(1)
+    norm = torch.ops.aten.linalg_vector_norm
+    return torch.stack(
+        [norm(flat - wide), norm(wide), norm(alone), torch.ops.aten.dot(flat, wide), norm(flat)]
+    ).double()
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return tuple(sorted({short(tensor.dtype) for tensor in tensors}))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _floating(value: Any) -> Iterator[Tensor]:
+    return (tensor for tensor in _tensors(value) if tensor.is_floating_point())

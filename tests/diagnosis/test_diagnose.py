@@ -1,0 +1,170 @@
+"""Diagnoses of loops: planted faults are named and cured, healthy networks are left alone."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampcompare
+from ampcompare.diagnosis.measure import Conditions, measure
+from ampcompare.errors import ConfigError
+from ampcompare.records.diagnosis import Diagnosis
+
+PLANTED = (
+    "cube, O2",
+    "mask value -1e9, half",
+    "exp in a loss of fp16",
+    "cube, native",
+    "small eps in Adam",
+    "lost updates",
+    "tiny gradients at a fixed scale",
+    "running mean in bf16",
+)
+HEALTHY = ("layer norm, apex:O1", "batch norm, apex:O2", "two layers, native:bf16")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_named_and_cured(name: str, planted: ModuleType) -> None:
+    """The cure that is proposed is the planted place alone, and the first line names it."""
+    network = next(one for one in planted.PLANTED if one.name == name)
+    found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
+    assert planted.is_found(network, found)
+    cure = found.cure
+    assert cure is not None
+    assert (cure.keeps or [cure.option])[0] in found.verdict
+    assert cure.code
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_network_needs_no_cure(name: str, planted: ModuleType) -> None:
+    """There is neither a fault nor a cure, though a scale may have settled."""
+    network = next(one for one in planted.HEALTHY if one.name == name)
+    found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
+    assert (found.faults, found.cure, found.trials) == ([], None, [])
+    assert "no fault" in found.verdict
+
+
+def _linear_loop(precision: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+    for _ in range(4):
+        with precision.autocast():
+            loss = model(torch.randn(6, 4)).float().square().mean()
+        precision.backward(loss, [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> Diagnosis:
+    """Two layers under O2, three steps."""
+    return ampcompare.diagnose(_linear_loop, arm="apex:O2,loss_scale=8", steps=3, device="cpu")
+
+
+def test_sums_over_bins_are_element_counts(diagnosis: Diagnosis) -> None:
+    """At each place every element is in one bin, a zero or not finite, and a module's results have the right number."""
+    for report in [*diagnosis.places, *diagnosis.weights, *diagnosis.gradients]:
+        values = report.range
+        assert sum(values.exponents.values()) + values.zeros + values.nonfinite == values.elements
+    first = next(one for one in diagnosis.places if (one.place.module, one.place.operation) == ("0", "addmm"))
+    assert (first.calls, first.range.elements) == (3, 3 * 6 * 8)
+    assert {report.place.name: report.range.elements for report in diagnosis.weights}["0 weight"] == 3 * 8 * 4
+
+
+def test_places_have_modules_lines_and_passes(diagnosis: Diagnosis) -> None:
+    """Operations of both passes belong to the module and the line that called it."""
+    seen = {(one.place.module, one.place.phase) for one in diagnosis.places}
+    assert {("0", "forward"), ("0", "backward"), ("1", "backward"), ("2", "forward")} <= seen
+    files = {one.place.where.rpartition(":")[0] for one in diagnosis.places if one.place.module}
+    assert files == {"tests/diagnosis/test_diagnose.py"}
+
+
+def test_errors_are_those_of_fp16(diagnosis: Diagnosis) -> None:
+    """A product makes less than one unit in the last place, and results stay near those of fp32."""
+    products = [one for one in diagnosis.places if one.place.operation == "addmm"]
+    assert products
+    for one in products:
+        assert one.dtypes == ["fp16"]
+        assert 0 < (one.made or 0) < 2.0**-10
+        assert 0 < (one.error or 0) < 0.01
+        assert (one.cosine or 0) > 0.999
+
+
+def test_the_loss_scale_has_headroom(diagnosis: Diagnosis) -> None:
+    """The own scale is known, gradients fit under a larger one, and shares fall as the scale grows."""
+    room = diagnosis.headroom
+    assert room is not None
+    assert room.own_scale == 8
+    assert (room.largest_scale or 0) > 128
+    assert room.lost["1"] >= room.lost["128"] >= room.lost["65536"]
+
+
+def test_watching_changes_no_weight() -> None:
+    """A watched run ends with the weights of the same loop under the bare arm."""
+    ends = []
+
+    def loop(precision: Any) -> None:
+        model = nn.Linear(4, 2)
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+        ends.append(model)
+        for _ in range(3):
+            loss = model(torch.randn(6, 4)).float().square().mean()
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    arm = ampcompare.Arm.parse("half:master_weights,dynamic")
+    measure(loop, arm, Conditions(steps=9))
+    torch.manual_seed(0)
+    loop(ampcompare.make_precision(arm))
+    watched, bare = ends
+    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), bare.parameters(), strict=True))
+
+
+def test_hooks_and_patches_are_gone_afterwards() -> None:
+    """After a diagnosis of O1 the functions of torch and the hooks of the model are as before."""
+    model = nn.Linear(4, 2)
+    before = torch.nn.functional.linear
+
+    def loop(precision: Any) -> None:
+        (net,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+        while True:
+            precision.backward(net(torch.randn(6, 4)).float().mean(), [optimizer])
+            precision.step(optimizer)
+
+    ampcompare.diagnose(loop, arm="apex:O1", steps=2, cures=False, device="cpu")
+    assert torch.nn.functional.linear is before
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_steps_to_watch_and_ranges_alone() -> None:
+    """Only the steps that were named are watched; without a wide run no error is known."""
+    found = ampcompare.diagnose(_linear_loop, arm="native:bf16", at=[1], steps=3, reference="none", device="cpu")
+    assert (found.observed, found.steps) == ([1], 3)
+    assert {one.error for one in found.places} == {None}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"at": [9]}, "step 9 is to be watched"),
+        ({"recipe.compile": "eager"}, "leave it out"),
+        ({"processes": 2}, "one process"),
+    ],
+)
+def test_what_cannot_be_diagnosed(options: dict[str, Any], message: str) -> None:
+    """Each is refused with what to do, before anything is trained."""
+    with pytest.raises(ConfigError, match=message):
+        ampcompare.diagnose(**options)
+
+
+def test_a_loop_without_steps() -> None:
+    """It is refused."""
+    with pytest.raises(ConfigError, match="no step was watched"):
+        ampcompare.diagnose(lambda precision: None, arm="half", device="cpu")

@@ -1,0 +1,60 @@
+"""Counts of a tensor against a dump of all of its values."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from ampcompare.diagnosis.ranges import counts_of, make_range, merge, range_row
+
+
+def _values(dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    spread = torch.randn(200, generator=generator) * 2.0 ** torch.randint(-30, 18, (200,), generator=generator)
+    special = [0.0, -0.0, 65504.0, 32768.0, 2.0**-14, 2.0**-24, 2.0**-25, math.inf, -math.inf, math.nan]
+    return torch.cat([spread, torch.tensor(special)]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
+    """Each count, the exponents and both magnitudes are those of a loop over Python floats."""
+    tensor = _values(dtype)
+    found = make_range(range_row(tensor).numpy())
+    numbers = [abs(float(value)) for value in tensor.float().tolist()]
+    finite = [value for value in numbers if math.isfinite(value)]
+    sizes = [value for value in finite if value]
+    assert found.elements == len(numbers)
+    assert found.nonfinite == len(numbers) - len(finite)
+    assert found.zeros == len(finite) - len(sizes)
+    assert found.exponents == dict(sorted(Counter(math.frexp(value)[1] - 1 for value in sizes).items()))
+    assert (found.smallest, found.largest) == (min(sizes), max(sizes))
+    assert found.subnormal == sum(value < 2.0**-14 for value in sizes)
+    assert found.below == sum(value < 2.0**-25 for value in sizes)
+    assert found.top == sum(2.0**15 <= value < 2.0**16 for value in sizes)
+    assert found.above == sum(value >= 2.0**16 for value in sizes)
+    assert sum(found.exponents.values()) + found.zeros + found.nonfinite == found.elements
+
+
+def test_lost_counts_what_the_wide_tensor_has() -> None:
+    """A zero counts as lost only where the wide tensor is not zero."""
+    wide = torch.tensor([[1e-9, 0.0], [1.0, 1e-30]])
+    assert make_range(range_row(wide.half(), wide).numpy()).lost == 2
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
+    """It has no magnitudes and changes nothing in a sum."""
+    row = range_row(torch.zeros(shape)).numpy()
+    assert make_range(row).largest is None
+    other = range_row(torch.tensor([2.0, 3.0])).numpy()
+    assert make_range(merge([row, other])) == make_range(other)
+    assert counts_of(other) == (2, 0, 0)
+
+
+def test_zeros_alone() -> None:
+    """All elements are zeros and there is no magnitude."""
+    found = make_range(range_row(torch.zeros(5, dtype=torch.float16)).numpy())
+    assert (found.elements, found.zeros, found.smallest, found.largest, found.exponents) == (5, 5, None, None, {})
