@@ -37,6 +37,7 @@ def legacy(path: Path, *, prefix: str = "module.") -> None:
     torch.save({"model": weights, "optimizer": optimizer.state_dict(), "amp": amp, "epoch": 1}, path)
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_both_files_train_on_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
