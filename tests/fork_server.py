@@ -193,6 +193,8 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
     if is_module:
         del words[0]
     sys.argv[:] = words
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in named if folder and folder not in sys.path]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     return is_module, words[0]
 
