@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
-import select
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import types
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import pytest
 
@@ -153,148 +149,49 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
-class ForkedProcess:
-    """A process that `ForkedPython` has started, with the methods of `subprocess.Popen` that tests use.
-
-    Attributes:
-        stdin: its standard input.
-        stdout, stderr: what it prints, where the caller has asked for pipes.
-    """
-
-    def __init__(self, answer: socket.socket, stdin: IO[Any]) -> None:
-        self._answer = answer.makefile()
-        answer.close()
-        self.stdin = stdin
-        self.stdout: IO[bytes] | None = None
-        self.stderr: IO[bytes] | None = None
-        self.pid = int(self._answer.readline())
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code of a process that has ended."""
-        if self._code is None and select.select([self._answer], [], [], 0)[0]:
-            self._code = int(self._answer.readline())
-        return self._code
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code when the process ends.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
-        if self._code is None and not select.select([self._answer], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-        return cast(int, self.poll())
-
-    def kill(self) -> None:
-        """End the process by SIGKILL."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
-class ForkedPython:
-    """Runs Python command lines in processes that find torch loaded: see `fork_server.py`.
-
-    Use it where a script imports torch and where the start of the interpreter is not what is tested.
-    """
-
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-
-    def _start(self) -> socket.socket:
-        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        command = [sys.executable, str(ROOT / "tests" / "fork_server.py"), str(theirs.fileno())]
-        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
-        theirs.close()
-        return self._channel
-
-    def start(
-        self,
-        words: list[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        out: IO[Any],
-        err: IO[Any],
-        *,
-        session: bool = False,
-        stdin_mode: str = "w",
-    ) -> ForkedProcess:
-        """Start `python WORDS`, where options of Python itself can only be `-W` and `-m`."""
-        channel = self._channel or self._start()
-        request = {"words": words, "folder": str(folder), "environment": dict(environment), "session": session}
-        mine, theirs = socket.socketpair()
-        read, write = os.pipe()
-        try:
-            files = [read, out.fileno(), err.fileno(), theirs.fileno()]
-            socket.send_fds(channel, [json.dumps(request).encode()], files)
-        finally:
-            os.close(read)
-            theirs.close()
-        return ForkedProcess(mine, os.fdopen(write, stdin_mode))
-
-    def start_with_pipes(self, command: list[str], *, env: Mapping[str, str], **_: Any) -> ForkedProcess:
-        """Start `command` as `subprocess.Popen` does with three pipes of bytes and a session of its own."""
-        pipes = [os.pipe(), os.pipe()]
-        with open(pipes[0][1], "wb") as out, open(pipes[1][1], "wb") as err:
-            process = self.start(command[1:], Path.cwd(), env, out, err, session=True, stdin_mode="wb")
-        process.stdout, process.stderr = os.fdopen(pipes[0][0], "rb"), os.fdopen(pipes[1][0], "rb")
-        return process
-
-    def run(
-        self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
-    ) -> subprocess.CompletedProcess[str]:
-        """Run `python WORDS` to its end, with an empty standard input.
-
-        Raises:
-            subprocess.TimeoutExpired: it had not ended in time, and was killed.
-        """
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            process = self.start(words, folder, environment, out, err)
-            process.stdin.close()
-            try:
-                code = process.wait(timeout)
-            finally:
-                process.kill()
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(words, code, out.read(), err.read())
-
-    def close(self) -> None:
-        """End the server."""
-        if self._channel is not None:
-            self._channel.close()
-        if self._server is not None:
-            self._server.wait()
-
-
 @pytest.fixture(scope="session")
-def forked_python() -> Iterator[ForkedPython]:
-    """Python with torch loaded, forked for each command line."""
+def forked_python() -> Iterator[Any]:
+    """Python with torch loaded, forked for each command line: a `ForkedPython`."""
+    from tests.forked_process import ForkedPython
+
     python = ForkedPython()
     yield python
     python.close()
 
 
+@pytest.fixture(scope="session")
+def forking(forked_python: Any) -> types.SimpleNamespace:
+    """Stands for the module `subprocess`, with a `Popen` that forks, and a `run` for commands whose stderr is read."""
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        done = forked_python.run(command[1:], Path.cwd(), env)
+        return subprocess.CompletedProcess(command, done.returncode, stderr=done.stderr.encode())
+
+    return types.SimpleNamespace(**{**vars(subprocess), "Popen": forked_python.popen, "run": run})
+
+
 @pytest.fixture
-def forked_children(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `call_in_child` fork its children from a process that has torch loaded."""
-
-    def start(command: list[str], *, env: dict[str, str], stderr: IO[Any], **_: Any) -> ForkedProcess:
-        with open(os.devnull, "w") as null:
-            process = forked_python.start(command[1:], Path.cwd(), env, null, stderr)
-        process.stdin.close()
-        return process
-
-    names = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
-    monkeypatch.setattr("ampcompare.isolate.call.subprocess", names)
+    monkeypatch.setattr("ampcompare.isolate.call.subprocess", forking)
 
 
 @pytest.fixture
-def forked_servers(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let process servers start in milliseconds, from a process that has torch loaded."""
-    names = types.SimpleNamespace(**{**vars(subprocess), "Popen": forked_python.start_with_pipes})
-    monkeypatch.setattr("ampcompare.launch.server_process.subprocess", names)
+    monkeypatch.setattr("ampcompare.launch.server_process.subprocess", forking)
+
+
+@pytest.fixture
+def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `migrate --verify` run scripts in processes that have torch loaded."""
+    monkeypatch.setattr("ampcompare.migrate.verify.subprocess", forking)
+
+
+@pytest.fixture
+def forked_ranks(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cells of several processes start their agent and their ranks in milliseconds."""
+    monkeypatch.setattr("ampcompare.launch.multi_process.subprocess", forking)
 
 
 @pytest.fixture(scope="session")

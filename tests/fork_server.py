@@ -5,8 +5,8 @@ Torch and what it imports are loaded once, and hidden: a request finds them by a
 exit handlers run, threads are joined, an uncaught exception is printed.
 
 Requests come on a socket: JSON with `words` (the command line), `folder`, `environment` and `session` (whether to begin
-one), and four file descriptors, for standard input, output and error, and for the answer: the process id, then the exit
-code.
+one), and five file descriptors: for standard input, output and error, for the answer, which is the process id, then the
+exit code, and for the requests of the process itself, which starts its ranks and the like in the same way.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
+
+from forked_process import fork_from
 
 
 def _others() -> dict[str, ModuleType]:
@@ -135,13 +137,13 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
                 os.close(answers.pop(child))
         if channel not in readable:
             continue
-        line, (*files, answer), _, _ = receive(channel)
+        line, (*files, answer, requests), _, _ = receive(channel)
         child = os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             channel.close()
-            for number in (woken, wakes, answer, *answers.values()):
+            for number in (woken, wakes, *answers.values()):
                 os.close(number)
             for number, file in enumerate(files):
                 os.dup2(file, number)
@@ -149,16 +151,18 @@ def wait_for_request(channel: socket.socket) -> dict[str, Any]:
             request: dict[str, Any] = json.loads(line)
             if request["session"]:
                 os.setsid()
+            os.write(answer, f"{os.getpid()}\n".encode())
+            os.close(answer)
+            fork_from(socket.socket(fileno=requests))
             return request
-        for file in files:
+        for file in (*files, requests):
             os.close(file)
         answers[child] = answer
-        os.write(answer, f"{child}\n".encode())
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
     """Return a request; end the server where the other end is closed."""
-    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 4)
+    line, files, flags, address = socket.recv_fds(channel, 1 << 20, 5)
     if not line:
         os._exit(0)
     return line, files, flags, address
@@ -167,7 +171,7 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int, Any]:
 def enter(request: dict[str, Any]) -> tuple[bool, str]:
     """Set the process up as the interpreter would, and return whether a module is asked for, and the name or file.
 
-    Options of Python itself that are understood: -W.
+    Options of Python itself that are understood: -u and -W.
     """
     os.chdir(request["folder"])
     os.environ.clear()
@@ -175,6 +179,9 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     words = list(request["words"])
     filters = [word for word in os.environ.get("PYTHONWARNINGS", "").split(",") if word]
+    if words[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        del words[0]
     while words[0] == "-W":
         filters.append(words[1])
         del words[:2]
@@ -186,6 +193,8 @@ def enter(request: dict[str, Any]) -> tuple[bool, str]:
     if is_module:
         del words[0]
     sys.argv[:] = words
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [folder for folder in named if folder and folder not in sys.path]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0]))
     return is_module, words[0]
 

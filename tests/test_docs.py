@@ -138,11 +138,9 @@ def command(
             launch = launcher.launch  # type: ignore[assignment]
 
         def invoke(words: list[str]) -> tuple[int, str, str]:
-            if words[0] == "exec":  # which changes the process
+            # `exec` changes the process, and cells in parallel need a server each.
+            if words[0] == "exec" or "--jobs" in words:
                 done = forked_python.run(["-m", "ampcompare", *words], tmp_path, dict(os.environ))
-                return done.returncode, done.stdout, done.stderr
-            if "--jobs" in words:  # cells in parallel need a server each
-                done = run([sys.executable, "-m", "ampcompare", *words], tmp_path)
                 return done.returncode, done.stdout, done.stderr
             capfd.readouterr()
             with pytest.MonkeyPatch.context() as patch:

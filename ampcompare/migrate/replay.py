@@ -194,3 +194,7 @@ def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
         for index, parameter in enumerate(_parameters(rows, number))
         if id(parameter) in known
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.isolate.start import start_command
 from ampcompare.migrate.finding import NOTE
 from ampcompare.migrate.project import migrate_file
 
 __all__ = ["Comparison", "Run", "compare_runs", "verify_script"]
 
-ROOT = str(Path(__file__).resolve().parents[2])
-CHILD = "import sys; sys.path.append({root!r}); from ampcompare.migrate.replay import main; sys.exit(main())"
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
 EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
@@ -119,11 +117,11 @@ def run_script(script: Path, arguments: list[str], *, steps: int, target: str, r
             "folder": folder,
         }
         process = subprocess.run(
-            [sys.executable, "-c", CHILD.format(root=ROOT), json.dumps(request)],
+            start_command("ampcompare.migrate.replay", json.dumps(request)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPYCACHEPREFIX": folder},
+            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
             check=False,
         )
         which = "the rewritten script" if rewrite else "the script as it is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +26,22 @@ class Checked:
 
 
 @pytest.fixture(scope="module")
-def shared_launcher() -> Iterator[ForkedLauncher]:
-    """A launcher whose server imports torch once."""
-    with ForkedLauncher() as launcher:
+def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
+    """A launcher whose server is forked."""
+    with ForkedLauncher() as launcher, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+        launcher._ensure_server()
         yield launcher
 
 
 @pytest.fixture
 def rehearse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_launcher: ForkedLauncher
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_launcher: ForkedLauncher,
+    forked_children: None,
+    forked_ranks: None,
+    forked_servers: None,
 ) -> Callable[..., Checked]:
     """Rehearse a part with further words for the command line."""
 

@@ -161,7 +161,7 @@ SETTINGS = """
 recipe:
   model: {arch: "realnets:net"}
   optimizer: {name: adamw, lr: 0.01}
-  data: {train_size: 64, val_size: 32}
+  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}
   batch_size: 16
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +63,18 @@ class Done:
 
 
 @pytest.fixture(scope="session")
-def shared_launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ForkedLauncher, Path]]:
+def shared_launcher(
+    tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace
+) -> Iterator[tuple[ForkedLauncher, Path]]:
     """A launcher, and the folder with a user's module in which its server was started."""
     folder, before = tmp_path_factory.mktemp("here"), Path.cwd()
     (folder / "mymod.py").write_text(MODULE)
     os.chdir(folder)
     try:
         with ForkedLauncher() as launcher:
-            launcher._ensure_server()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+                launcher._ensure_server()
             os.chdir(before)
             yield launcher, folder
     finally:
@@ -92,8 +97,11 @@ def call(
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    forked_children: None,
+    forked_ranks: None,
+    forked_servers: None,
 ) -> Call:
-    """Call the command line with some words, and return exit code, stdout and stderr."""
+    """Call the command line with some words, and return exit code, stdout and stderr; what it starts is forked."""
 
     class Shared(ForkedLauncher):
         launch = shared_launcher[0].launch  # type: ignore[assignment]

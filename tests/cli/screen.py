@@ -11,6 +11,7 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 __all__ = ["COMMAND_SECONDS", "Screen", "open_terminal", "run_on_terminal"]
 
@@ -71,12 +72,14 @@ def run_on_terminal(
     *,
     width: int = 80,
     stdout: int | None = None,
+    start: Callable[..., Any] = subprocess.Popen,
     look: Callable[[subprocess.Popen[bytes], str], None] = lambda process, seen: None,
     **variables: str,
 ) -> tuple[int, list[tuple[float, str]]]:
     """Run a command whose stderr, and stdout unless it goes elsewhere, is a terminal.
 
     Args:
+        start: what starts it, with the options of `subprocess.Popen`.
         look: is called after each piece of output with all of it.
         variables: of the environment.
 
@@ -86,7 +89,7 @@ def run_on_terminal(
     here, there = open_terminal(width)
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
     begin = time.monotonic()
-    process = subprocess.Popen(
+    process = start(
         words,
         stdin=subprocess.DEVNULL,
         stdout=there if stdout is None else stdout,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from ampcompare.cli import main
 from ampcompare.errors import CheckpointError, LaunchError
@@ -20,7 +21,7 @@ SETTINGS = """
 recipe:
   model: {arch: mlp, args: {width: 8}}
   optimizer: {name: sgd, lr: 0.1}
-  data: {train_size: 64, val_size: 32}
+  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}
   batch_size: 16
 """
 
@@ -28,15 +29,16 @@ recipe:
 def legacy(path: Path, *, prefix: str = "module.") -> None:
     """Write what a script with Apex at O1 saves, from inside a DDP wrapper."""
     torch.manual_seed(3)
-    model = build_model("mlp", num_classes=10, sample_shape=(1, 8, 8), model_args={"width": 8})
+    model = build_model("mlp", num_classes=10, sample_shape=(3, 8, 8), model_args={"width": 8})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.randn(4, 1, 8, 8)).square().mean().backward()
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
     optimizer.step()
     weights = {prefix + name: value for name, value in model.state_dict().items()}
     amp = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}
     torch.save({"model": weights, "optimizer": optimizer.state_dict(), "amp": amp, "epoch": 1}, path)
 
 
+@pytest.mark.usefixtures("forked_children")
 @pytest.mark.slow
 def test_both_files_train_on_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -55,7 +57,7 @@ def test_both_files_train_on_alike(
     state = torch.load(tmp_path / "b.pt")
     state["model"] = {name: value * 1.5 for name, value in state["model"].items()}
     torch.save(state, tmp_path / "b.pt")
-    settings = module.validated(module.RunConfig, {"recipe": {"model": {"arch": "mlp", "args": {"width": 8}}}})
+    settings = module.validated(module.RunConfig, yaml.safe_load(SETTINGS))
     again = verify_conversion(tmp_path / "a.pt", tmp_path / "b.pt", level="O1", to="native", config=settings, steps=1)
     assert not again.agrees
 

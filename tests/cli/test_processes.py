@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -163,10 +164,10 @@ print(record.status, record.arm, len(comparison.records), comparison.reference, 
 """
 
 
-def test_an_unguarded_script(tmp_path: Path) -> None:
+def test_an_unguarded_script(tmp_path: Path, forked_python: Any) -> None:
     """The Python API runs from a script without a main guard, which is not run again by any of its processes."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = forked_python.run(["script.py"], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["started", "completed native:bf16 4 fp32 ['ok', 'ok']"]
     assert done.stderr == ""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,12 +63,12 @@ def frames(pieces: list[tuple[float, str]], width: int = 80) -> list[tuple[float
 
 
 @pytest.mark.slow
-def test_a_comparison_at_80_columns(folder: Path) -> None:
+def test_a_comparison_at_80_columns(folder: Path, forked_python: Any) -> None:
     """What will run; then each phase, and seconds that go on during a long step; the table alone on stdout."""
     words = ["compare", *SMALL, "--arch", "models:Slow", "--arm", "fp32", "--arm", "native:fp16", "--epochs", "1"]
     words += ["--seeds", "0", "--set", "drain_every=1", "-o", "out"]
     with (folder / "stdout").open("wb") as stdout:
-        code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=stdout.fileno())
+        code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=stdout.fileno(), start=forked_python.popen)
     assert code == 0
     seen = frames(pieces)
     arms = r"(fp32, native:fp16|native:fp16, fp32)"
@@ -109,10 +110,10 @@ def test_ctrl_c_leaves_a_clean_terminal(folder: Path) -> None:
     ]
 
 
-def test_an_error_leaves_a_clean_terminal(folder: Path) -> None:
+def test_an_error_leaves_a_clean_terminal(folder: Path, forked_python: Any) -> None:
     """So does the message of a run that failed, at 40 columns."""
     words = ["run", *SMALL, "--arch", "models:broken", "-o", "out"]
-    code, pieces = run_on_terminal([*COMMAND, *words], folder, width=40)
+    code, pieces = run_on_terminal([*COMMAND, *words], folder, width=40, start=forked_python.popen)
     assert code in (2, 3)
     screen = Screen(400)
     for _, piece in pieces:
@@ -124,10 +125,10 @@ def test_an_error_leaves_a_clean_terminal(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--no-progress", "--quiet"])
-def test_flags_that_leave_the_bars_out(folder: Path, flag: str) -> None:
+def test_flags_that_leave_the_bars_out(folder: Path, flag: str, forked_python: Any) -> None:
     """Nothing is drawn over; with --quiet nothing is said at all."""
     words = ["run", *SMALL, "--arch", "mlp", "--epochs", "2", flag, "-o", "out"]
-    code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=subprocess.DEVNULL)
+    code, pieces = run_on_terminal([*COMMAND, *words], folder, stdout=subprocess.DEVNULL, start=forked_python.popen)
     assert code == 0
     text = "".join(piece for _, piece in pieces)
     assert "\x1b" not in text

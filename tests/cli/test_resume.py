@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +122,7 @@ def test_a_resumed_run_is_verified(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_reaches_all_cells_that_run(tmp_path: Path) -> None:
+def test_sigterm_reaches_all_cells_that_run(tmp_path: Path, forked_python: Any) -> None:
     """Cells that run at the same time all save before the comparison ends."""
     words = [
         "compare",
@@ -138,22 +140,23 @@ def test_sigterm_reaches_all_cells_that_run(tmp_path: Path) -> None:
         "-o",
         "out",
     ]
-    process = subprocess.Popen([sys.executable, "-m", "ampcompare", *words], stderr=subprocess.PIPE, cwd=tmp_path)
-    with process:
+    process = forked_python.popen([sys.executable, "-m", "ampcompare", *words], cwd=tmp_path)
+    try:
         deadline = time.monotonic() + 90
         while sum(path.stat().st_size > 0 for path in tmp_path.glob("out/cells/*/steps.jsonl")) < 2:
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert process.returncode == 143
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
     folders = list(tmp_path.glob("out/cells/*/checkpoints"))
     assert len(folders) == 2
     assert all(CheckpointFolder(folder).newest() is not None for folder in folders)
 
 
-def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
+def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path, forked_python: Any) -> None:
     """The cell saves, the comparison ends with 143, and with `--resume auto` the cell goes on."""
     words = [
         sys.executable,
@@ -186,12 +189,7 @@ def test_sigterm_reaches_the_cell_of_a_comparison(tmp_path: Path) -> None:
     found = CheckpointFolder(folder).newest()
     assert found is not None
     step = found[1]["progress"]["step"]
-    again = subprocess.run(
-        [*words, "--resume", "auto", "--set", f"saving.stop_at_step={step + 4}"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
+    more = ["--resume", "auto", "--set", f"saving.stop_at_step={step + 4}"]
+    again = forked_python.run([*words[1:], *more], tmp_path, os.environ)
     assert again.returncode == 143
     assert f"was asked to stop after {step + 4} updates, and saved" in again.stderr.splitlines()[-1]

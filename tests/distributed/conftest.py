@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,7 +67,9 @@ class Ranks:
         while len(self._processes) < world_size:
             with self._log(len(self._processes)).open("w") as log:
                 environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-                self._processes.append(self._python.start([str(SCRIPT)], Path.cwd(), environment, log, log))
+                command = [sys.executable, str(SCRIPT)]
+                streams = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+                self._processes.append(self._python.popen(command, env=environment, text=True, **streams))
 
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.log"

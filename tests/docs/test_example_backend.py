@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,18 +48,11 @@ def backward(precision: Precision, model: nn.Module, optimizer: SGD, x: Tensor, 
     precision.backward(loss, [optimizer], **options)
 
 
-def test_run_trains_it_by_name(plugin_path: list[str], tmp_path: Path) -> None:
-    """`ampcompare run --backend` in a fresh process knows the backend, its options, and what it computes in."""
+def test_run_trains_it_by_name(plugin_path: list[str], tmp_path: Path, forked_python: Any) -> None:
+    """`ampcompare run --backend` in another process knows the backend, its options, and what it computes in."""
     path = os.pathsep.join([*plugin_path, os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-m", "ampcompare", "run", "--arm", "bf16-params:bn_fp32=false", "--json", *TINY],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ["-m", "ampcompare", "run", "--arm", "bf16-params:bn_fp32=false", "--json", *TINY]
+    done = forked_python.run(words, tmp_path, {**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["status"], record["half"].split()[0]) == ("completed", "bf16")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,15 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def launcher(user_folder: Path) -> Iterator[ForkedLauncher]:
+def launcher(user_folder: Path, forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
     """A launcher whose server was started in the user's folder."""
     before = Path.cwd()
     os.chdir(user_folder)
     try:
         with ForkedLauncher() as launcher:
-            launcher._ensure_server()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("ampcompare.launch.server_process.subprocess", forking)
+                launcher._ensure_server()
             os.chdir(before)
             yield launcher
     finally:

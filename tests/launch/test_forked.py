@@ -139,6 +139,7 @@ def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, mon
         broken.launch(make_config(), tmp_path / "cell")
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_path: Path) -> None:
     """A server that is gone when a cell is asked for is replaced, which a note says, and the cell runs."""
     notes: list[str] = []
@@ -152,6 +153,7 @@ def test_a_server_that_was_killed_between_cells(make_config: MakeConfig, tmp_pat
     assert note.startswith("the process server was killed by SIGKILL")
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_a_server_that_was_killed_while_a_cell_runs(
     user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_server_that_was_killed_while_a_cell_runs(
         assert launcher.launch(make_config(), tmp_path / "next").status == "completed"
 
 
+@pytest.mark.usefixtures("forked_servers")
 @pytest.mark.slow
 def test_a_server_and_its_cell_that_were_killed(
     user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text() == (tmp_path / "rank1.log").read_text() == ""
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the names of threads are read from /proc")
 def test_no_thread_of_the_group_outlives_it(make_config: MakeConfig, tmp_path: Path) -> None:
     """The threads of gloo end with the group: one that lived on could abort the rank as the interpreter ends."""
@@ -90,6 +91,7 @@ def test_no_thread_of_the_group_outlives_it(make_config: MakeConfig, tmp_path: P
         assert "gloo" not in names
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "spawn"])
 def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
     """A rank that SIGKILL ends is named with the signal and its last words, and no other rank lives on."""
@@ -130,6 +132,7 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "kind"), [("torchrun", "file"), ("torchrun", "tcp"), ("spawn", "tcp"), ("spawn", "file")]
@@ -146,6 +149,7 @@ def test_a_rendezvous_of_the_user(make_config: MakeConfig, tmp_path: Path, launc
     assert (record.status, record.error) == ("completed", None)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_a_restart_goes_on_from_the_last_checkpoint(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
@@ -166,6 +170,7 @@ def test_a_restart_goes_on_from_the_last_checkpoint(make_config: MakeConfig, tmp
     assert record.summary.num_steps == 8
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
@@ -188,6 +193,7 @@ def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp
     assert sum(1 for _ in iter_steps(tmp_path / "steps.jsonl")) == steps
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_raises(make_config: MakeConfig, tmp_path: Path) -> None:
     """If the forward pass of one rank fails, there is one record with one line that says what happened."""
     record = launched(make_config("launched:rank_1_raises", processes=2), tmp_path)
@@ -196,6 +202,7 @@ def test_a_rank_that_raises(make_config: MakeConfig, tmp_path: Path) -> None:
     assert "\n" not in (record.error or "")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 def test_a_port_of_torchrun_in_use(make_config: MakeConfig, tmp_path: Path) -> None:
     """The same at the place where torchrun's agents meet: one line, and no traceback."""

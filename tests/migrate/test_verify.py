@@ -85,8 +85,8 @@ def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) ->
     assert compare_runs(RUN, dataclasses.replace(RUN, **change)).verdict == DIFFERENT  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "factor", "target", "verdict", "skipped"),
     [
@@ -110,8 +110,8 @@ def test_a_rewritten_script_trains_the_same(
     assert script.read_text(encoding="utf-8") == SCRIPT
 
 
+@pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "factor", "skipped"), [("adam", "1", 0), ("sgd", "1", 0), ("sgd", "1e4", 1)])
 def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
     tmp_path: Path, optimizer: str, factor: str, skipped: int
@@ -127,7 +127,6 @@ def test_a_chosen_optimizer_and_clipping_in_every_micro_batch_train_the_same(
 
 
 @pytest.mark.integration
-@pytest.mark.slow
 def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     """The last line of its traceback is passed on."""
     script = tmp_path / "train.py"

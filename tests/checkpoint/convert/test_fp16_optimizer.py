@@ -304,7 +304,7 @@ def test_training_goes_on_from_both_files(
     )
     (tmp_path / "mine.yaml").write_text(
         'recipe:\n  model: {arch: "fp16nets:net"}\n  optimizer: {name: adamw, lr: 0.01}\n'
-        "  data: {train_size: 64, val_size: 32}\n  batch_size: 16\n"
+        "  data: {name: synthetic, train_size: 64, val_size: 32, image_size: 8}\n  batch_size: 16\n"
     )
     for to, arm in (("native", "native:fp16"), ("apex", "apex:O2")):
         command = ["convert", str(trained[1]), f"{to}.pt", "--to", to, "--verify", "--verify-steps", "1"]

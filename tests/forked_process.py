@@ -1,0 +1,179 @@
+"""Python command lines in processes that `fork_server.py` forks, with the interface of `subprocess.Popen`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+SERVER = Path(__file__).with_name("fork_server.py")
+STARTERS = str(SERVER.parent.parent / "ampcompare" / "isolate") + os.sep
+
+
+def forkable(command: Any) -> bool:
+    """Return whether ampcompare starts a command line, or torchrun does, which alone gives `-u`."""
+    if not isinstance(command, (list, tuple)) or len(command) < 2 or command[0] != sys.executable:
+        return False
+    return command[1] == "-u" or str(command[1]).startswith(STARTERS)
+
+
+class ForkedProcess:
+    """A process of the server, with the methods of `subprocess.Popen` that tests and launchers use.
+
+    Attributes:
+        stdin, stdout, stderr: pipes, where the caller has asked for them.
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        channel: socket.socket,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+        text: bool = False,
+        **_: Any,
+    ) -> None:
+        self.args = args
+        self.stdin: Any = None
+        self.stdout: Any = None
+        self.stderr: Any = None
+        request = {
+            "words": [str(word) for word in args[1:]],
+            "folder": str(cwd or Path.cwd()),
+            "environment": dict(os.environ if env is None else env),
+            "session": start_new_session,
+        }
+        mode = "" if text else "b"
+        mine, theirs = socket.socketpair()
+        with contextlib.ExitStack() as stack:
+            stack.callback(theirs.close)
+            files: list[int] = []
+            for number, (name, stream) in enumerate((("stdin", stdin), ("stdout", stdout), ("stderr", stderr))):
+                if stream == subprocess.PIPE:
+                    ends = os.pipe()
+                    file = ends[number > 0]
+                    stack.callback(os.close, file)
+                    setattr(self, name, os.fdopen(ends[number == 0], ("r" if number else "w") + mode))
+                elif stream == subprocess.DEVNULL:
+                    file = os.open(os.devnull, os.O_RDWR)
+                    stack.callback(os.close, file)
+                elif stream == subprocess.STDOUT:
+                    file = files[1]
+                elif stream is None:
+                    file = number
+                else:
+                    file = stream if isinstance(stream, int) else stream.fileno()
+                files.append(file)
+            socket.send_fds(channel, [json.dumps(request).encode()], [*files, theirs.fileno(), channel.fileno()])
+        self._answer = mine.makefile()
+        mine.close()
+        self.pid = int(self._answer.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code of a process that has ended."""
+        if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
+            self.returncode = int(self._answer.readline())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code when the process ends.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        if self.returncode is None and not select.select([self._answer], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return cast(int, self.poll())
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """End the process by SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedPython:
+    """Runs Python command lines in processes that find torch loaded: see `fork_server.py`.
+
+    Use it where a script imports torch and where the start of the interpreter is not what is tested.
+    """
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def _start(self) -> socket.socket:
+        self._channel, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        command = [sys.executable, str(SERVER), str(theirs.fileno())]
+        self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        return self._channel
+
+    def popen(self, args: Sequence[str], **options: Any) -> ForkedProcess:
+        """Start a command line as `subprocess.Popen` does; options of Python itself can only be `-W`, `-u` and `-m`.
+
+        Args:
+            args: the interpreter, and what follows it.
+            options: of `ForkedProcess`.
+        """
+        return ForkedProcess(args, channel=self._channel or self._start(), **options)
+
+    def run(
+        self, words: list[str], folder: Path, environment: Mapping[str, str], timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python WORDS` to its end, with an empty standard input.
+
+        Raises:
+            subprocess.TimeoutExpired: it had not ended in time, and was killed.
+        """
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            process = self.popen([sys.executable, *words], cwd=folder, env=environment, **streams)
+            try:
+                code = process.wait(timeout)
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+    def close(self) -> None:
+        """End the server."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._server is not None:
+            self._server.wait()
+
+
+def fork_from(channel: socket.socket) -> None:
+    """Let `subprocess.Popen` of this process start by the server what is `forkable`."""
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __new__(cls, args: Any, *_: Any, **options: Any) -> Any:
+            if forkable(args):
+                return ForkedProcess(args, channel=channel, **options)
+            return super().__new__(cls)
+
+    subprocess.Popen = Popen  # type: ignore[misc]
