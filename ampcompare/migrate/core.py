@@ -13,6 +13,7 @@ from ampcompare.migrate.forward import find_forward
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.native import check_native
 from ampcompare.migrate.order import find_order
+from ampcompare.migrate.passed import drop_passed
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
 from ampcompare.migrate.scalers import plan_scalers
@@ -40,6 +41,10 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     core.native = native
     create_scalers(core)
     if target == "precision":
+        if names.parameters:
+            raise Unsure(
+                names.parameters[0][1], "apex.amp is passed on as a value; what is called on it cannot be seen"
+            )
         rewrite_for_precision(core)
         return core.findings
     _forward(core)
@@ -49,12 +54,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         _backward(core, backward)
     _steps(core)
     rewrite_state(core)
+    drop_passed(tree, edits, names.parameters)
     return core.findings
 
 
 def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
     for use, name in names.uses:
-        if name in ("apex", "apex.amp") and _is_passed_on(tree, use):
+        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(tree, use):
             raise Unsure(use, f"{name} is passed on as a value; what is called on it cannot be seen")
     for node in tree.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):

@@ -61,9 +61,10 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     inside = "self." if scalers.home == "self" else ""
     conditions = _conditions(tree, initialize)
     enabled = list(settings.enabled)
-    hoisted = not core.native and single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
+    hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     if hoisted:
-        enabled = [_text_of_test(tree, each.test) for each in reversed(conditions)] + enabled
+        enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
+        enabled = [each for each in enabled if each]
     arguments = ['"cuda"', *settings.arguments]
     if "False" in enabled:
         enabled = ["False"]
@@ -78,7 +79,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     carried = _carried(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or (not conditions and place in core.made):
+    if unused or place in core.made:
         lines = []
     core.made.add(place)
     if hoisted:
@@ -178,8 +179,27 @@ def _joined(tests: list[str]) -> str:
     return " and ".join(tests)
 
 
-def _text_of_test(tree: Tree, test: ast.expr) -> str:
-    text = tree.source(test)
+def _parts(test: ast.expr) -> list[ast.expr]:
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _asks_for_apex(core: Core, test: ast.expr) -> bool | None:
+    """Return whether a test is `amp` or `amp is not None`, which holds now; None if it uses Apex in another way."""
+    uses = {id(node) for node, _ in core.names.uses}
+    if not any(id(node) in uses for node in ast.walk(test)):
+        return False
+    asked = test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
+        asked = test.left
+    return True if id(asked) in uses and not core.names.may_be_none(asked) else None
+
+
+def _text_of_test(core: Core, test: ast.expr) -> str:
+    """Return a test as text, without its parts that ask for Apex; empty if nothing remains."""
+    kept = [part for part in _parts(test) if not _asks_for_apex(core, part)]
+    if len(kept) < len(_parts(test)):
+        return " and ".join(_text_of_test(core, part) for part in kept)
+    text = core.tree.source(test)
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
@@ -195,8 +215,11 @@ def _binds(condition: ast.If, line: str) -> bool:
     return False
 
 
-def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], settings: ScalerSettings) -> bool:
+def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
     """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
+    tree = core.tree
+    if any(_asks_for_apex(core, part) is None for each in conditions for part in _parts(each.test)):
+        return False
     below: ast.stmt = initialize.statement
     for condition in conditions:
         chain = [below, *(each for each in tree.ancestors(below))]
@@ -286,14 +309,7 @@ def _carried(core: Core, initialize: Initialize) -> list[str]:
 def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called."""
     tree = core.tree
-    for node in tree.nodes:
-        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        if name == "DataParallel" and isinstance(node, (ast.Name, ast.Attribute)):
-            raise Unsure(
-                initialize.call,
-                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
-                "forward; put the forward pass under torch.autocast by hand",
-            )
+    replicated = _replicated(core, initialize)
     models = initialize.arguments.get("models")
     elements: list[ast.expr | None] = [models]
     if isinstance(models, (ast.List, ast.Tuple)):
@@ -309,15 +325,52 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         key = dotted(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        lines.append(
-            f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-        )
+        line = f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
+        if key in replicated:
+            core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
+        else:
+            lines.append(line)
     core.note(
         initialize.call,
         "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
         "the model is computed in the type of its output",
     )
     return lines
+
+
+def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
+    """Return the last statement that puts a model under DataParallel, by the key of the model.
+
+    A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
+    carries autocast to the threads of its replicas.
+
+    Raises:
+        Unsure: a model is put under DataParallel elsewhere.
+    """
+    tree, found = core.tree, {}
+    for node in tree.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
+            continue
+        call, statement = tree.parent(node), tree.statement(node)
+        key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
+        bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
+        later = statement.lineno > initialize.statement.lineno and tree.function(node) is initialize.function
+        if key is None or bound != [key] or not later:
+            raise Unsure(
+                initialize.call,
+                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
+                "forward; put the forward pass under torch.autocast by hand",
+            )
+        found[key] = statement
+    return found
+
+
+def _beside(tree: Tree, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
+    """Return the statement, or the one around it, in the innermost block that holds another statement too."""
+    around = [other, *tree.ancestors(other)]
+    while not any(each in around for each in tree.block(statement)):
+        statement = tree.statement(tree.parent(statement))
+    return statement
 
 
 def _results(tree: Tree, initialize: Initialize) -> str:

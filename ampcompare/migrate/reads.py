@@ -106,40 +106,53 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     tree = core.tree
     loop = _loop(tree, step.statement)
     for read in reads:
-        if _loop(tree, read.statement) is not loop:
-            raise Unsure(
-                read.node, "gradients are read in another loop than the step; they can be unscaled only once per step"
-            )
         missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
-        if any(_varies(tree, test, loop) for test in missing):
-            _clip_scaled(core, optimizer, step, reads, read)
+        if _loop(tree, read.statement) is not loop or any(_varies(tree, test, loop) for test in missing):
+            for each in reads:
+                _read_scaled(core, optimizer, step, each)
             return
     statements = {_collapsed(core, read) for read in reads}
     _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
 
 
-def _clip_scaled(core: Core, optimizer: str, step: Step, reads: list[Read], slow: Read) -> None:
-    """Clip gradients that stay scaled, at a limit that is scaled as they are, where no one reads their norm."""
+def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
+    """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
+
+    A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
+    gradients are unscaled and scaled again.
+    """
     scaler = core.scaler(step.call, optimizer)
-    limits: list[ast.expr] = []
-    for read in reads:
-        call = read.statement.value if isinstance(read.statement, ast.Expr) else None
-        known = isinstance(call, ast.Call) and core.names.meaning(call.func) in CLIPS
-        if not known or not isinstance(call, ast.Call) or any(isinstance(each, ast.Starred) for each in call.args):
-            raise Unsure(slow.node, PACE)
-        named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
-        limits += [*call.args[1:2], *named][:1]
-    if len(limits) != len(reads):
-        raise Unsure(slow.node, PACE)
-    for read, limit in zip(reads, limits, strict=True):
+    core.note(read.node, PACE)
+    call = getattr(read.statement, "value", None)
+    is_clip = isinstance(call, ast.Call) and core.names.meaning(call.func) in CLIPS
+    limit = _limit(call) if is_clip else None
+    if isinstance(call, ast.Call) and limit is not None:
         text = core.tree.source(limit)
         plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
         core.edits.replace(limit, f"{text if plain else f'({text})'} * {scaler}.get_scale()")
-        core.note(
-            read.node,
-            "gradients are clipped in every micro-batch, while they are scaled: the limit is scaled too; clipping once "
-            "per step is what GradScaler is made for",
-        )
+        if not isinstance(read.statement, ast.Expr):
+            _, end = core.tree.span(call)
+            core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
+        return
+    if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
+        raise Unsure(read.node, "gradients that stay scaled are read on a way out of this statement")
+    if read.statement in core.bracketed:
+        return
+    core.bracketed.add(read.statement)
+    grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
+    core.edits.before(
+        read.statement,
+        [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"],
+    )
+    core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+
+
+def _limit(call: ast.Call) -> ast.expr | None:
+    """Return the limit of a clip of torch."""
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+        return None
+    named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
+    return next(iter([*call.args[1:2], *named]), None)
 
 
 def _collapsed(core: Core, read: Read) -> ast.stmt:
@@ -207,8 +220,8 @@ def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
 
 
 PACE = (
-    "gradients are clipped after every micro-batch, and GradScaler can unscale them only once per step; move the "
-    "clipping to the step, then migrate again"
+    "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
+    "gradients, are scaled to match; clipping once per step is what GradScaler is made for"
 )
 
 
