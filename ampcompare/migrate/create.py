@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.booleans import as_bool
+from ampcompare.migrate.create_precision import create_precision
+from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.scalers import ATTRIBUTE
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
-from ampcompare.migrate.tree import Function, Tree
+from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
 __all__ = ["create_scalers"]
-
-MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 
 
 def create_scalers(core: Core) -> None:
@@ -31,7 +32,7 @@ def create_scalers(core: Core) -> None:
         (each, scaler_settings(core.tree, each, single=single)) for each in initializes
     ]
     core.update = made[0][1].update if made else ""
-    conditional = any(_conditions(core.tree, each) or settings.enabled for each, settings in made)
+    conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
     core.always = bool(made) and not conditional and core.scalers.home != "module"
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
@@ -41,25 +42,14 @@ def create_scalers(core: Core) -> None:
             core.note(each.call, message)
 
 
-def _conditions(tree: Tree, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
-    found = []
-    for outer in tree.ancestors(initialize.statement):
-        if isinstance(outer, ast.If):
-            found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
-            break
-    return found
-
-
 def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single: bool) -> None:
     tree, edits, scalers = core.tree, core.edits, core.scalers
     function = initialize.function
     if core.target == "precision":
-        _create_precision(core, initialize)
+        create_precision(core, initialize)
         return
     inside = "self." if scalers.home == "self" else ""
-    conditions = _conditions(tree, initialize)
+    conditions = conditions_of(tree, initialize)
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     if hoisted:
@@ -69,11 +59,11 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if "False" in enabled:
         enabled = ["False"]
     if enabled:
-        arguments.append(f"enabled={_joined(enabled)}")
+        arguments.append(f"enabled={as_bool(tree, _joined(enabled))}")
     lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
     in_module = scalers.home == "module" and function is not None
     if in_module:
-        _declare(core, function)
+        declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
     carried = _carried(core, initialize)
@@ -93,86 +83,8 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     _replace_call(core, initialize, results, lines + carried)
 
 
-def _create_precision(core: Core, initialize: Initialize) -> None:
-    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
-    tree, edits, given = core.tree, core.edits, initialize.arguments
-    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
-    level = given.get("opt_level")
-    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
-    if isinstance(level, ast.Constant):
-        arm = f'"apex:{level.value!s}"'
-    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
-        arm = f'"apex:" + {tree.source(level)}'
-    enabled = given.get("enabled")
-    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
-        arm = f'{arm} if {tree.source(enabled)} else "fp32"'
-    arguments = [arm, 'device="cuda"']
-    for option in OPTIONS:
-        value = given.get(option)
-        if value is None or (isinstance(value, ast.Constant) and value.value is None):
-            continue
-        text = tree.source(value)
-        if isinstance(value, ast.Constant):
-            arguments.append(f"{option}={text}")
-        else:
-            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
-    for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
-        if option in given:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
-    models = given.get("models", None)
-    if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
-    optimizers = given.get("optimizers")
-    if isinstance(optimizers, ast.Constant):
-        optimizers = None
-    several = [each for each in (models, optimizers) if isinstance(each, (ast.List, ast.Tuple))]
-    lists = [_as_list(tree, each) for each in (models, optimizers)]
-    lines = _call_lines(core, f"{name} = ampcompare.make_precision", arguments)
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
-    if isinstance(initialize.statement, ast.Expr):
-        lines.append(f"{name}.prepare({', '.join(lists)})")
-    elif isinstance(initialize.statement, ast.Assign) and len(bound) == 1 + (optimizers is not None):
-        names = [_as_list(tree, each) for each in bound] + ([] if optimizers is not None else ["_"])
-        for each, given_value in zip(bound, (models, optimizers), strict=False):
-            if given_value in several and not isinstance(each, (ast.List, ast.Tuple)):
-                names[bound.index(each)] = tree.source(each)  # type: ignore[arg-type]
-        lines.append(f"{', '.join(names)} = {name}.prepare({', '.join(lists)})")
-    else:
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
-    conditions = _conditions(tree, initialize)
-    in_module = core.scalers.home == "module" and initialize.function is not None
-    if in_module:
-        _declare(core, initialize.function)
-    elif conditions and conditions[-1] not in core.defaults:
-        core.defaults.add(conditions[-1])
-        edits.before(conditions[-1], [f"{name} = {core.off}"])
-    if not any(each.block for each in core.sites.backwards) and optimizers is not None:
-        raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
-    edits.replace_statement(initialize.statement, lines)
-
-
-OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
-
-
-def _as_list(tree: Tree, node: ast.expr | None) -> str:
-    if node is None:
-        return "[]"
-    text = tree.source(node)
-    if isinstance(node, ast.Tuple):
-        return f"[{text.removeprefix('(').removesuffix(')')}]"
-    return text if isinstance(node, ast.List) else f"[{text}]"
-
-
-def _call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
-    text = f"{function}({', '.join(arguments)})"
-    if len(text) <= MAX_LENGTH and "\n" not in text:
-        return [text]
-    return [f"{function}(", *(f"{core.tree.unit}{each}," for each in arguments), ")"]
-
-
 def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
-    return _call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
+    return call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
 
 
 def _joined(tests: list[str]) -> str:
@@ -250,35 +162,6 @@ def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> 
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
             return False
     return True
-
-
-def _declare(core: Core, function: Function | None) -> None:
-    """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
-    assert function is not None
-    tree, edits, scalers = core.tree, core.edits, core.scalers
-    if function not in core.declared:
-        core.declared.add(function)
-        body = function.body
-        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
-        edits.before(first, [f"global {', '.join(scalers.names)}"])
-    if len(core.declared) == 1 and not core.has_global:
-        core.has_global = True
-        default = [f"{name} = {core.off}" for name in scalers.names]
-        outermost: ast.AST = function
-        while not isinstance(tree.parent(outermost), ast.Module):
-            outermost = tree.parent(outermost)
-        first_use = next(
-            each for each in tree.module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
-        )
-        edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
 
 
 def _carried(core: Core, initialize: Initialize) -> list[str]:

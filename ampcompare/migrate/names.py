@@ -56,7 +56,7 @@ class Names:
             elif isinstance(node, ast.ImportFrom):
                 self._add_from(node)
         self._shadowing = self._find_shadowing()
-        self.parameters = find_passed(tree, self)
+        self.parameters = find_passed(tree, self.imported, self.meaning)
         self.passed = {id(each) for _, _, arguments in self.parameters for each in arguments}
         for function, parameter, _ in self.parameters:
             self._shadowing[parameter.arg].remove(function)

@@ -64,8 +64,9 @@ def _is_elsewhere(tree: Tree, sites: Sites, node: ast.AST) -> bool:
     outermost = [each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     if not outermost:
         return False
-    statements: list[ast.AST] = [each.statement for each in (*sites.initializes, *sites.backwards, *sites.steps)]
-    statements += [*sites.masters, *sites.saves, *sites.loads]
+    statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
+    statements += [each.statement for each in sites.initializes]
+    statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
     return not any(outermost[-1] in tree.ancestors(each) for each in statements)
 
 

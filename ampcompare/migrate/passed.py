@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from ampcompare.migrate.tree import Function, Tree
 
 if TYPE_CHECKING:
     from ampcompare.migrate.edits import Edits
-    from ampcompare.migrate.names import Names
 
 __all__ = ["Passed", "drop_passed", "find_passed"]
 
@@ -17,18 +17,27 @@ __all__ = ["Passed", "drop_passed", "find_passed"]
 Passed: TypeAlias = tuple[Function, ast.arg, list[ast.expr]]
 
 
-def find_passed(tree: Tree, names: Names) -> list[Passed]:
+Meaning: TypeAlias = Callable[[ast.AST], str | None]
+
+
+def find_passed(tree: Tree, imported: Callable[[str], str | None], meaning: Meaning) -> list[Passed]:
     """Return the parameters, in a file that is run as a script: no other file calls its functions.
 
     A function that initializes is left out: what it asks of the parameter before that has no twin.
+
+    Args:
+        imported: the full name in Apex of an imported name.
+        meaning: the full name of an expression.
     """
     if not any(isinstance(node, ast.Constant) and node.value == "__main__" for node in tree.nodes):
         return []
     functions = [node for node in tree.module.body if isinstance(node, ast.FunctionDef) and not _initializes(node)]
-    found = []
+    found: list[Passed] = []
     for function in functions:
         for parameter in (*function.args.args, *function.args.kwonlyargs):
-            arguments = _arguments(tree, names, function, parameter)
+            if imported(parameter.arg) != "apex.amp":
+                continue
+            arguments = _arguments(tree, meaning, function, parameter)
             if arguments:
                 found.append((function, parameter, arguments))
     return found
@@ -38,10 +47,8 @@ def _initializes(function: ast.FunctionDef) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "initialize" for node in ast.walk(function))
 
 
-def _arguments(tree: Tree, names: Names, function: ast.FunctionDef, parameter: ast.arg) -> list[ast.expr]:
+def _arguments(tree: Tree, meaning: Meaning, function: ast.FunctionDef, parameter: ast.arg) -> list[ast.expr]:
     """Return the arguments of all calls if each is `apex.amp`, under the name that the parameter has; else none."""
-    if names.imported(parameter.arg) != "apex.amp":
-        return []
     place = next((i for i, each in enumerate(function.args.args) if each is parameter), None)
     found: list[ast.expr] = []
     for node in tree.nodes:
@@ -55,7 +62,7 @@ def _arguments(tree: Tree, names: Names, function: ast.FunctionDef, parameter: a
         given = [each.value for each in call.keywords if each.arg == parameter.arg]
         if place is not None and place < len(call.args):
             given.append(call.args[place])
-        if len(given) != 1 or names.meaning(given[0]) != "apex.amp":
+        if len(given) != 1 or meaning(given[0]) != "apex.amp":
             return []
         found += given
     return found

@@ -124,8 +124,7 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     scaler = core.scaler(step.call, optimizer)
     core.note(read.node, PACE)
     call = getattr(read.statement, "value", None)
-    is_clip = isinstance(call, ast.Call) and core.names.meaning(call.func) in CLIPS
-    limit = _limit(call) if is_clip else None
+    limit = _limit(core, call) if isinstance(call, ast.Call) else None
     if isinstance(call, ast.Call) and limit is not None:
         text = core.tree.source(limit)
         plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
@@ -147,8 +146,10 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
 
 
-def _limit(call: ast.Call) -> ast.expr | None:
-    """Return the limit of a clip of torch."""
+def _limit(core: Core, call: ast.Call) -> ast.expr | None:
+    """Return the limit of a clip of torch; None for any other call."""
+    if core.names.meaning(call.func) not in CLIPS:
+        return None
     if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
         return None
     named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]

@@ -7,12 +7,12 @@ import ast
 from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
+from ampcompare.migrate.inference import cast_from_here, evaluate_half
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.optimizers import add_argument, rewrite_optimizer
 from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Unsure, collect_sites
 from ampcompare.migrate.tree import Tree
-from ampcompare.source.syntax import dotted
 
 __all__ = ["Twins"]
 
@@ -88,8 +88,9 @@ class Twins:
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
             raise Unsure(node, "LARC has no twin in torch; it works with any optimizer, and ampcompare.apex has it")
-        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._half(node):
-            return True
+        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
+            if evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
+                return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
                 node,
@@ -130,7 +131,7 @@ class Twins:
             and parent.comparators[0].value is None
         )
 
-    def _absence(self, node: ast.AST) -> bool:
+    def _absence(self, node: ast.Name | ast.Attribute) -> bool:
         if not self._core:
             return False
         parent = self._tree.parent(node)
@@ -154,7 +155,7 @@ class Twins:
             return parent.test is node
         return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
 
-    def _tested(self, node: ast.AST) -> bool:
+    def _tested(self, node: ast.Name | ast.Attribute) -> bool:
         """Replace the test whether a script uses Apex by one whether the scaler does something."""
         if not self._core:
             return False
@@ -256,54 +257,7 @@ class Twins:
             add_argument(self._tree, self._edits, call, "eps=1e-5")
         return True
 
-    def _half(self, node: ast.Name | ast.Attribute) -> bool:
-        """Let a model that is only evaluated run under autocast instead of in fp16."""
-        tree, call, statement = self._tree, self._call(node), self._tree.statement(node)
-        words = {each.attr for each in tree.nodes if isinstance(each, ast.Attribute)}
-        trains = bool(words & {"backward", "scale_loss", "DataParallel", "step"}) or any(
-            meaning.endswith("FP16_Optimizer") for _, meaning in self._names.uses
-        )
-        if call is None or not call.args or call.keywords or trains or not self._core:
-            return False
-        if len(call.args) > 1 and self._names.meaning(call.args[1]) not in ("torch.half", "torch.float16"):
-            return False
-        model = dotted(call.args[0])
-        if isinstance(statement, ast.Assign) and statement.value is call and len(statement.targets) == 1:
-            model = dotted(statement.targets[0])
-        elif not (isinstance(statement, ast.Expr) and statement.value is call):
-            return False
-        if model is None:
-            return False
-        source = tree.source(call.args[0])
-        wrap = f'{model}.forward = {self._torch}.autocast("cuda", dtype={self._torch}.float16)({model}.forward)'
-        self._edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
-        self._note(
-            call, f"{dotted(node)} made the weights fp16; under autocast they stay fp32, and products are in fp16"
-        )
-        return True
-
     # amp
-
-    def _init(self, call: ast.Call) -> bool:
-        """Turn the casts of `amp.init` on for the rest of the process, in a file that trains nothing."""
-        tree, statement = self._tree, self._tree.statement(call)
-        words = {each.attr for each in tree.nodes if isinstance(each, ast.Attribute)}
-        given = {str(each.arg): each.value for each in call.keywords}
-        handle = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else None
-        used = [
-            each
-            for each in tree.nodes
-            if isinstance(each, ast.Name) and each.id == handle and each.ctx.__class__ is ast.Load
-        ]
-        if handle is None or used or words & {"backward", "scale_loss", "wrap_optimizer"}:
-            return False
-        if call.args or set(given) - {"enabled", "verbose", "enable_caching"}:
-            return False
-        enabled = f", enabled={tree.source(given['enabled'])}" if "enabled" in given else ""
-        autocast = f'{self._torch}.autocast("cuda", dtype={self._torch}.float16, cache_enabled=False{enabled})'
-        lines = [f"{handle} = {autocast}", f"{handle}.__enter__()  # for the rest of the process, as amp.init has it"]
-        self._edits.replace_statement(statement, lines)
-        return True
 
     def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         call = self._call(node)
@@ -320,7 +274,7 @@ class Twins:
             return self._registered(call, REGISTERED[what])
         if what.startswith("lists.") and call is not None:
             return self._listed(call, what)
-        if what == "init" and call is not None and self._init(call):
+        if what == "init" and call is not None and cast_from_here(self._tree, self._edits, self._torch, call):
             return True
         if what.startswith("_amp_state"):
             return self._state(node, what)
