@@ -74,7 +74,8 @@ def execute(target: Target, settings: ExecSettings) -> int:
     prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
-    point_at_migrate(settings)
+    if error is None:  # which stays the last thing that is read
+        point_at_migrate(settings)
     return status
 
 

@@ -17,7 +17,7 @@ from ampcompare.migrate.passed import drop_passed
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
 from ampcompare.migrate.scalers import plan_scalers
-from ampcompare.migrate.sites import Backward, Sites, Unsure, collect_sites
+from ampcompare.migrate.sites import Backward, Sites, Step, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
 from ampcompare.migrate.tree import Function, Tree
 
@@ -214,7 +214,7 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
 
 def _steps(core: Core) -> None:
     for step in core.sites.steps:
-        if not _is_scaled(core, step.function, step.optimizer):
+        if not _is_scaled(core, step.function, step.optimizer) or _is_first(core, step):
             continue
         if core.native:
             raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
@@ -222,6 +222,14 @@ def _steps(core: Core) -> None:
         core.edits.replace(step.call, f"{scaler}.step({step.optimizer})")
         if core.order.updates.get(id(step.call), True):
             core.edits.after(step.statement, [f"{scaler}.update({core.update})"])
+
+
+def _is_first(core: Core, step: Step) -> bool:
+    """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
+    backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
+    around = [each for each in core.tree.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
+    repeated = any(outer in core.tree.ancestors(each) for outer in around for each in backwards)
+    return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
 def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:

@@ -76,11 +76,17 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         edits.before(conditions[-1], lines + carried)
         _replace_call(core, initialize, results, [])
         return
-    if conditions and not in_module and conditions[-1] not in core.defaults:
+    if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
         default += [each for each in carried if f".{ATTRIBUTE} = " in each and not _binds(conditions[-1], each)]
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + carried)
+
+
+def _is_again(core: Core, initialize: Initialize) -> bool:
+    """Return whether the constructor of the same object has made its scaler already."""
+    constructors = {each.function for each in core.sites.initializes if each.function is not initialize.function}
+    return core.scalers.home == "self" and any(each is not None and each.name == "__init__" for each in constructors)
 
 
 def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:

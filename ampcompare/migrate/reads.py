@@ -33,6 +33,12 @@ def place_unscale(core: Core) -> None:
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
+            if step is None and id(read.node) in core.order.pending:
+                for caller in _calls(core, read, optimizer):
+                    after = _step_after(core, caller, optimizer)
+                    assert after is not None
+                    groups.setdefault((optimizer, id(after)), []).append(caller)
+                continue
             if step is None:
                 if read.optimizers and not _is_after_all(core, read):
                     raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
@@ -45,6 +51,27 @@ def place_unscale(core: Core) -> None:
     for call in masters:
         if id(call) not in done:
             core.edits.replace(call, _parameters(core, call))
+
+
+def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
+    """Return the calls of the function that reads scaled gradients, as reads of the function that steps.
+
+    Raises:
+        Unsure: they cannot all be followed.
+    """
+    function, tree = read.function, core.tree
+    key = None if function is None else f"self.{function.name}" if tree.class_of(function) else function.name
+    found = []
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and key is not None and dotted(node.func) == key:
+            call = Read(node, tree.statement(node), tree.function(node), (optimizer,))
+            if _step_after(core, call, optimizer) is None:
+                break
+            found.append(call)
+    else:
+        if found:
+            return found
+    raise Unsure(read.node, "gradients that are still scaled are read in this function; unscale them before its call")
 
 
 def _is_inside_block(core: Core, read: Read) -> bool:
@@ -91,15 +118,14 @@ def _tests(tree: Tree, node: ast.AST, loop: ast.AST | None) -> set[str]:
     return found
 
 
-def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
-    """Return whether a test can change from round to round: it reads a name that the loop binds."""
+def _varies(test: str, loop: ast.AST | None) -> bool:
+    """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
-        return False
+        return True
     bound = {dotted(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
-    names = {
-        dotted(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
-    }
-    return bool(names & bound)
+    nodes = list(ast.walk(ast.parse(test, mode="eval")))
+    names = {dotted(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
+    return bool(names & bound) or any(isinstance(node, ast.Mod) for node in nodes)
 
 
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
@@ -107,7 +133,7 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     loop = _loop(tree, step.statement)
     for read in reads:
         missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
-        if _loop(tree, read.statement) is not loop or any(_varies(tree, test, loop) for test in missing):
+        if _loop(tree, read.statement) is not loop or any(_varies(test, loop) for test in missing):
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
             return

@@ -236,7 +236,9 @@ class Twins:
         size = call.args[0] if call.args else call.keywords[0].value
         text = self._tree.source(size)
         group = f"{self._torch}.distributed.new_subgroups({text})[0]"
-        if not isinstance(size, ast.Constant):  # 0 means one group of all
+        if isinstance(size, ast.Constant) and not size.value:  # one group of all
+            group = "None"
+        elif not isinstance(size, ast.Constant):
             group = f"{group} if {text} else None"
             group = group if isinstance(self._tree.parent(call), (ast.Assign, ast.keyword)) else f"({group})"
         self._edits.replace(call, group)
