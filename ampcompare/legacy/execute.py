@@ -19,8 +19,8 @@ from ampcompare.legacy.no_gpu import lacks_gpu
 from ampcompare.legacy.prepare import Prepared, prepare_process
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.shadowing import NEEDED_LATER, import_without_first_entry
-from ampcompare.legacy.stderr import note
 from ampcompare.legacy.target import Target
+from ampcompare.legacy.way_out import point_at_migrate
 
 if TYPE_CHECKING:
     from ampcompare.legacy.record.recorder import Recorder
@@ -86,13 +86,8 @@ def execute(
     prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
-    if (
-        prepared.recorder is not None
-        and prepared.recorder.sums() is not None
-        and not target.is_module
-        and settings.arm is None
-    ):
-        note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
+    if error is None and settings.arm is None:  # which stays the last thing that is read
+        point_at_migrate(settings)
     return status
 
 

@@ -15,6 +15,7 @@ from ampcompare.legacy import child_processes, opt_level, torchvision_import
 from ampcompare.legacy.missing_names import watch_names
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.stderr import print_violation
+from ampcompare.legacy.way_out import point_at_migrate
 
 if TYPE_CHECKING:
     from ampcompare.legacy.record.recorder import Recorder
@@ -46,6 +47,11 @@ class Prepared:
             self.recorder.close(status, error)
 
 
+def _warn(violation: guards.Violation, settings: ExecSettings) -> None:
+    print_violation(violation)
+    point_at_migrate(settings)
+
+
 def prepare_process(
     settings: ExecSettings, *, child: str | None = None, stand_in: Callable[[Rows | None], bool] | None = None
 ) -> Prepared:
@@ -73,7 +79,7 @@ def prepare_process(
         patch_torch()
     if settings.guards != "off":
         # After the CUDA functions are replaced, so that the guards see what the script asks for.
-        guards.install(strict=settings.guards == "strict", say=print_violation)
+        guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
     recorder, rows = None, None
     if settings.record is not None:
         from ampcompare.legacy.record.recorder import Recorder, header

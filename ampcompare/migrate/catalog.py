@@ -89,6 +89,8 @@ STAYS = (
     "apex.normalization.",
     "apex.multi_tensor_apply.",
     "apex.pyprof",
+    "apex.__file__",
+    "apex.__version__",
     "amp_C",
     "apex_C",
 )
@@ -130,6 +132,7 @@ TABLE = (
         "torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)", NOTED,
         "buckets and streams have other options; buffers are broadcast from rank 0"),
     Row("apex.parallel.convert_syncbn_model(model)", "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)", REWRITES),
+    Row("apex.parallel.create_syncbn_process_group(8)", "torch.distributed.new_subgroups(8)[0]", REWRITES),
     Row("apex.parallel.SyncBatchNorm", "torch.nn.SyncBatchNorm", REWRITES),
     Row("apex.parallel.LARC", "none", LEFT, "scale the gradients in a subclass of your optimizer"),
     Row("apex.optimizers.FusedAdam(params)", "torch.optim.AdamW(params, weight_decay=0.0, fused=True)", REWRITES,

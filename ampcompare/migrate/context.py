@@ -50,6 +50,7 @@ class Core:
     has_global: bool = False
     made: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     defaults: set[ast.stmt] = field(default_factory=set)
+    bracketed: set[ast.stmt] = field(default_factory=set)
 
     @property
     def off(self) -> str:

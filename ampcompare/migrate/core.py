@@ -13,10 +13,11 @@ from ampcompare.migrate.forward import find_forward
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.native import check_native
 from ampcompare.migrate.order import find_order
+from ampcompare.migrate.passed import drop_passed
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
 from ampcompare.migrate.scalers import plan_scalers
-from ampcompare.migrate.sites import Backward, Sites, Unsure, collect_sites
+from ampcompare.migrate.sites import Backward, Sites, Step, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
 from ampcompare.migrate.tree import Function, Tree
 
@@ -40,6 +41,10 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     core.native = native
     create_scalers(core)
     if target == "precision":
+        if names.parameters:
+            raise Unsure(
+                names.parameters[0][1], "apex.amp is passed on as a value; what is called on it cannot be seen"
+            )
         rewrite_for_precision(core)
         return core.findings
     _forward(core)
@@ -49,12 +54,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         _backward(core, backward)
     _steps(core)
     rewrite_state(core)
+    drop_passed(tree, edits, names.parameters)
     return core.findings
 
 
 def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
     for use, name in names.uses:
-        if name in ("apex", "apex.amp") and _is_passed_on(tree, use):
+        if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(tree, use):
             raise Unsure(use, f"{name} is passed on as a value; what is called on it cannot be seen")
     for node in tree.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
@@ -208,7 +214,7 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
 
 def _steps(core: Core) -> None:
     for step in core.sites.steps:
-        if not _is_scaled(core, step.function, step.optimizer):
+        if not _is_scaled(core, step.function, step.optimizer) or _is_first(core, step):
             continue
         if core.native:
             raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
@@ -216,6 +222,14 @@ def _steps(core: Core) -> None:
         core.edits.replace(step.call, f"{scaler}.step({step.optimizer})")
         if core.order.updates.get(id(step.call), True):
             core.edits.after(step.statement, [f"{scaler}.update({core.update})"])
+
+
+def _is_first(core: Core, step: Step) -> bool:
+    """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
+    backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
+    around = [each for each in core.tree.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
+    repeated = any(outer in core.tree.ancestors(each) for outer in around for each in backwards)
+    return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
 def _is_scaled(core: Core, function: Function | None, optimizer: str) -> bool:

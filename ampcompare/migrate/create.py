@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.booleans import as_bool
+from ampcompare.migrate.create_precision import create_precision
+from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.scalers import ATTRIBUTE
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
-from ampcompare.migrate.tree import Function, Tree
+from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
 __all__ = ["create_scalers"]
-
-MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 
 
 def create_scalers(core: Core) -> None:
@@ -31,7 +32,7 @@ def create_scalers(core: Core) -> None:
         (each, scaler_settings(core.tree, each, single=single)) for each in initializes
     ]
     core.update = made[0][1].update if made else ""
-    conditional = any(_conditions(core.tree, each) or settings.enabled for each, settings in made)
+    conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
     core.always = bool(made) and not conditional and core.scalers.home != "module"
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
@@ -41,145 +42,82 @@ def create_scalers(core: Core) -> None:
             core.note(each.call, message)
 
 
-def _conditions(tree: Tree, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
-    found = []
-    for outer in tree.ancestors(initialize.statement):
-        if isinstance(outer, ast.If):
-            found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
-            break
-    return found
-
-
 def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single: bool) -> None:
     tree, edits, scalers = core.tree, core.edits, core.scalers
     function = initialize.function
     if core.target == "precision":
-        _create_precision(core, initialize)
+        create_precision(core, initialize)
         return
     inside = "self." if scalers.home == "self" else ""
-    conditions = _conditions(tree, initialize)
+    conditions = conditions_of(tree, initialize)
     enabled = list(settings.enabled)
-    hoisted = not core.native and single and bool(conditions) and _can_hoist(tree, initialize, conditions, settings)
+    hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     if hoisted:
-        enabled = [_text_of_test(tree, each.test) for each in reversed(conditions)] + enabled
+        enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
+        enabled = [each for each in enabled if each]
     arguments = ['"cuda"', *settings.arguments]
     if "False" in enabled:
         enabled = ["False"]
     if enabled:
-        arguments.append(f"enabled={_joined(enabled)}")
+        arguments.append(f"enabled={as_bool(tree, _joined(enabled))}")
     lines = [line for name in scalers.names for line in _construction(core, f"{inside}{name}", arguments)]
     in_module = scalers.home == "module" and function is not None
     if in_module:
-        _declare(core, function)
+        declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
     carried = _carried(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or (not conditions and place in core.made):
+    if unused or place in core.made:
         lines = []
     core.made.add(place)
     if hoisted:
         edits.before(conditions[-1], lines + carried)
         _replace_call(core, initialize, results, [])
         return
-    if conditions and not in_module and conditions[-1] not in core.defaults:
+    if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
         default += [each for each in carried if f".{ATTRIBUTE} = " in each and not _binds(conditions[-1], each)]
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + carried)
 
 
-def _create_precision(core: Core, initialize: Initialize) -> None:
-    """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
-    tree, edits, given = core.tree, core.edits, initialize.arguments
-    name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
-    level = given.get("opt_level")
-    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
-    if isinstance(level, ast.Constant):
-        arm = f'"apex:{level.value!s}"'
-    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
-        arm = f'"apex:" + {tree.source(level)}'
-    enabled = given.get("enabled")
-    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
-        arm = f'{arm} if {tree.source(enabled)} else "fp32"'
-    arguments = [arm, 'device="cuda"']
-    for option in OPTIONS:
-        value = given.get(option)
-        if value is None or (isinstance(value, ast.Constant) and value.value is None):
-            continue
-        text = tree.source(value)
-        if isinstance(value, ast.Constant):
-            arguments.append(f"{option}={text}")
-        else:
-            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
-    for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
-        if option in given:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
-    models = given.get("models", None)
-    if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
-    optimizers = given.get("optimizers")
-    if isinstance(optimizers, ast.Constant):
-        optimizers = None
-    several = [each for each in (models, optimizers) if isinstance(each, (ast.List, ast.Tuple))]
-    lists = [_as_list(tree, each) for each in (models, optimizers)]
-    lines = _call_lines(core, f"{name} = ampcompare.make_precision", arguments)
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
-    if isinstance(initialize.statement, ast.Expr):
-        lines.append(f"{name}.prepare({', '.join(lists)})")
-    elif isinstance(initialize.statement, ast.Assign) and len(bound) == 1 + (optimizers is not None):
-        names = [_as_list(tree, each) for each in bound] + ([] if optimizers is not None else ["_"])
-        for each, given_value in zip(bound, (models, optimizers), strict=False):
-            if given_value in several and not isinstance(each, (ast.List, ast.Tuple)):
-                names[bound.index(each)] = tree.source(each)  # type: ignore[arg-type]
-        lines.append(f"{', '.join(names)} = {name}.prepare({', '.join(lists)})")
-    else:
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
-    conditions = _conditions(tree, initialize)
-    in_module = core.scalers.home == "module" and initialize.function is not None
-    if in_module:
-        _declare(core, initialize.function)
-    elif conditions and conditions[-1] not in core.defaults:
-        core.defaults.add(conditions[-1])
-        edits.before(conditions[-1], [f"{name} = {core.off}"])
-    if not any(each.block for each in core.sites.backwards) and optimizers is not None:
-        raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
-    edits.replace_statement(initialize.statement, lines)
-
-
-OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
-
-
-def _as_list(tree: Tree, node: ast.expr | None) -> str:
-    if node is None:
-        return "[]"
-    text = tree.source(node)
-    if isinstance(node, ast.Tuple):
-        return f"[{text.removeprefix('(').removesuffix(')')}]"
-    return text if isinstance(node, ast.List) else f"[{text}]"
-
-
-def _call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
-    text = f"{function}({', '.join(arguments)})"
-    if len(text) <= MAX_LENGTH and "\n" not in text:
-        return [text]
-    return [f"{function}(", *(f"{core.tree.unit}{each}," for each in arguments), ")"]
+def _is_again(core: Core, initialize: Initialize) -> bool:
+    """Return whether the constructor of the same object has made its scaler already."""
+    constructors = {each.function for each in core.sites.initializes if each.function is not initialize.function}
+    return core.scalers.home == "self" and any(each is not None and each.name == "__init__" for each in constructors)
 
 
 def _construction(core: Core, name: str, arguments: list[str]) -> list[str]:
-    return _call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
+    return call_lines(core, f"{name} = {core.torch}.amp.GradScaler", arguments)
 
 
 def _joined(tests: list[str]) -> str:
     return " and ".join(tests)
 
 
-def _text_of_test(tree: Tree, test: ast.expr) -> str:
-    text = tree.source(test)
+def _parts(test: ast.expr) -> list[ast.expr]:
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _asks_for_apex(core: Core, test: ast.expr) -> bool | None:
+    """Return whether a test is `amp` or `amp is not None`, which holds now; None if it uses Apex in another way."""
+    uses = {id(node) for node, _ in core.names.uses}
+    if not any(id(node) in uses for node in ast.walk(test)):
+        return False
+    asked = test
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot):
+        asked = test.left
+    return True if id(asked) in uses and not core.names.may_be_none(asked) else None
+
+
+def _text_of_test(core: Core, test: ast.expr) -> str:
+    """Return a test as text, without its parts that ask for Apex; empty if nothing remains."""
+    kept = [part for part in _parts(test) if not _asks_for_apex(core, part)]
+    if len(kept) < len(_parts(test)):
+        return " and ".join(_text_of_test(core, part) for part in kept)
+    text = core.tree.source(test)
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
@@ -195,8 +133,11 @@ def _binds(condition: ast.If, line: str) -> bool:
     return False
 
 
-def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], settings: ScalerSettings) -> bool:
+def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
     """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
+    tree = core.tree
+    if any(_asks_for_apex(core, part) is None for each in conditions for part in _parts(each.test)):
+        return False
     below: ast.stmt = initialize.statement
     for condition in conditions:
         chain = [below, *(each for each in tree.ancestors(below))]
@@ -229,35 +170,6 @@ def _can_hoist(tree: Tree, initialize: Initialize, conditions: list[ast.If], set
     return True
 
 
-def _declare(core: Core, function: Function | None) -> None:
-    """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
-    assert function is not None
-    tree, edits, scalers = core.tree, core.edits, core.scalers
-    if function not in core.declared:
-        core.declared.add(function)
-        body = function.body
-        first = body[1] if _is_docstring(body[0]) and len(body) > 1 else body[0]
-        edits.before(first, [f"global {', '.join(scalers.names)}"])
-    if len(core.declared) == 1 and not core.has_global:
-        core.has_global = True
-        default = [f"{name} = {core.off}" for name in scalers.names]
-        outermost: ast.AST = function
-        while not isinstance(tree.parent(outermost), ast.Module):
-            outermost = tree.parent(outermost)
-        first_use = next(
-            each for each in tree.module.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
-        )
-        edits.before(first_use, [f"{default[0]}  # {function.name} sets it", *default[1:], "", ""])
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
-
-
 def _carried(core: Core, initialize: Initialize) -> list[str]:
     """Return what an optimizer needs to carry the scaler to another file, and the model to run under autocast."""
     lines: list[str] = []
@@ -286,14 +198,7 @@ def _carried(core: Core, initialize: Initialize) -> list[str]:
 def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called."""
     tree = core.tree
-    for node in tree.nodes:
-        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        if name == "DataParallel" and isinstance(node, (ast.Name, ast.Attribute)):
-            raise Unsure(
-                initialize.call,
-                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
-                "forward; put the forward pass under torch.autocast by hand",
-            )
+    replicated = _replicated(core, initialize)
     models = initialize.arguments.get("models")
     elements: list[ast.expr | None] = [models]
     if isinstance(models, (ast.List, ast.Tuple)):
@@ -309,15 +214,52 @@ def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         key = dotted(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        lines.append(
-            f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-        )
+        line = f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
+        if key in replicated:
+            core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
+        else:
+            lines.append(line)
     core.note(
         initialize.call,
         "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
         "the model is computed in the type of its output",
     )
     return lines
+
+
+def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
+    """Return the last statement that puts a model under DataParallel, by the key of the model.
+
+    A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
+    carries autocast to the threads of its replicas.
+
+    Raises:
+        Unsure: a model is put under DataParallel elsewhere.
+    """
+    tree, found = core.tree, {}
+    for node in tree.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
+            continue
+        call, statement = tree.parent(node), tree.statement(node)
+        key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
+        bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
+        later = statement.lineno > initialize.statement.lineno and tree.function(node) is initialize.function
+        if key is None or bound != [key] or not later:
+            raise Unsure(
+                initialize.call,
+                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
+                "forward; put the forward pass under torch.autocast by hand",
+            )
+        found[key] = statement
+    return found
+
+
+def _beside(tree: Tree, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
+    """Return the statement, or the one around it, in the innermost block that holds another statement too."""
+    around = [other, *tree.ancestors(other)]
+    while not any(each in around for each in tree.block(statement)):
+        statement = tree.statement(tree.parent(statement))
+    return statement
 
 
 def _results(tree: Tree, initialize: Initialize) -> str:

@@ -100,7 +100,9 @@ class _Finder:
             elif not self._trace(backward.statement, _loads(backward.loss), 0) and backward.block:
                 found.missing.append(backward)
         for block, marked in self._marks.values():
-            found.regions += self._runs(block, marked)
+            runs = list(self._runs(block, marked))
+            calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]
+            found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
         return found
 
     def _find_barriers(self) -> set[ast.AST]:
@@ -112,35 +114,54 @@ class _Finder:
         return found | {outer for node in found for outer in self._tree.ancestors(node)}
 
     def _trace(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
-        """Mark the statements before one that the needed names come from; return whether one computes."""
+        """Mark the statements before one that the needed names come from; return whether one computes.
+
+        The search ends where a model is called. Where none is, what is marked beyond the first statement that
+        computes, such as the call of a criterion, is forgotten.
+        """
         visit = (id(statement), frozenset(needed))
         if depth > MAX_DEPTH or visit in self._done:
             return depth <= MAX_DEPTH
         self._done.add(visit)
         tree, needed = self._tree, set(needed)
         current: ast.AST = statement
+        before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
-            block = tree.block(current)  # type: ignore[arg-type]
-            marked: set[ast.stmt] = set()
-            for each in reversed(block[: next(i for i, s in enumerate(block) if s is current)]):
-                if each in self._initializing:
-                    break
-                if each in self._barriers or not _defines(each, needed):
-                    continue
-                marked.add(each)
-                needed |= _loads(each)
-            if marked:
-                self._marks.setdefault(id(block), (block, set()))[1].update(marked)
-            if any(self._computes(each) for each in marked):
+            marked = self._mark_above(current, needed)
+            if any(self._calls_model(each) for each in marked):
                 return True
+            if before is None and any(self._computes(each) for each in marked):
+                if not self._tails:
+                    return True
+                before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
             parent = tree.parent(current)
             while not isinstance(parent, (ast.stmt, ast.Module)):
                 parent = tree.parent(parent)
             if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return self._trace_outside(parent, needed, depth)
+                if before is None:
+                    return self._trace_outside(parent, needed, depth)
+                break
             if isinstance(parent, (ast.Module, ast.ClassDef)):
-                return False
+                break
             current = parent
+        if before is not None:
+            self._marks = before
+        return before is not None
+
+    def _mark_above(self, current: ast.AST, needed: set[str]) -> set[ast.stmt]:
+        """Mark the statements of the same block that define needed names, and need what they read."""
+        block = self._tree.block(current)  # type: ignore[arg-type]
+        marked: set[ast.stmt] = set()
+        for each in reversed(block[: next(i for i, s in enumerate(block) if s is current)]):
+            if each in self._initializing:
+                break
+            if each in self._barriers or not _defines(each, needed):
+                continue
+            marked.add(each)
+            needed |= _loads(each)
+        if marked:
+            self._marks.setdefault(id(block), (block, set()))[1].update(marked)
+        return marked
 
     def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and attributes of `self` to the other methods."""
@@ -217,6 +238,10 @@ class _Finder:
         ]
         if starts:
             yield run[starts[0]], run[chosen[-1]]
+
+
+def _spans(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
+    return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
 def _own_calls(node: ast.AST) -> Iterator[ast.Call]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ampcompare.migrate.passed import find_passed
 from ampcompare.migrate.tree import Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["STARS", "Names"]
 
@@ -40,6 +42,8 @@ class Names:
     Attributes:
         imports: of Apex: the statement and the alias; the alias of a star import is "*".
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
+        parameters: of functions of a script that only ever get `apex.amp` itself, each with the arguments for it.
+        passed: these arguments, by `id`.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -52,6 +56,10 @@ class Names:
             elif isinstance(node, ast.ImportFrom):
                 self._add_from(node)
         self._shadowing = self._find_shadowing()
+        self.parameters = find_passed(tree, self.imported, self.meaning)
+        self.passed = {id(each) for _, _, arguments in self.parameters for each in arguments}
+        for function, parameter, _ in self.parameters:
+            self._shadowing[parameter.arg].remove(function)
         self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._find_uses())
 
     def _add(self, name: str, meaning: str) -> None:
@@ -121,6 +129,20 @@ class Names:
         if not chosen:
             return None
         return ".".join([min(chosen, key=len), *reversed(parts)])
+
+    def may_be_none(self, node: ast.AST) -> bool:
+        """Return whether a name of Apex is None by choice of the script, and not only where Apex is missing."""
+        name = dotted(node)
+        for each in self.tree.nodes:
+            if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store):
+                if not isinstance(self.tree.parent(self.tree.statement(each)), (ast.ExceptHandler, ast.Module)):
+                    return True
+        return False
+
+    def imported(self, name: str) -> str | None:
+        """Return the full name in Apex of an imported name, wherever it is imported."""
+        apex = [meaning for meaning in self._meanings.get(name, ()) if not meaning.startswith("torch")]
+        return min(apex, key=len) if apex else None
 
     def local(self, meaning: str) -> str | None:
         """Return a name by which the module imports something, such as "torch"."""

@@ -20,10 +20,11 @@ def check_native(tree: Tree, names: Names, sites: Sites) -> bool:
         Unsure: the two may meet.
     """
     found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
-    alive = [node for node in found if not _is_dead(tree, node)]
+    used = [node for node in found if not _is_dead(tree, node)]
+    apart = bool(not sites.backwards and not sites.masters and sites.initializes)
+    alive = [node for node in used if not _is_harmless(tree, names, node) and not _is_elsewhere(tree, sites, node)]
     if not alive:
-        return False
-    apart = not sites.backwards and not sites.masters and sites.initializes
+        return apart and bool(used)
     for node in alive:
         if not apart or not all(_is_apart(tree, node, each.statement) for each in sites.initializes):
             raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
@@ -34,6 +35,39 @@ def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
     if isinstance(node.ctx, ast.Store) or (meaning := names.meaning(node)) is None:
         return False
     return meaning.startswith(NATIVE) and meaning.rpartition(".")[2] in ("autocast", "GradScaler")
+
+
+def _is_harmless(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
+    below: ast.AST = node
+    for outer in tree.ancestors(node):
+        if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
+            return True
+        if isinstance(outer, ast.stmt):
+            break
+        below = outer
+    meaning = str(names.meaning(node))
+    if not meaning.endswith(".autocast"):
+        return False
+    call = tree.parent(node)
+    if not (isinstance(call, ast.Call) and call.func is node):
+        return isinstance(call, ast.Assign)
+    before_enabled = 2 if meaning in ("torch.autocast", "torch.amp.autocast") else 0
+    return len(call.args) <= before_enabled and not any(
+        each.arg is None or (each.arg == "enabled" and not (isinstance(each.value, ast.Constant) and each.value.value))
+        for each in call.keywords
+    )
+
+
+def _is_elsewhere(tree: Tree, sites: Sites, node: ast.AST) -> bool:
+    """Return whether the outermost function around a use has nothing of Apex in it."""
+    outermost = [each for each in tree.ancestors(node) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if not outermost:
+        return False
+    statements: list[ast.AST] = [*sites.masters, *sites.saves, *sites.loads]
+    statements += [each.statement for each in sites.initializes]
+    statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
+    return not any(outermost[-1] in tree.ancestors(each) for each in statements)
 
 
 def _is_dead(tree: Tree, node: ast.AST) -> bool:

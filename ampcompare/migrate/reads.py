@@ -33,6 +33,12 @@ def place_unscale(core: Core) -> None:
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
+            if step is None and id(read.node) in core.order.pending:
+                for caller in _calls(core, read, optimizer):
+                    after = _step_after(core, caller, optimizer)
+                    assert after is not None
+                    groups.setdefault((optimizer, id(after)), []).append(caller)
+                continue
             if step is None:
                 if read.optimizers and not _is_after_all(core, read):
                     raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
@@ -45,6 +51,27 @@ def place_unscale(core: Core) -> None:
     for call in masters:
         if id(call) not in done:
             core.edits.replace(call, _parameters(core, call))
+
+
+def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
+    """Return the calls of the function that reads scaled gradients, as reads of the function that steps.
+
+    Raises:
+        Unsure: they cannot all be followed.
+    """
+    function, tree = read.function, core.tree
+    key = None if function is None else f"self.{function.name}" if tree.class_of(function) else function.name
+    found = []
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and key is not None and dotted(node.func) == key:
+            call = Read(node, tree.statement(node), tree.function(node), (optimizer,))
+            if _step_after(core, call, optimizer) is None:
+                break
+            found.append(call)
+    else:
+        if found:
+            return found
+    raise Unsure(read.node, "gradients that are still scaled are read in this function; unscale them before its call")
 
 
 def _is_inside_block(core: Core, read: Read) -> bool:
@@ -91,55 +118,68 @@ def _tests(tree: Tree, node: ast.AST, loop: ast.AST | None) -> set[str]:
     return found
 
 
-def _varies(tree: Tree, test: str, loop: ast.AST | None) -> bool:
-    """Return whether a test can change from round to round: it reads a name that the loop binds."""
+def _varies(test: str, loop: ast.AST | None) -> bool:
+    """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
-        return False
+        return True
     bound = {dotted(node) for node in ast.walk(loop) if isinstance(getattr(node, "ctx", None), ast.Store)}
-    names = {
-        dotted(node) for node in ast.walk(ast.parse(test, mode="eval")) if isinstance(node, (ast.Name, ast.Attribute))
-    }
-    return bool(names & bound)
+    nodes = list(ast.walk(ast.parse(test, mode="eval")))
+    names = {dotted(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
+    return bool(names & bound) or any(isinstance(node, ast.Mod) for node in nodes)
 
 
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     tree = core.tree
     loop = _loop(tree, step.statement)
     for read in reads:
-        if _loop(tree, read.statement) is not loop:
-            raise Unsure(
-                read.node, "gradients are read in another loop than the step; they can be unscaled only once per step"
-            )
         missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
-        if any(_varies(tree, test, loop) for test in missing):
-            _clip_scaled(core, optimizer, step, reads, read)
+        if _loop(tree, read.statement) is not loop or any(_varies(test, loop) for test in missing):
+            for each in reads:
+                _read_scaled(core, optimizer, step, each)
             return
     statements = {_collapsed(core, read) for read in reads}
     _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
 
 
-def _clip_scaled(core: Core, optimizer: str, step: Step, reads: list[Read], slow: Read) -> None:
-    """Clip gradients that stay scaled, at a limit that is scaled as they are, where no one reads their norm."""
+def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
+    """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
+
+    A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
+    gradients are unscaled and scaled again.
+    """
     scaler = core.scaler(step.call, optimizer)
-    limits: list[ast.expr] = []
-    for read in reads:
-        call = read.statement.value if isinstance(read.statement, ast.Expr) else None
-        known = isinstance(call, ast.Call) and core.names.meaning(call.func) in CLIPS
-        if not known or not isinstance(call, ast.Call) or any(isinstance(each, ast.Starred) for each in call.args):
-            raise Unsure(slow.node, PACE)
-        named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
-        limits += [*call.args[1:2], *named][:1]
-    if len(limits) != len(reads):
-        raise Unsure(slow.node, PACE)
-    for read, limit in zip(reads, limits, strict=True):
+    core.note(read.node, PACE)
+    call = getattr(read.statement, "value", None)
+    limit = _limit(core, call) if isinstance(call, ast.Call) else None
+    if isinstance(call, ast.Call) and limit is not None:
         text = core.tree.source(limit)
         plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
         core.edits.replace(limit, f"{text if plain else f'({text})'} * {scaler}.get_scale()")
-        core.note(
-            read.node,
-            "gradients are clipped in every micro-batch, while they are scaled: the limit is scaled too; clipping once "
-            "per step is what GradScaler is made for",
-        )
+        if not isinstance(read.statement, ast.Expr):
+            _, end = core.tree.span(call)
+            core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
+        return
+    if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
+        raise Unsure(read.node, "gradients that stay scaled are read on a way out of this statement")
+    if read.statement in core.bracketed:
+        return
+    core.bracketed.add(read.statement)
+    grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
+    core.edits.before(
+        read.statement,
+        [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"],
+    )
+    core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+
+
+def _limit(core: Core, call: ast.Call) -> ast.expr | None:
+    """Return the limit of a clip of torch; None for any other call."""
+    if core.names.meaning(call.func) not in CLIPS:
+        return None
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+        return None
+    named = [each.value for each in call.keywords if each.arg in ("max_norm", "clip_value")]
+    return next(iter([*call.args[1:2], *named]), None)
 
 
 def _collapsed(core: Core, read: Read) -> ast.stmt:
@@ -207,8 +247,8 @@ def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:
 
 
 PACE = (
-    "gradients are clipped after every micro-batch, and GradScaler can unscale them only once per step; move the "
-    "clipping to the step, then migrate again"
+    "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
+    "gradients, are scaled to match; clipping once per step is what GradScaler is made for"
 )
 
 

@@ -237,6 +237,7 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
 def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
     masters = {id(call): call for call in sites.masters}
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
+    functions |= _called_in(tree, functions)
     for node in tree.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted(node.args[0]) if len(node.args) == 1 else None
@@ -249,6 +250,19 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
             if any(isinstance(each, ast.Call) and id(each) in masters for each in ast.walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
+
+
+def _called_in(tree: Tree, functions: set[Function | None]) -> set[Function | None]:
+    """Return the functions of the module, and methods of the same object, that some functions call."""
+    called = {
+        dotted(node.func) for node in tree.nodes if isinstance(node, ast.Call) and tree.function(node) in functions
+    }
+    return {
+        node
+        for node in tree.nodes
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (f"self.{node.name}" if tree.class_of(node) is not None else node.name) in called
+    }
 
 
 def _copies_weights(tree: Tree, call: ast.Call) -> bool:

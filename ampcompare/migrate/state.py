@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["rewrite_state"]
 
+OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
+
 
 def rewrite_state(core: Core) -> None:
     """Rewrite saving and loading of the scalers.
@@ -34,7 +36,12 @@ def _optimizer(core: Core, call: ast.Call) -> str | None:
     names = [each.arg for each in function.args.args] if function is not None else []
     if core.sites.optimizers:
         return core.sites.optimizers[0]
-    return next((name for name in names if name in ("optimizer", "optim", "opt")), None)
+    own = {key for node in ast.walk(function or core.tree.module) if (key := _attribute_of_self(node)) in OWN}
+    return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
+
+
+def _attribute_of_self(node: ast.AST) -> str | None:
+    return dotted(node) if isinstance(node, ast.Attribute) else None
 
 
 def _saved(core: Core, call: ast.Call) -> str:

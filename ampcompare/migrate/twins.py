@@ -7,6 +7,7 @@ import ast
 from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
+from ampcompare.migrate.inference import cast_from_here, evaluate_half
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.optimizers import add_argument, rewrite_optimizer
 from ampcompare.migrate.scalers import plan_scalers
@@ -68,6 +69,10 @@ class Twins:
         """
         if self._is_absence(node):
             return self._absence(node)
+        if id(node) in self._names.passed:
+            return self._core
+        if meaning == "apex.amp" and self._is_test(node):
+            return self._tested(node)
         if meaning in IMPORTED:
             return self._imported(node, meaning, IMPORTED[meaning])
         parts = meaning.split(".")
@@ -79,8 +84,13 @@ class Twins:
             return self._amp(node, meaning.removeprefix("apex.amp."))
         if meaning == "apex.fp16_utils.to_python_float":
             return self._to_python_float(node)
+        if meaning == "apex.parallel.create_syncbn_process_group":
+            return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
             raise Unsure(node, "LARC has no twin in torch; it works with any optimizer, and ampcompare.apex has it")
+        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
+            if evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
+                return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
             raise Unsure(
                 node,
@@ -121,7 +131,7 @@ class Twins:
             and parent.comparators[0].value is None
         )
 
-    def _absence(self, node: ast.AST) -> bool:
+    def _absence(self, node: ast.Name | ast.Attribute) -> bool:
         if not self._core:
             return False
         parent = self._tree.parent(node)
@@ -130,11 +140,43 @@ class Twins:
             return True
         statement = self._tree.statement(node)
         is_none = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+        if isinstance(statement, ast.Assign) and (twin := self._fallback(node, statement.value)):
+            return self._imported(node, "", twin)
         if not is_none:
             raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
         if not any(isinstance(outer, ast.ExceptHandler) for outer in self._tree.ancestors(statement)):
             self._edits.remove(statement)
         return True
+
+    def _is_test(self, node: ast.AST) -> bool:
+        """Return whether only the truth of a name matters, such as in `amp.state_dict() if amp else None`."""
+        parent = self._tree.parent(node)
+        if isinstance(parent, (ast.If, ast.IfExp)):
+            return parent.test is node
+        return isinstance(parent, ast.BoolOp) or (isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not))
+
+    def _tested(self, node: ast.Name | ast.Attribute) -> bool:
+        """Replace the test whether a script uses Apex by one whether the scaler does something."""
+        if not self._core:
+            return False
+        if not self._names.may_be_none(node):
+            self._edits.replace(node, "True")
+            return True
+        sites = collect_sites(self._tree, self._names)
+        scalers = plan_scalers(self._tree, sites, "scaler")
+        early = any(
+            each.function is self._tree.function(node) and each.statement.lineno > node.lineno
+            for each in sites.initializes
+        )
+        if early or len(scalers.names) != 1 or scalers.home == "optimizer":
+            raise Unsure(node, "whether amp is None is asked here, where no scaler is in reach")
+        self._edits.replace(node, f"{scalers.reference(None)}.is_enabled()")
+        return True
+
+    def _fallback(self, node: ast.AST, value: ast.expr) -> str | None:
+        """Return the class of torch that a name falls back to without Apex, where it is the twin of Apex's."""
+        twin = IMPORTED.get(str(self._names.meaning(node)))
+        return twin if twin is not None and self._names.meaning(value) == twin else None
 
     # what only has another name
 
@@ -187,6 +229,21 @@ class Twins:
         if dropped:
             self._note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no twin and is left out")
 
+    def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._call(node)
+        if call is None or len(call.args) + len(call.keywords) != 1:
+            raise Unsure(node, "create_syncbn_process_group is passed on as a value")
+        size = call.args[0] if call.args else call.keywords[0].value
+        text = self._tree.source(size)
+        group = f"{self._torch}.distributed.new_subgroups({text})[0]"
+        if isinstance(size, ast.Constant) and not size.value:  # one group of all
+            group = "None"
+        elif not isinstance(size, ast.Constant):
+            group = f"{group} if {text} else None"
+            group = group if isinstance(self._tree.parent(call), (ast.Assign, ast.keyword)) else f"({group})"
+        self._edits.replace(call, group)
+        return True
+
     # layers and optimizers
 
     def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
@@ -219,9 +276,27 @@ class Twins:
             return self._registered(call, REGISTERED[what])
         if what.startswith("lists.") and call is not None:
             return self._listed(call, what)
+        if what == "init" and call is not None and cast_from_here(self._tree, self._edits, self._torch, call):
+            return True
         if what.startswith("_amp_state"):
             return self._state(node, what)
+        if what == "__dict__" and self._is_lookup(node):
+            return self._core
         raise Unsure(node, f"amp.{what} has no twin in torch.amp")
+
+    def _is_lookup(self, node: ast.AST) -> bool:
+        """Replace a test such as `"state_dict" in amp.__dict__`, for versions of Apex that lack a function."""
+        test = self._tree.parent(node)
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.In):
+            return False
+        if not isinstance(test.left, ast.Constant) or test.left.value not in ("state_dict", "load_state_dict"):
+            return False
+        both = self._tree.parent(test)
+        if isinstance(both, ast.BoolOp) and isinstance(both.op, ast.And) and len(both.values) == 2:
+            self._edits.replace(both, self._tree.source(both.values[0 if both.values[1] is test else 1]))
+        else:
+            self._edits.replace(test, "True")
+        return True
 
     def _registered(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""

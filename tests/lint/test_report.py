@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ampcompare.lint.report import FORMATS, Located, Report, Unread
 from ampcompare.source.document import Place
 
@@ -63,29 +65,78 @@ def test_github() -> None:
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
 
 
+# The objects of SARIF 2.1.0 that occur, each with its properties and their types: an object, a list of objects, or a
+# plain type. None has further properties in the schema. The first of each that ends with "!" must be there.
+TEXT = {"text!": str}
+LOCATION = {
+    "physicalLocation": {"artifactLocation": {"uri": str}, "region": {"startLine": int, "startColumn": int}},
+}
+LEVELS = {"none", "note", "warning", "error"}
+SARIF = {
+    "$schema": str,
+    "version!": {"2.1.0"},
+    "runs!": [
+        {
+            "tool!": {
+                "driver!": {
+                    "name!": str,
+                    "semanticVersion": str,
+                    "rules": [
+                        {
+                            "id!": str,
+                            "name": str,
+                            "shortDescription": TEXT,
+                            "fullDescription": TEXT,
+                            "help": TEXT,
+                            "defaultConfiguration": {"level": LEVELS},
+                        }
+                    ],
+                }
+            },
+            "columnKind": {"utf16CodeUnits", "unicodeCodePoints"},
+            "invocations": [
+                {
+                    "executionSuccessful!": bool,
+                    "toolExecutionNotifications": [{"level": LEVELS, "message!": TEXT, "locations": [LOCATION]}],
+                }
+            ],
+            "results": [{"ruleId": str, "ruleIndex": int, "level": LEVELS, "message!": TEXT, "locations": [LOCATION]}],
+        }
+    ],
+}
+
+
+def check_shape(value: Any, shape: Any) -> None:
+    """Check an object against properties and types as those of `SARIF`."""
+    if isinstance(shape, list):
+        assert isinstance(value, list)
+        for each in value:
+            check_shape(each, shape[0])
+    elif isinstance(shape, dict):
+        assert isinstance(value, dict)
+        assert {key.removesuffix("!") for key in shape} >= set(value)
+        assert {key.removesuffix("!") for key in shape if key.endswith("!")} <= set(value)
+        for key, inner in shape.items():
+            if key.removesuffix("!") in value:
+                check_shape(value[key.removesuffix("!")], inner)
+    elif isinstance(shape, set):
+        assert value in shape
+    else:
+        assert type(value) is shape
+
+
 def check_sarif(log: dict[str, Any]) -> None:
-    """What the schema of SARIF 2.1.0 asks of the parts that are used here."""
-    assert set(log) <= {"$schema", "version", "runs", "inlineExternalProperties", "properties"}
-    assert log["version"] == "2.1.0"
+    """What the schema of SARIF 2.1.0 asks of the parts that are used here, and what readers of it rely on."""
+    check_shape(log, SARIF)
     for run in log["runs"]:
-        driver = run["tool"]["driver"]
-        assert driver["name"]
-        identifiers = [rule["id"] for rule in driver["rules"]]
+        identifiers = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
         assert len(set(identifiers)) == len(identifiers)
-        for rule in driver["rules"]:
-            assert all(rule[key]["text"] for key in ("shortDescription", "fullDescription", "help"))
-            assert rule["defaultConfiguration"]["level"] in ("none", "note", "warning", "error")
-        assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
-        for invocation in run["invocations"]:
-            assert isinstance(invocation["executionSuccessful"], bool)
         for result in run["results"]:
             assert identifiers[result["ruleIndex"]] == result["ruleId"]
-            assert result["level"] in ("none", "note", "warning", "error")
-            assert result["message"]["text"]
             for location in result["locations"]:
                 physical = location["physicalLocation"]
                 assert " " not in physical["artifactLocation"]["uri"]
-                assert all(isinstance(number, int) and number >= 1 for number in physical["region"].values())
+                assert all(number >= 1 for number in physical["region"].values())
 
 
 def test_sarif() -> None:
@@ -100,3 +151,6 @@ def test_sarif() -> None:
     assert run["results"][2]["message"]["text"].startswith("cell 4:2:1: clipped")
     assert run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"] == "not Python 3"
     check_sarif(json.loads(rendered("sarif", Report())))
+    log["runs"][0]["results"][0]["column"] = 1
+    with pytest.raises(AssertionError):
+        check_sarif(log)

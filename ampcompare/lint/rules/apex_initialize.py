@@ -61,7 +61,8 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
             before = [other for other in trace[:index] if other.may_follow(event)]
             after = [other for other in trace[index + 1 :] if other.may_follow(event)]
             for other in before:
-                if other.kind is Kind.WRAP and other.target and other.target in models:
+                again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
+                if other.kind is Kind.WRAP and other.target and other.target in models and not again:
                     yield module.finding(
                         "AMP101",
                         event.call,

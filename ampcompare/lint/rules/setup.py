@@ -156,15 +156,25 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             continue
         for call in module.calls_of("torch.save"):
             saved = _saved_dict(module, call)
-            if saved is None or not _holds_optimizer(module, saved) or not _reached(module, maker, call):
+            alone = _is_state_of_optimizer(module, keyword(call, "obj", 0))
+            if not (alone or (saved is not None and _holds_optimizer(module, saved))):
+                continue
+            if not _reached(module, maker, call, of_process=code == "AMP119"):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
-            yield module.finding(code, call, shown, _added_state(module, code, maker, call, saved))
+            edits = () if saved is None else _added_state(module, code, maker, call, saved)
+            yield module.finding(code, call, shown, edits)
 
 
-def _reached(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
-    """Return whether a checkpoint belongs to the training for which the loss scale was made."""
+def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+    """Return whether a checkpoint belongs to the training for which the loss scale was made.
+
+    Args:
+        of_process: whether the loss scale is one of the process, which every method of a class reaches.
+    """
     home, here = module.names.scope_of[maker], module.names.scope_of[save]
+    if of_process and home.owner is not None and home.owner is here.owner:
+        return True
     kept = home.owner is not None and any(
         maker in values for name, values in home.owner.values.items() if name.startswith("self.")
     )
@@ -188,11 +198,13 @@ def _saved_dict(module: LintModule, call: ast.Call) -> ast.Dict | None:
 
 
 def _holds_optimizer(module: LintModule, saved: ast.Dict) -> bool:
-    for value in saved.values:
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "state_dict":
-            if module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer":
-                return True
-    return False
+    return any(_is_state_of_optimizer(module, value) for value in saved.values)
+
+
+def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
+        return False
+    return module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer"
 
 
 def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
