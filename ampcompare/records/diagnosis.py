@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampcompare.records.run import SCHEMA, FrozenRecord, Number
+from ampcompare.records.fields import FrozenRecord, Number
+from ampcompare.records.run import SCHEMA
 
 __all__ = [
     "Audit",

@@ -11,20 +11,15 @@ import torch
 from torch import nn
 
 from ampcompare.environment.versions import fingerprint, host_name
-from ampcompare.errors import UnsupportedCombination
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.randomness import derive
-from ampcompare.tasks.task import Phase
 from ampcompare.training.assemble import Assembly
-from ampcompare.training.cuda_graph import CudaRecorder, StepGraph, rates_on_device, refuse_unrecordable
+from ampcompare.training.build_loop import build_loop
 from ampcompare.training.evaluate import Evaluation, evaluate
-from ampcompare.training.loop import Loop, update
-from ampcompare.training.metrics.clock import make_clock
-from ampcompare.training.phases import PhasedUpdate
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.factory import make_policies
 from ampcompare.training.policies.rollback import Rollback
@@ -38,25 +33,6 @@ from ampcompare.training.stop_request import StopRequest
 __all__ = ["Session", "TrainingPhase"]
 
 TrainingPhase = Literal["training", "evaluating", "saving"]
-
-
-def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -> Any:
-    """Return what makes an update: all optimizers at once, or phase by phase; a CUDA graph of it if that is asked for.
-
-    Raises:
-        UnsupportedCombination: an update in several phases cannot be recorded.
-    """
-    if len(phases) > 1:
-        if recorded:
-            raise UnsupportedCombination(
-                f"cuda_graph records one step, and this task makes {len(phases)} in an update; leave out --cuda-graph"
-            )
-        return PhasedUpdate(phases)
-    if not recorded:
-        return update
-    refuse_unrecordable(assembly.device, assembly.precision, assembly.optimizers)
-    rates_on_device(assembly.optimizers, assembly.device)
-    return StepGraph(update, CudaRecorder(assembly.device))
 
 
 class Session:
@@ -90,7 +66,7 @@ class Session:
         self.on_phase: Callable[[TrainingPhase], None] | None = None
         self._saver = saver
         self._stop = stop
-        recipe, ranks = config.recipe, assembly.ranks
+        ranks = assembly.ranks
         self.divergence = DivergenceDetector(
             config.nan_patience, assembly.replicas, ranks.any, stops=config.on_nan != "continue"
         )
@@ -100,28 +76,8 @@ class Session:
         }
         if assembly.average is not None:
             self.stateful["average"] = assembly.average
-        task = assembly.task
-        phases = task.phases(len(assembly.optimizers))
-        self.loop = Loop(
-            models=assembly.models,
-            optimizers=assembly.optimizers,
-            precision=functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision),
-            parallel=assembly.parallel,
-            loss_of=phases[0].loss,
-            clock=make_clock(assembly.device),
-            num_losses=len(phases),
-            accumulation=recipe.grad_accum_steps,
-            clip_norm=recipe.clip_grad,
-            schedule=assembly.schedule,
-            base_lrs=assembly.base_lrs,
-            drain_every=config.drain_every,
-            channels_last=recipe.channels_last,
-            mean=ranks.mean if ranks.size > 1 else None,
-            split=task.split,
-            to_channels_last=task.channels_last,
-            update=_update_of(phases, assembly, recorded=recipe.cuda_graph),
-            after_step=() if assembly.average is None else (assembly.average.update,),
-        )
+        precision = functools.reduce(lambda inner, policy: policy.wrap(inner), self.policies, assembly.precision)
+        self.loop = build_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
 
     @property
     def precision(self) -> Precision:

@@ -17,9 +17,8 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
+from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device
-from ampcompare.training.loop import Loop
-from ampcompare.training.metrics.clock import make_clock
 
 __all__ = ["continue_checkpoint"]
 
@@ -50,18 +49,8 @@ def _continue(config: RunConfig, checkpoint: Path, steps: int, trust: bool) -> d
         for epoch in count():
             yield from task.data.train_batches(epoch, recipe.batch_size, device=device)
 
-    loop = Loop(
-        models=assembly.models,
-        optimizers=assembly.optimizers,
-        precision=precision,
-        parallel=assembly.parallel,
-        loss_of=task.loss,
-        clock=make_clock(device),
-        accumulation=recipe.grad_accum_steps,
-        clip_norm=recipe.clip_grad,
-        drain_every=1,
-        channels_last=recipe.channels_last,
-    )
+    loop = build_loop(recipe, assembly, precision, drain_every=1)
+    loop.schedule = None
     with context:
         scales_before = list(precision.loss_scales())
         records = [record for block in loop.run(batches(), epoch=0, steps=steps) for record in block]
