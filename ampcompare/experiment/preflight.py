@@ -11,13 +11,14 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.checkpoint.store.frame import require_checkpoint
 from ampcompare.environment.cuda import why_no_cuda
+from ampcompare.environment.find_module import find_module
 from ampcompare.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.settings.script import SCRIPT_BACKENDS
-from ampcompare.tasks.names import check_task, find_module
+from ampcompare.tasks.names import check_task
 
 __all__ = ["check_cells"]
 

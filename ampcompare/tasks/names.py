@@ -6,15 +6,13 @@ What files alone cannot decide passes; the process that builds the model and rea
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import os
 import re
 import sys
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from ampcompare.environment.find_module import find_module
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.recipe import DataConfig, Recipe
 from ampcompare.settings.task_defaults import DEFAULT_TASK
@@ -30,14 +28,13 @@ from ampcompare.tasks.catalog import (
 )
 from ampcompare.tasks.layout import check_layout
 
-__all__ = ["check_data", "check_model", "check_task", "find_module"]
+__all__ = ["check_data", "check_model", "check_task"]
 
 PACKAGES = {
     "digits": ("sklearn", "scikit-learn"),
     **dict.fromkeys([*TORCHVISION_FILES, "imagefolder"], ("PIL", "pillow")),
 }
 ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
-ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 
 
 def check_task(recipe: Recipe, *, look: bool = True) -> None:
@@ -190,36 +187,3 @@ def _check_attribute(path: str, name: str, file: Path) -> None:
         return
     names = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     raise ConfigError(f"factory {path}: there is no {name!r} in it; {did_you_mean(name, names)}")
-
-
-def find_module(name: str) -> tuple[bool, ModuleSpec | None]:
-    """Return whether a module may be importable, with the current directory on the path, and what would be loaded.
-
-    Nothing is imported, not even the packages around it; a package that changes its own path may have any module.
-    """
-    importlib.invalidate_caches()
-    top, *rest = name.split(".")
-    if not all(part.isidentifier() for part in (top, *rest)):
-        return False, None
-    try:
-        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
-    except ValueError:  # loaded, from an unknown location
-        return True, None
-    for part in rest:
-        if spec is None:
-            return False, None
-        inner = PathFinder.find_spec(part, list(spec.submodule_search_locations or []))
-        if inner is None:
-            return _may_hold_any_module(spec), None
-        spec = inner
-    return spec is not None, spec
-
-
-def _may_hold_any_module(spec: ModuleSpec) -> bool:
-    """Return whether a module may create submodules that are not files in its folder, as `os` creates `os.path`."""
-    if spec.origin is None or not spec.origin.endswith(".py"):
-        return spec.submodule_search_locations is None
-    try:
-        return bool(ANY_MODULE.search(Path(spec.origin).read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError):
-        return True

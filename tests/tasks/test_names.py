@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.environment.find_module import find_module
 from ampcompare.errors import ConfigError
 from ampcompare.tasks.catalog import torchvision_models
 from ampcompare.tasks.imagefolder import _open
-from ampcompare.tasks.names import check_data, check_model, find_module
+from ampcompare.tasks.names import check_data, check_model
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
