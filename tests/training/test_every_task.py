@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -26,11 +25,16 @@ from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
-OWN = ("fp32", "apex", "native", "half")
-ARMS = [arm.text for name in OWN for arm in BUILT_IN[name].contract]
+LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
+ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:master_weights,dynamic"]
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
     "segmentation": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
+    "lm": {
+        "data": {"train_size": 32, "val_size": 20, "sequence_length": 8},
+        "model": {"args": {"width": 16, "depth": 1, "heads": 2}},
+    },
+    "regression": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
     "gan": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
 }
 
