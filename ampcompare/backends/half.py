@@ -76,7 +76,9 @@ def _explain(options: Options) -> ArmExplanation:
         if twin and not added and not types
         else "the same idea, through Apex"
         if twin
-        else f"Apex knows no bf16; its nearest arm is apex:{'O2' if masters else 'O3'}, in fp16",
+        else "NVIDIA's Apex knows no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
+        if masters
+        else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
         twin_script=apex_script(twin) if twin else (),

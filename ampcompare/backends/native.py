@@ -70,7 +70,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
         twin_is="what torch.amp was made from; see `ampcompare explain O1` for what differs"
         if is_fp16
-        else "Apex knows no bf16; its nearest arm is apex:O1, in fp16 with a loss scale",
+        else "NVIDIA's Apex knows no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
         differs=(),
         script=native_script(dtype, dict(options)),
         twin_script=apex_script({"opt_level": "O1"}) if is_fp16 else (),

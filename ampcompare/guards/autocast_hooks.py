@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.guards.location import user_location
+from ampcompare.guards.location import Location, user_location
 from ampcompare.guards.patches import Patches
 from ampcompare.guards.script_state import EnteredAutocast, ScriptState
 
@@ -32,7 +32,7 @@ def watch_autocast(patches: Patches, facts: ScriptState) -> None:
         result = original(autocast)
         is_enabled, is_dtype_given = getattr(autocast, ASKED, (False, False))
         if is_enabled:
-            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, user_location())
+            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _own_location())
             entry.on_for.update(_devices_on())
             facts.autocasts.append(entry)
             del facts.autocasts[:-MAX_ENTRIES]
@@ -46,6 +46,12 @@ def watch_autocast(patches: Patches, facts: ScriptState) -> None:
     patches.wrap(kind, "__init__", init)
     patches.wrap(kind, "__enter__", enter)
     patches.wrap(kind, "__exit__", leave)
+
+
+def _own_location() -> Location:
+    """Return the line of the script itself: a deprecated class of torch is called through another package."""
+    location = user_location()
+    return location.caller or location
 
 
 def _devices_on() -> list[str]:
@@ -63,6 +69,6 @@ def watch_disabled_scalers(patches: Patches, facts: ScriptState) -> None:
         original(scaler, *args, **kwargs)
         given = signature.bind(scaler, *args, **kwargs).arguments
         if given.get("enabled", True) and not scaler.is_enabled():
-            facts.scalers_off.append((str(given.get("device", "cuda")), user_location()))
+            facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
 
     patches.wrap(kind, "__init__", init)
