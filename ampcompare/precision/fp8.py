@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,12 +41,8 @@ class FP8(PrecisionWrapper):
     def __init__(
         self, *, device: str = "cpu", scaling: str = "tensorwise", over: str = "native:bf16", align: int = ALIGNMENT
     ) -> None:
-        logging.disable(logging.WARNING)  # torchao logs at its import which kernels it has for other devices
-        try:
-            _, library, version = LIBRARY.load("fp8")
-            self._float8: Any = importlib.import_module("torchao.float8")
-        finally:
-            logging.disable(logging.NOTSET)
+        float8, library, version = LIBRARY.load("fp8")
+        self._float8: Any = float8
         super().__init__(make_precision(over.replace("+", ","), device=device))
         self._over = over
         self._scaling = scaling
