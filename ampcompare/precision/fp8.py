@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ class FP8(PrecisionWrapper):
     ) -> None:
         float8, library, version = LIBRARY.load("fp8")
         self._float8: Any = float8
-        super().__init__(make_precision(over.replace("+", ","), device=device))
-        self._over = over
+        inner = Arm.parse(over.replace("+", ","))
+        super().__init__(make_precision(inner, device=device))
+        self._over = str(inner)
+        self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)
@@ -67,7 +70,7 @@ class FP8(PrecisionWrapper):
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
         converted = [
             self._float8.convert_to_float8_training(
-                model, config=config, module_filter_fn=lambda module, name: self._fits(module)
+                model, config=config, module_filter_fn=functools.partial(self._fits, self._kept_modules(model))
             )
             for model in models
         ]
@@ -79,16 +82,26 @@ class FP8(PrecisionWrapper):
         left = [text for model in converted for text in self._left_out(model)]
         if left:
             more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
-            self.notes = (f"fp8 leaves in bf16: {', '.join(left[:MAX_NAMED])}{more}",)
+            self.notes = (f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}",)
         if self._device.type == "cpu":
             for model in converted:
                 for layer in self._layers(model):
                     layer.forward = functools.partial(_outside_autocast, layer.forward)
         return self.inner.prepare(converted, optimizers)
 
-    def _fits(self, module: nn.Module) -> bool:
+    def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
+        """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
+        kept = (
+            module
+            for name, module in model.named_modules()
+            if any(fnmatchcase(name, each) or fnmatchcase(type(module).__name__, each) for each in self._kept)
+        )
+        return {inner for module in kept for inner in module.modules()}
+
+    def _fits(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.
-        return type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+        fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+        return fits and module not in kept
 
     def _layers(self, model: nn.Module) -> Iterator[Any]:
         kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
@@ -100,7 +113,7 @@ class FP8(PrecisionWrapper):
         for name, module in model.named_modules():
             if not isinstance(module, MULTIPLYING) or id(module) in converted:
                 continue
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear and any(size % self._align for size in module.weight.shape):
                 sizes = f"{module.in_features} to {module.out_features}"
                 yield f"{name} ({sizes}, not multiples of {self._align})"
             else:

@@ -70,11 +70,22 @@ def test_layers_that_are_not_converted_are_named() -> None:
     precision = make_precision("fp8")
     (prepared,), _ = precision.prepare([model], [SGD(model.parameters(), lr=1.0)])
     assert precision.notes == (
-        "fp8 leaves in bf16: conv (Conv2d), attend (MultiheadAttention), "
+        "fp8 is not in: conv (Conv2d), attend (MultiheadAttention), "
         "attend.out_proj (NonDynamicallyQuantizableLinear), net.2 (32 to 10, not multiples of 16)",
     )
     kinds = {name: type(module).__name__ for name, module in prepared.named_modules()}
     assert [name for name, kind in kinds.items() if kind == "Float8Linear"] == ["net.0"]
+
+
+@needs_torchao
+def test_what_the_arm_underneath_keeps_in_fp32_is_not_converted() -> None:
+    """A kept module, by name or type, computes in fp32 with all that is inside of it."""
+    precision: Any = make_precision("fp8:rowwise,align=2")
+    precision._kept = ["*.0", "ModuleList"]
+    model = nn.ModuleDict({"head": nn.ModuleList([nn.Linear(16, 16)]), "net": net()})
+    (prepared,), _ = precision.prepare([model], [SGD(model.parameters(), lr=1.0)])
+    kinds = {name: type(module).__name__ for name, module in prepared.named_modules()}
+    assert [name for name, kind in kinds.items() if kind == "Float8Linear"] == ["net.2"]
 
 
 @needs_torchao

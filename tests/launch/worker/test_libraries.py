@@ -75,7 +75,7 @@ def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]
     assert record.effective is not None
     assert record.effective.arm == "fp8:rowwise,align=8"
     (note,) = record.notes
-    assert note.startswith("fp8 leaves in bf16: ")
+    assert note.startswith("fp8 is not in: ")
 
 
 @pytest.mark.parametrize("arm", [*TWINS, "actnn:bits=2", "actnn:bits=4,over=native:bf16"])
