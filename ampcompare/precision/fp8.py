@@ -79,15 +79,16 @@ class FP8(PrecisionWrapper):
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
                 f"{self._over} on it, or another model"
             )
-        left = [text for model in converted for text in self._left_out(model)]
-        if left:
-            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
-            self.notes = (f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}",)
         if self._device.type == "cpu":
             for model in converted:
                 for layer in self._layers(model):
                     layer.forward = functools.partial(_outside_autocast, layer.forward)
-        return self.inner.prepare(converted, optimizers)
+        prepared = super()._prepare(converted, optimizers)
+        left = [text for model in converted for text in self._left_out(model)]
+        if left:
+            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+            self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
+        return prepared
 
     def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
         """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
