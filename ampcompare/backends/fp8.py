@@ -8,11 +8,12 @@ from __future__ import annotations
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, count
+from ampcompare.backends.scripts import half_script, native_script
 from ampcompare.backends.spec import BackendSpec, ContractArm, EffectiveArm, Options
 
 __all__ = ["ALIGNMENT", "LIBRARY", "SPEC"]
 
-LIBRARY = Library(("torchao",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
+LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
 SCALINGS = ("tensorwise", "rowwise")
 NOT_OFFERED = {
@@ -47,6 +48,13 @@ def _check(options: Options) -> str:
 def _effective(options: Options, device: str) -> EffectiveArm:
     emulated = "fp8 is emulated on a CPU: operands are rounded to fp8, and multiplied in fp32"
     return EffectiveArm(_inner(options), emulated if device == "cpu" else "")
+
+
+def _script(inner: str) -> tuple[str, ...]:
+    """Return the step of the arm underneath."""
+    if inner.startswith("native"):
+        return native_script("bfloat16", {})
+    return half_script("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -90,6 +98,7 @@ def _explain(options: Options) -> ArmExplanation:
             "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
             f"    size % {multiple} for size in module.weight.shape)",
             "model = convert_to_float8_training(model, config=config, module_filter_fn=fits)  # before DDP",
+            *_script(inner),
         ),
         twin_script=(),
     )

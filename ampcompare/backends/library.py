@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
 from ampcompare.environment.versions import installed_version
 from ampcompare.errors import BackendUnavailable
 
-__all__ = ["Library"]
+__all__ = ["Library", "quiet_import"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,22 @@ class Library:
             raise BackendUnavailable(f"{backend} is {self.missing()}")
         name, distribution, version = found
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings of its own dependencies; users cannot act on them
+            with quiet_import():
                 return importlib.import_module(name), distribution, version
         except Exception as error:  # a library built for another torch may raise anything
             raise BackendUnavailable(
                 f"{name} {version} is installed and cannot be imported: {type(error).__name__}: {error}; {self.install}"
             ) from error
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """Silence warnings and logs of a library and its dependencies while they are imported; users cannot act on them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -42,14 +42,12 @@ class FP8(PrecisionWrapper):
     def __init__(
         self, *, device: str = "cpu", scaling: str = "tensorwise", over: str = "native:bf16", align: int = ALIGNMENT
     ) -> None:
-        logging.disable(logging.WARNING)  # torchao logs at its import which kernels it has for other devices
-        try:
-            _, library, version = LIBRARY.load("fp8")
-            self._float8: Any = importlib.import_module("torchao.float8")
-        finally:
-            logging.disable(logging.NOTSET)
-        super().__init__(make_precision(over.replace("+", ","), device=device))
-        self._over = over
+        float8, library, version = LIBRARY.load("fp8")
+        self._float8: Any = float8
+        inner = Arm.parse(over.replace("+", ","))
+        super().__init__(make_precision(inner, device=device))
+        self._over = str(inner)
+        self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)
@@ -72,7 +70,7 @@ class FP8(PrecisionWrapper):
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
         converted = [
             self._float8.convert_to_float8_training(
-                model, config=config, module_filter_fn=lambda module, name: self._fits(module)
+                model, config=config, module_filter_fn=functools.partial(self._fits, self._kept_modules(model))
             )
             for model in models
         ]
@@ -81,19 +79,30 @@ class FP8(PrecisionWrapper):
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
                 f"{self._over} on it, or another model"
             )
-        left = [text for model in converted for text in self._left_out(model)]
-        if left:
-            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
-            self.notes = (f"fp8 leaves in bf16: {', '.join(left[:MAX_NAMED])}{more}",)
         if self._device.type == "cpu":
             for model in converted:
                 for layer in self._layers(model):
                     layer.forward = functools.partial(_outside_autocast, layer.forward)
-        return self.inner.prepare(converted, optimizers)
+        prepared = super()._prepare(converted, optimizers)
+        left = [text for model in converted for text in self._left_out(model)]
+        if left:
+            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+            self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
+        return prepared
 
-    def _fits(self, module: nn.Module) -> bool:
+    def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
+        """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
+        kept = (
+            module
+            for name, module in model.named_modules()
+            if any(fnmatchcase(name, each) or fnmatchcase(type(module).__name__, each) for each in self._kept)
+        )
+        return {inner for module in kept for inner in module.modules()}
+
+    def _fits(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.
-        return type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+        fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
+        return fits and module not in kept
 
     def _layers(self, model: nn.Module) -> Iterator[Any]:
         kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
@@ -105,7 +114,7 @@ class FP8(PrecisionWrapper):
         for name, module in model.named_modules():
             if not isinstance(module, MULTIPLYING) or id(module) in converted:
                 continue
-            if type(module) is nn.Linear:
+            if type(module) is nn.Linear and any(size % self._align for size in module.weight.shape):
                 sizes = f"{module.in_features} to {module.out_features}"
                 yield f"{name} ({sizes}, not multiples of {self._align})"
             else:

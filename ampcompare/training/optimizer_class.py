@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ampcompare.backends.library import quiet_import
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
 from ampcompare.tasks.factory import resolve_factory
@@ -36,7 +35,7 @@ def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
     if package not in ("torch", "apex", *LIBRARIES):
         return resolve_factory(f"{module}:{attribute}")
     try:
-        with _without_import_logs():
+        with quiet_import():
             found = importlib.import_module(module)
     except Exception as error:  # a package built for another torch may raise anything
         raise BackendUnavailable(
@@ -52,14 +51,3 @@ def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
 
 def _is_optimizer(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
-
-
-@contextlib.contextmanager
-def _without_import_logs() -> Iterator[None]:
-    """Silence what packages log while they are imported, such as kernels that they have for other devices."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -67,6 +67,11 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "group": st.integers(min_value=2).map(lambda number: 4 * number),
         "over": st.sampled_from(["fp32", "native:bf16", "apex:O2+loss_scale=128", "half:bn_fp32"]),
     },
+    "fp8": {
+        "scaling": st.sampled_from(["tensorwise", "rowwise"]),
+        "over": st.sampled_from(["native:bf16", "half:dtype=bf16", "half:dtype=bf16+master_weights"]),
+        "align": st.integers(min_value=1),
+    },
 }
 
 
@@ -169,6 +174,9 @@ def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
         ("actnn", "actnn:bits=2"),
         ("actnn:group=256,over=fp32,bits=4", "actnn:bits=4"),
         ("actnn:over=apex:loss_scale=128+opt_level=O2", "actnn:bits=2,over=apex:O2+loss_scale=128"),
+        ("fp8", "fp8:tensorwise"),
+        ("FP8:rowwise,over=bf16,align=16", "fp8:rowwise"),
+        ("fp8:over=half:bf16", "fp8:tensorwise,over=half:dtype=bf16"),
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -230,6 +238,11 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("actnn:group=10", "expected a multiple of 4 of at least 8"),
         ("actnn:over=actnn", "expected an arm that is not over another one"),
         ("actnn:over=natve", "unknown backend 'natve'"),
+        ("fp8:mxfp8", "torchao trains mixtures of experts in it, and no linear layers; expected one of tensorwise"),
+        ("fp8:te", "TransformerEngine replaces the model's own modules"),
+        ("fp8:blockwise", "expected one of tensorwise, rowwise"),
+        ("fp8:over=fp16", "over=native:fp16 is no bf16 arm of native or half"),
+        ("fp8:over=actnn", "expected an arm that is not over another one"),
     ],
 )
 def test_refused(text: str, message: str) -> None:
@@ -271,5 +284,5 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, theirs"):
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, theirs"):
         Arm.parse("ours")

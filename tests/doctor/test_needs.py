@@ -84,6 +84,7 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
         ("accelerate:bf16", ""),
         ("actnn:bits=2,over=native:fp16", "fp16 is emulated on this CPU"),
         ("actnn:bits=2", ""),
+        ("fp8", "fp8 is emulated on a CPU"),
     ],
 )
 def test_other_libraries_on_a_cpu(monkeypatch: pytest.MonkeyPatch, arm: str, note: str) -> None:

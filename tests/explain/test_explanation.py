@@ -33,6 +33,7 @@ ARMS = [
 LIBRARIES = [
     *("accelerate:no", "accelerate:bf16", "fabric:32-true", "fabric:bf16-mixed", "fabric:16-true", "mmengine:fp32"),
     *("accelerate:fp16", "fabric:16-mixed", "fabric:bf16-true", "mmengine:fp16", "mmengine:bf16", "horovod"),
+    *("fp8:tensorwise", "fp8:rowwise,over=half:dtype=bf16"),
 ]
 
 

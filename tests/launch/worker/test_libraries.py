@@ -66,6 +66,18 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert ours.effective is None
 
 
+def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]) -> None:
+    """The record has how fp8 was computed, the layers that had none, and the library; a resumed one ends the same."""
+    record = train("fp8:rowwise,align=8")
+    if record.environment.get("device", "cpu") != "cpu":
+        pytest.skip("there is a GPU")
+    assert (record.status, record.half) == ("completed", "fp8 emulated")
+    assert record.effective is not None
+    assert record.effective.arm == "fp8:rowwise,align=8"
+    (note,) = record.notes
+    assert note.startswith("fp8 is not in: ")
+
+
 @pytest.mark.parametrize("arm", [*TWINS, "actnn:bits=2", "actnn:bits=4,over=native:bf16"])
 def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: str) -> None:
     """A run that was stopped in the middle of an epoch ends as one that was not, rounding of activations included."""
