@@ -83,7 +83,7 @@ def execute(
             )
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-    prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
+    prepared.close(status, _in_words(error))
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
     if (
@@ -94,6 +94,12 @@ def execute(
     ):
         note(f"to move this script to torch.amp, and check that it trains the same: ampcompare migrate {settings.name}")
     return status
+
+
+def _in_words(error: BaseException | None) -> str | None:
+    if isinstance(error, AmpCompareError):
+        return str(error)
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def _exit_status(code: Any) -> int:
