@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ScalingError, UnsupportedCombination
 from ampcompare.script.stand_in import StandIn, check_arm
@@ -37,7 +39,10 @@ class Rows:
 @pytest.fixture
 def behind() -> Iterator[Callable[..., StandIn]]:
     """Put arms behind the names of this process, and take them away again."""
-    made: list[StandIn] = []
+    finder, known = install(), set(sys.modules)
+    from ampcompare.apex import amp
+
+    initialize, made = amp.initialize, list[StandIn]()
 
     def put(arm: str, rows: Any = None) -> StandIn:
         made.append(StandIn(Arm.parse(arm), rows))
@@ -46,9 +51,11 @@ def behind() -> Iterator[Callable[..., StandIn]]:
     yield put
     for one in made:
         one.end()
-    from ampcompare.apex.amp import _amp_state
-
-    _amp_state.close()
+    amp.initialize = amp.frontend.initialize = initialize
+    amp._amp_state.close()
+    sys.meta_path.remove(finder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "apex" and name not in known]:
+        del sys.modules[name]
 
 
 def script(scale: bool = True, steps: int = 4, overflow_at: int = -1) -> tuple[list[Tensor], list[torch.dtype], Any]:
