@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "run_row"]
 
-KINDS = ("arms", "models", "data", "launchers", "recipes", "guards")
+KINDS = ("arms", "tasks", "models", "data", "launchers", "recipes", "guards")
 RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 MAX_SHOWN = 4  # arms
 
@@ -34,7 +34,7 @@ MAX_SHOWN = 4  # arms
 @click.argument("what", type=Choice([*KINDS, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
 def command(what: str, folder: str | None) -> int:
-    """List available arms, models, data, launchers, recipes and guards.
+    """List available arms, tasks, models, data, launchers, recipes and guards.
 
     `list runs` shows the run directories in FOLDER, by default runs/, the newest first: when each changed, its arms and
     seeds, how many of its planned cells are done, and the headline of its report.

@@ -20,7 +20,7 @@ from ampcompare.cli.help import (
     SETTINGS,
     option,
 )
-from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, Choice, Name, Place
+from ampcompare.cli.values import ARCH, CHECKPOINT, DATA_SET, DEVICE, FILE, FOLDER, RECIPE, TASK, Choice, Name, Place
 from ampcompare.cli.waiting import wait_option
 from ampcompare.settings.config import RunConfig
 
@@ -119,6 +119,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
 TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the names that the shell offers
     "recipe.data.name": DATA_SET,
     "recipe.model.arch": ARCH,
+    "recipe.task": TASK,
     "device": DEVICE,
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,

@@ -34,6 +34,7 @@ __all__ = [
     "HALF",
     "LEVEL",
     "RECIPE",
+    "TASK",
     "Choice",
     "Name",
     "Place",
@@ -160,6 +161,12 @@ def _models() -> Iterable[str]:
     return model_names()
 
 
+def _tasks() -> Iterable[str]:
+    from ampcompare.experiment.choices import task_names
+
+    return task_names()
+
+
 def _data_sets() -> Iterable[str]:
     from ampcompare.experiment.choices import data_names
 
@@ -182,6 +189,7 @@ ARM = Name("ARM", _arms)
 ARM_LIST = Name("ARM[,ARM...]", _arms, several=True)
 BACKEND = Name("NAME", _backends)
 ARCH = Name("NAME", _models)
+TASK = Name("NAME", _tasks)
 DATA_SET = Name("NAME", _data_sets)
 CLAIM = Name("CLAIM", _claims)
 RECIPE = Name("NAME|FILE", _recipes)

@@ -11,9 +11,9 @@ from ampcompare.backends.spec import BackendSpec
 from ampcompare.environment.apex import probe_apex
 from ampcompare.guards import catalog
 from ampcompare.settings.recipes.catalog import list_recipes
-from ampcompare.tasks.catalog import BUILTIN_MODELS, DATA_SETS, list_data, list_models, torchvision_models
+from ampcompare.tasks.catalog import TASKS, list_data, list_models, list_tasks, torchvision_models
 
-__all__ = ["Choice", "data_names", "list_choices", "model_names"]
+__all__ = ["Choice", "data_names", "list_choices", "model_names", "task_names"]
 
 Choice = tuple[str, bool, str]
 
@@ -32,6 +32,7 @@ def list_choices() -> dict[str, list[Choice]]:
             arms.append((name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}"))
     return {
         "arms": arms,
+        "tasks": list_tasks(),
         "models": list_models(),
         "data": list_data(),
         "launchers": _launchers(),
@@ -43,12 +44,19 @@ def list_choices() -> dict[str, list[Choice]]:
 def model_names() -> list[str]:
     """Return the names of all models, those of torchvision too, which is not imported for it."""
     others = torchvision_models() or {}
-    return [*BUILTIN_MODELS, *(name for name, classifies in others.items() if classifies)]
+    own = dict.fromkeys(name for spec in TASKS.values() for name in spec.models)
+    return [*own, *(name for name, classifies in others.items() if classifies)]
+
+
+def task_names() -> list[str]:
+    """Return the names of all tasks."""
+    return [name for name, *_ in list_tasks() if ":" not in name]
 
 
 def data_names() -> list[str]:
     """Return the names of all data sets; after `imagefolder:` a path follows."""
-    return [name.removesuffix("PATH") for name in DATA_SETS if name != "module:factory"]
+    names = dict.fromkeys(name for spec in TASKS.values() for name in spec.data_sets)
+    return [name.removesuffix("PATH") for name in names if name != "module:factory"]
 
 
 def _arm(backend: str, spec: BackendSpec) -> Choice:

@@ -16,7 +16,7 @@ from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import SCRIPT_BACKENDS
-from ampcompare.tasks.names import check_data, check_model, find_module
+from ampcompare.tasks.names import check_task, find_module
 
 __all__ = ["check_cells"]
 
@@ -30,9 +30,18 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     """
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
-        recipe, data = cell.recipe, cell.recipe.data
+        recipe = cell.recipe
         here = cell.launcher != "slurm"  # a job may see other devices and disks than the machine that submits it
-        key = (cell.arm, cell.device, here, recipe.model.arch, data, cell.saving.resume, cell.parallel.backend)
+        key = (
+            cell.arm,
+            cell.device,
+            here,
+            recipe.task,
+            recipe.model.arch,
+            recipe.data,
+            cell.saving.resume,
+            cell.parallel.backend,
+        )
         if key in seen:
             continue
         seen.add(key)
@@ -48,8 +57,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             )
         on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
         _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
-        check_model(recipe.model.arch)
-        check_data(data.name, data_dir=data.dir, download=data.download, look=here)
+        check_task(recipe, look=here)
         resume = cell.saving.resume
         if here and resume not in (None, "auto") and not os.path.isdir(str(resume)):
             require_checkpoint(Path(str(resume)))

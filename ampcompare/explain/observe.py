@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.errors import AmpCompareError
+from ampcompare.precision.base import NO_CONTEXT, owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
+from ampcompare.tasks.batches import tensors_of
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device
@@ -52,22 +55,23 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     precision = make_precision(config.arm, device=str(device))
     task = make_task(config.recipe)
     assembly = assemble_single(config.recipe, task, precision, device)
-    (model,), (optimizer,) = assembly.models, assembly.optimizers
+    model, optimizers = _as_one(assembly.models), assembly.optimizers
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
     how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
     watch = _OpTracer(model)
     with context:
         scales_before = precision.loss_scales()
         loss, operations = _first_pass(assembly, batch, watch)
-        masters = _masters(model, optimizer)
+        masters = _masters(model, optimizers)
         gradients = _gradients(model.parameters())
         master_gradients = _gradients(masters)
         skipped = 0
-        while not precision.step(optimizer).applied[0] and skipped < MAX_STEPS:
+        while not all(precision.step(*optimizers).applied) and skipped < MAX_STEPS:
             skipped += 1
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             _pass(assembly, batch)
-    states = [value for state in optimizer.state.values() for value in _tensors(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in _tensors(state)]
     counts = {
         "parameters": _by_dtype(model.parameters()),
         "buffers": _by_dtype(model.buffers()),
@@ -82,7 +86,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
         "arch": config.recipe.model.arch,
         "data": config.recipe.data.name,
         "optimizer": config.recipe.optimizer.name,
-        "batch_shape": list(batch[0].shape),
+        "batch_shape": list(next(tensors_of(batch)).shape),
         "device": str(device),
         "half": how,
         "engine": None if precision.engine is None else precision.engine.name,
@@ -98,23 +102,33 @@ def _observe(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _first_pass(
-    assembly: Assembly, batch: tuple[Tensor, Tensor], watch: _OpTracer
-) -> tuple[Tensor, list[dict[str, Any]]]:
+def _first_pass(assembly: Assembly, batch: Any, watch: _OpTracer) -> tuple[Tensor, list[dict[str, Any]]]:
     """Make the pass that is watched; the hooks are gone afterwards."""
     seen = _Operations()
     with watch:
-        with assembly.precision.autocast():
-            with seen:
-                loss = assembly.task.loss(assembly.models, batch)
-        assembly.precision.backward(loss, assembly.optimizers)
+        loss = _pass(assembly, batch, seen)
     return loss, seen.rows()
 
 
-def _pass(assembly: Assembly, batch: tuple[Tensor, Tensor]) -> None:
-    with assembly.precision.autocast():
-        loss = assembly.task.loss(assembly.models, batch)
-    assembly.precision.backward(loss, assembly.optimizers)
+def _pass(assembly: Assembly, batch: Any, seen: AbstractContextManager[Any] = NO_CONTEXT) -> Tensor:
+    """Make forward and backward passes of each phase, without the steps in between; return the first loss.
+
+    Args:
+        seen: is entered around each forward pass.
+    """
+    losses = []
+    for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):
+        with assembly.precision.autocast(), seen:
+            loss = phase.loss(assembly.models, batch)
+        stepped = [assembly.optimizers[place] for place in phase.optimizers]
+        assembly.precision.backward(loss, stepped, loss_id=loss_id)
+        losses.append(loss)
+    return losses[0]
+
+
+def _as_one(models: Sequence[nn.Module]) -> nn.Module:
+    """Return the only model, or all of them in a list."""
+    return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
 class _OpTracer:
@@ -225,10 +239,10 @@ def _short(dtype: torch.dtype) -> str:
     return SHORT.get(name, name)
 
 
-def _masters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return what the optimizer steps in place of the model's own parameters."""
+def _masters(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """Return what the optimizers step in place of the model's own parameters."""
     own = {id(param) for param in model.parameters()}
-    return [param for group in optimizer.param_groups for param in group["params"] if id(param) not in own]
+    return [param for optimizer in optimizers for param in owned_params(optimizer) if id(param) not in own]
 
 
 def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:

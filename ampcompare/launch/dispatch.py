@@ -38,15 +38,13 @@ class DispatchingLauncher(Launcher):
         Raises:
             UnsupportedCombination: several machines without an address at which to rendezvous.
         """
-        kind: str = config.launcher
+        if config.script is not None:
+            return self._script_launcher()
+        kind = config.launcher
         if kind == "auto" and config.processes > 1:
             kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
-        if config.script is not None:
-            kind = "script"
         if kind not in self._launchers:
-            if kind == "script":
-                self._launchers[kind] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
-            elif kind == "auto":
+            if kind == "auto":
                 self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
             elif kind == "slurm":
                 self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
@@ -54,6 +52,12 @@ class DispatchingLauncher(Launcher):
                 self._launchers[kind] = MultiProcessLauncher(kind, **self._options)
             self._launchers[kind].on_note = self.note
         return self._launchers[kind]
+
+    def _script_launcher(self) -> Launcher:
+        if "script" not in self._launchers:
+            self._launchers["script"] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
+            self._launchers["script"].on_note = self.note
+        return self._launchers["script"]
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None

@@ -32,7 +32,7 @@ from ampcompare.launch.cell_files import log_name, send_output_to
 from ampcompare.launch.stop_signal import end_signals
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.catalog import BUILTIN_MODELS, TORCHVISION_FILES
+from ampcompare.tasks.catalog import TASKS, TORCHVISION_FILES
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["main"]
@@ -82,7 +82,7 @@ def _preload(data: str, arch: str) -> None:
         if (
             data.startswith("imagefolder:")
             or data in TORCHVISION_FILES
-            or (":" not in arch and arch not in BUILTIN_MODELS)
+            or (":" not in arch and not any(arch in spec.models for spec in TASKS.values()))
         ):
             load_torchvision()
 

@@ -10,7 +10,23 @@ __all__ = ["DEFAULT_TASK", "with_task_defaults"]
 
 DEFAULT_TASK = "classification"
 OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
-DEFAULTS: dict[str, dict[str, Any]] = {DEFAULT_TASK: {}}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    DEFAULT_TASK: {},
+    "segmentation": {
+        "data": {"name": "shapes"},
+        "model": {"arch": "unet"},
+        "optimizer": {"name": "adamw", "lr": 5e-3},
+        "epochs": 12,
+        "batch_size": 32,
+    },
+    "gan": {
+        "data": {"name": "gaussians"},
+        "model": {"arch": "mlp"},
+        "optimizer": {"name": "adam", "lr": 2e-3, "betas": (0.5, 0.99), "weight_decay": 0.0},
+        "epochs": 48,
+        "batch_size": 128,
+    },
+}
 # A value that is given makes a default meaningless that is the same thing in another way.
 RIVALS = {("optimizer", "lr"): ("optimizer", "lr_base"), ("batch_size",): ("global_batch_size",)}
 

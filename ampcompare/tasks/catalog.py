@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.settings.task_defaults import DEFAULT_TASK
 
 __all__ = [
     "BUILTIN_MODELS",
@@ -59,13 +60,15 @@ class TaskSpec:
         summary: one line.
         implementation: `module:function`, which is called with the recipe.
         data_sets: names that `--data` takes, with their descriptions.
-        models: names that `--arch` takes, with their descriptions.
+        models: names that `--arch` takes, with their descriptions; `module:factory` besides.
+        uses: settings of data, labels and evaluation that it uses.
     """
 
     summary: str
     implementation: str
     data_sets: Mapping[str, str]
     models: Mapping[str, str]
+    uses: frozenset[str]
 
 
 TASKS = {
@@ -74,6 +77,21 @@ TASKS = {
         "ampcompare.tasks.classification:classification",
         DATA_SETS,
         BUILTIN_MODELS,
+        frozenset({"dir", "download", "image_size", "train_size", "val_size", "augment", "label_smoothing", "tta"}),
+    ),
+    "segmentation": TaskSpec(
+        "a class for each pixel; mean IoU",
+        "ampcompare.tasks.segmentation:segmentation",
+        {"shapes": "discs, squares and triangles in noise, 24x24, 4 classes, generated"},
+        {"unet": "a small U-Net; 30 thousand parameters at its default width"},
+        frozenset({"image_size", "train_size", "val_size", "label_smoothing"}),
+    ),
+    "gan": TaskSpec(
+        "a generator and a discriminator, two losses and optimizers; total variation",
+        "ampcompare.tasks.gan:gan",
+        {"gaussians": "points of eight normal distributions around a circle, generated"},
+        {"mlp": "generator and discriminator of fully connected layers"},
+        frozenset({"train_size", "val_size"}),
     ),
 }
 TASK_GROUP = "ampcompare.tasks"
@@ -127,7 +145,7 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     for name, description in DATA_SETS.items():
         available, reason = _available(name, Path(data_dir or DEFAULT_DATA_DIR))
         rows.append((name, available, f"{description}; {reason}" if reason else description))
-    return rows
+    return [*rows, *_of_other_tasks(lambda spec: spec.data_sets)]
 
 
 def list_models() -> list[tuple[str, bool, str]]:
@@ -135,6 +153,7 @@ def list_models() -> list[tuple[str, bool, str]]:
     installed = find_spec("torchvision") is not None
     return [
         *((name, True, description) for name, description in BUILTIN_MODELS.items()),
+        *_of_other_tasks(lambda spec: spec.models),
         (
             "any torchvision classifier",
             installed,
@@ -143,6 +162,16 @@ def list_models() -> list[tuple[str, bool, str]]:
             else "torchvision is not installed: pip install torchvision",
         ),
         ("module:factory", True, "your function that returns a torch.nn.Module"),
+    ]
+
+
+def _of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tuple[str, bool, str]]:
+    """Return rows of what tasks other than the default have, each with the option that chooses its task."""
+    return [
+        (name, True, f"{description}; --task {task}")
+        for task, spec in TASKS.items()
+        if task != DEFAULT_TASK
+        for name, description in names(spec).items()
     ]
 
 

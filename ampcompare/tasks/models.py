@@ -16,8 +16,9 @@ from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
 from ampcompare.tasks.torchvision_loader import load_torchvision
+from ampcompare.tasks.unet import UNet
 
-__all__ = ["build_model", "fixed_channels"]
+__all__ = ["build_model", "build_segmenter", "fixed_channels"]
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
 _TORCHVISION_CHANNELS = 3
@@ -50,6 +51,29 @@ def build_model(
         _check_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
     return _torchvision_model(arch, num_classes, sample_shape, arguments)
+
+
+def build_segmenter(
+    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build the model called `arch` that gives logits for each pixel, in fp32 on the CPU.
+
+    Args:
+        arch: `unet` or `package.module:factory`; see `build_model`.
+        num_classes: channels of the output.
+        sample_shape: (channels, height, width).
+        model_args: further keyword arguments; they override those above.
+
+    Raises:
+        ConfigError: unknown name, unknown arguments, or samples that it cannot process.
+    """
+    arguments = dict(model_args or {})
+    if ":" in arch:
+        return _user_model(arch, num_classes, sample_shape, arguments)
+    if arch != "unet":
+        raise ConfigError(f"there is no segmentation model {arch!r}; {did_you_mean(arch, ['unet'])}")
+    _check_arguments(arch, UNet, arguments)
+    return UNet(num_classes, sample_shape, **arguments)
 
 
 def fixed_channels(arch: str) -> int | None:

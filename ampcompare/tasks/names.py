@@ -16,17 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.settings.recipe import DataConfig, Recipe
+from ampcompare.settings.task_defaults import DEFAULT_TASK
 from ampcompare.tasks.catalog import (
     BUILTIN_MODELS,
     DATA_SETS,
     DEFAULT_DATA_DIR,
+    TASKS,
     TORCHVISION_FILES,
     require_files,
+    task_path,
     torchvision_models,
 )
 from ampcompare.tasks.layout import check_layout
 
-__all__ = ["check_data", "check_model", "find_module"]
+__all__ = ["check_data", "check_model", "check_task", "find_module"]
 
 PACKAGES = {
     "digits": ("sklearn", "scikit-learn"),
@@ -34,6 +38,47 @@ PACKAGES = {
 }
 ANY_NAME = re.compile(r"import \*|__getattr__|globals\(|setattr\(|exec\(|vars\(|__dict__|sys\.modules")
 ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
+
+
+def check_task(recipe: Recipe, *, look: bool = True) -> None:
+    """Check that task, model and data of a recipe can exist, and that the task uses the settings that are given.
+
+    Args:
+        look: whether files of the data must be on this machine.
+
+    Raises:
+        ConfigError: there is no such task, model or data set, or its files are missing.
+        BackendUnavailable: a package that one of them needs is not installed.
+    """
+    path, ships = task_path(recipe.task)
+    if not ships:
+        _check_factory(path)
+        return
+    _check_settings(recipe)
+    arch, data = recipe.model.arch, recipe.data
+    if recipe.task == DEFAULT_TASK:
+        check_model(arch)
+        check_data(data.name, data_dir=data.dir, download=data.download, look=look)
+        return
+    spec = TASKS[recipe.task]
+    for kind, name, known in (("model", arch, spec.models), ("data set", data.name, spec.data_sets)):
+        if name in known:
+            continue
+        if kind == "model" and ":" in name:
+            _check_factory(name)
+            continue
+        raise ConfigError(f"the task {recipe.task} has no {kind} {name!r}; {did_you_mean(name, known)}")
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Check that no setting of data, labels or evaluation is given that the task ignores."""
+    uses = TASKS[recipe.task].uses
+    for name, field in DataConfig.model_fields.items():
+        if name not in ("name", *uses) and getattr(recipe.data, name) != field.default:
+            raise ConfigError(f"the task {recipe.task} does not use the setting recipe.data.{name}; leave it out")
+    for name in ("label_smoothing", "tta"):
+        if name not in uses and getattr(recipe, name) != Recipe.model_fields[name].default:
+            raise ConfigError(f"the task {recipe.task} does not use the setting recipe.{name}; leave it out")
 
 
 def check_model(arch: str) -> None:

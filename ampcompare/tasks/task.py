@@ -16,7 +16,7 @@ from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.batches import channels_last, split
 from ampcompare.tasks.data import Data
 
-__all__ = ["LossOf", "Phase", "Task"]
+__all__ = ["LossOf", "Phase", "Task", "require_no_views"]
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
 

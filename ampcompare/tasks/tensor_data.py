@@ -55,7 +55,7 @@ class TensorData(Data):
         pin_memory: bool | None = None,
     ) -> Iterator[Any]:
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
-        samples = self._on(torch.device(device))[0]
+        samples = self._training(epoch, torch.device(device))
         order = training_order(self.seed, epoch, self.num_train).to(device)
         return _gather(samples, cut_batches(order, batch_size, count, rank=rank, world_size=world_size)[start:])
 
@@ -72,6 +72,10 @@ class TensorData(Data):
         samples = self._on(torch.device(device))[1]
         order = torch.arange(self.num_val, device=device)
         return _gather(samples, cut_batches(order, batch_size, self.num_val, rank=rank, world_size=world_size))
+
+    def _training(self, epoch: int, device: torch.device) -> Any:
+        """Return the training samples of an epoch, on a device."""
+        return self._on(device)[0]
 
     def _on(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._moved:

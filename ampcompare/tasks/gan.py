@@ -1,0 +1,149 @@
+"""A generative adversarial network in the plane: two models, two losses and two optimizers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ampcompare.errors import ConfigError
+from ampcompare.records.metric import Metric
+from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.randomness import generator
+from ampcompare.tasks.task import Phase, Task, require_no_views
+from ampcompare.tasks.tensor_data import TensorData
+
+__all__ = ["Gan", "gan"]
+
+DISTANCE = Metric(name="total variation", better="lower", unit="%", factor=100.0, margin=5.0)
+TRAIN, VAL = 2048, 4096
+MODES = 8  # on the unit circle
+SPREAD = 0.12  # standard deviation of a mode
+LATENT = 4
+SLOPE = 0.2  # of a leaky ReLU below 0
+CELLS = 10  # on a side of the histogram
+BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
+
+
+def gan(recipe: Recipe) -> Gan:
+    """Return the task of a recipe, with its data.
+
+    Raises:
+        ConfigError: data or options that the task does not have.
+    """
+    require_no_views(recipe, "gan")
+    train = _points("training", recipe.data.train_size or TRAIN)
+    val = _points("validation", recipe.data.val_size or VAL)
+    latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))
+    data = _WithLatents.of("gaussians", (train,), (val, latents), seed=recipe.seed)
+    return Gan(data, recipe.model)
+
+
+def _points(part: str, count: int) -> Tensor:
+    """Return points (count, 2) of eight normal distributions around the unit circle, the same ones for every seed."""
+    draws = generator(f"eight modes, {part}")
+    angles = torch.randint(MODES, (count,), generator=draws) * (2 * math.pi / MODES)
+    return torch.stack([angles.cos(), angles.sin()], 1) + SPREAD * torch.randn(count, 2, generator=draws)
+
+
+@dataclass(frozen=True, eq=False)
+class _WithLatents(TensorData):
+    """Points, and latent vectors that each epoch draws again: one for each of the two losses."""
+
+    def _training(self, epoch: int, device: torch.device) -> Any:
+        (points,) = super()._training(epoch, device)
+        draws = generator("latents", self.seed, epoch)
+        return points, *(torch.randn(self.num_train, LATENT, generator=draws).to(device) for _ in range(2))
+
+
+class Gan(Task):
+    """A generator and a discriminator that are updated in turn, with the non-saturating loss.
+
+    The metric compares histograms of validation points and of as many generated ones, on a grid of 10 by 10 cells: the
+    total variation distance, 0 where they are equal and 1 where they share no cell.
+
+    Sources: Goodfellow et al., NeurIPS 2014; eight modes on a circle: Metz et al., ICLR 2017.
+
+    Args:
+        data: training batches of points (batch, 2) and two sets of latents (batch, 4), validation batches of points
+            and latents; float32.
+        model: `mlp`, or a factory that returns generator and discriminator.
+    """
+
+    metrics = (DISTANCE,)
+
+    def __init__(self, data: TensorData, model: ModelConfig | None = None) -> None:
+        self.data = data
+        self._model = model or ModelConfig(arch="mlp")
+
+    def make_models(self) -> Sequence[nn.Module]:
+        arch, arguments = self._model.arch, dict(self._model.args)
+        if ":" not in arch:
+            width = arguments.pop("width", 64)
+            if arguments:
+                raise ConfigError(f"{arch} has no argument {next(iter(arguments))!r}; it has width")
+            return _mlp(LATENT, 2, width), _mlp(2, 1, width)
+        factory = resolve_factory(arch)
+        with blamed(arch, "calling it"):
+            models = factory(**{**named_by(factory, {"latent": LATENT}), **arguments})
+        if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [True, True]:
+            raise ConfigError(f"factory {arch} must return two torch.nn.Module, a generator and a discriminator")
+        return models
+
+    def phases(self, num_optimizers: int) -> Sequence[Phase]:
+        return Phase("discriminator", self.loss, (1,)), Phase("generator", self.generator_loss, (0,))
+
+    def loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Return the loss of the discriminator: real points against generated ones that carry no gradient back."""
+        generate, discriminate = models
+        points, latents, _ = batch
+        with torch.no_grad():
+            generated = generate(latents)
+        # One call for both halves: DDP takes one forward pass for each backward pass.
+        logits = discriminate(torch.cat([points, generated.to(points.dtype)]))[:, 0]
+        target = torch.zeros_like(logits)
+        target[: len(points)] = 1
+        return F.binary_cross_entropy_with_logits(logits, target)
+
+    def generator_loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Return the loss of the generator: how far the discriminator is from taking its points for real."""
+        generate, discriminate = models
+        logits = discriminate(generate(batch[2]))[:, 0]
+        return F.binary_cross_entropy_with_logits(logits, torch.ones_like(logits))
+
+    def predict(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor]) -> Tensor:
+        points: Tensor = models[0](batch[1])
+        return points
+
+    def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
+        return {"real": _cells(batch[0]), "generated": _cells(outputs)}
+
+    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+        return {DISTANCE.name: float((sums["generated"] - sums["real"]).abs().sum()) / (2 * samples)}
+
+    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+        """Return the distance of a generator that always gives a point of the fullest cell."""
+        return 1 - float(sums["real"].max()) / samples
+
+
+def _cells(points: Tensor) -> Tensor:
+    """Return which cell of the grid each point is in: (points, cells) bool. A point that is not finite is in none."""
+    finite = points.isfinite().all(1, keepdim=True)
+    places = (points.nan_to_num().clamp(-BORDER, BORDER) + BORDER) * (CELLS / (2 * BORDER))
+    rows, columns = places.long().clamp(max=CELLS - 1).unbind(1)
+    return F.one_hot(rows * CELLS + columns, CELLS * CELLS).bool() & finite
+
+
+def _mlp(inputs: int, outputs: int, width: int) -> nn.Sequential:
+    sizes = [inputs, width, width]
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.LeakyReLU(SLOPE)]
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
