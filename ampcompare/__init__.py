@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         run,
     )
     from ampcompare.backends.arm import Arm
+    from ampcompare.metric_log import log_metric
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
     from ampcompare.records.run import RunRecord, StepRecord
@@ -57,6 +58,7 @@ __all__ = [
     "examine_machine",
     "explain_arm",
     "judge_table",
+    "log_metric",
     "make_precision",
     "reproduce_claims",
     "run",
@@ -76,6 +78,7 @@ _HOMES = {
     "examine_machine": "ampcompare.api",
     "explain_arm": "ampcompare.api",
     "judge_table": "ampcompare.api",
+    "log_metric": "ampcompare.metric_log",
     "make_precision": "ampcompare.precision.factory",
     "reproduce_claims": "ampcompare.api",
     "run": "ampcompare.api",

@@ -36,6 +36,7 @@ from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import Recipe, RunConfig
 from ampcompare.settings.layers import Layer
+from ampcompare.settings.script import SCRIPT_ARMS, script_config
 
 if TYPE_CHECKING:
     from ampcompare.checkpoint.convert.fp32_weights import Conversion
@@ -62,6 +63,8 @@ def run(
     output_dir: str | Path | None = None,
     force: bool = False,
     wait: float | str = 0,
+    script: Sequence[str] | None = None,
+    metrics: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     observer: Observer | None = None,
@@ -78,6 +81,8 @@ def run(
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: train again even if there is a usable record.
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
+        script: a user's own script with its arguments, or "-m" and a module: it trains in place of the recipe.
+        metrics: what it prints or logs, as for `--metric`; the first is that of verdicts.
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
         observer: receives progress and notes.
@@ -92,7 +97,7 @@ def run(
         EnvironmentUnfit: this machine lacks something that is asked for.
         LaunchError: no process could be started.
     """
-    request = _request(recipe, size, config_file, settings)
+    request = _request(recipe, size, config_file, _with_script(settings, script, metrics))
     if config is not None and request != SettingsRequest():
         raise ConfigError("run takes a complete config, or a recipe, file and settings, and both were given")
     options = RunOptions(
@@ -130,6 +135,8 @@ def compare(
     wait: float | str = 0,
     tensorboard: str | Path | None = None,
     junit: str | Path | None = None,
+    script: Sequence[str] | None = None,
+    metrics: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
     observer: Observer | None = None,
@@ -166,6 +173,8 @@ def compare(
         wait: seconds, or a text such as "10m", to wait for another command that uses the run directory.
         tensorboard: folder for an event file per arm and seed.
         junit: file for the results of arms and limits as JUnit XML.
+        script: a user's own script, as for `run`; by default its arms are fp32, O1, fp16 and bf16.
+        metrics: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started, over several nodes for example.
         observer: receives progress and notes.
@@ -182,8 +191,8 @@ def compare(
         GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.
     """
     options = CompareOptions(
-        settings=_request(recipe, size, config_file, settings),
-        arms=(arms,) if isinstance(arms, str) else tuple(arms),
+        settings=_request(recipe, size, config_file, _with_script(settings, script, metrics)),
+        arms=_arms(arms, script),
         reference=reference,
         seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
         budget_seconds=to_seconds("budget", budget),
@@ -413,6 +422,24 @@ def reproduce_claims(
         wait_seconds=_wait(wait),
     )
     return run_study(options, observer=observer)
+
+
+def _with_script(
+    settings: Mapping[str, Any], script: Sequence[str] | None, metrics: Sequence[str] | str
+) -> dict[str, Any]:
+    if script is None:
+        if metrics:
+            raise ConfigError("metrics are those of a script; give it, as in script=['train.py']")
+        return dict(settings)
+    values = dict(settings)
+    max_steps = values.pop("recipe.max_steps", None)
+    named = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    return {**values, "script": script_config(script, metrics=named, max_steps=max_steps)}
+
+
+def _arms(arms: Sequence[str] | str, script: Sequence[str] | None) -> tuple[str, ...]:
+    given = (arms,) if isinstance(arms, str) else tuple(arms)
+    return given or (SCRIPT_ARMS if script is not None else ())
 
 
 def _request(

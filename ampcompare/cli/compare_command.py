@@ -13,13 +13,13 @@ from ampcompare.cli.comparison_output import details_option, show_checks, show_c
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
 from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
-from ampcompare.cli.script_options import DEFAULT_ARMS as DEFAULT_SCRIPT_ARMS
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
+from ampcompare.settings.script import SCRIPT_ARMS
 
 __all__ = ["command", "options_from"]
 
@@ -193,5 +193,5 @@ def _arms(parameters: dict[str, Any]) -> tuple[str, ...]:
     arms: tuple[str, ...] = parameters["arms"]
     arm = arm_from_flags(parameters, is_named=bool(arms))
     if arm is None:
-        return arms or (DEFAULT_SCRIPT_ARMS if parameters["script"] is not None else ())
+        return arms or (SCRIPT_ARMS if parameters["script"] is not None else ())
     return tuple(dict.fromkeys([str(Arm.parse(parameters["reference"] or "fp32")), arm]))

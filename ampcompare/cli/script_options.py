@@ -15,11 +15,10 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.script import ScriptConfig, script_config
 
-__all__ = ["DEFAULT_ARMS", "ScriptCommand", "script_layer", "script_options", "show_metrics"]
+__all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-DEFAULT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")
 # Settings of cells that hold for a script too; what the others say, the script decides.
 KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience"})
 OWN = ("metric", "list_metrics", "seed_arg", "compat_torch")

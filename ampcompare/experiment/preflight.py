@@ -39,9 +39,6 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if key in seen:
             continue
         seen.add(key)
-        if cell.script is not None:
-            _check_script(cell.parsed_arm)
-            continue
         if not here:
             require_slurm()
         no_cuda = why_no_cuda(here=here)
@@ -49,6 +46,9 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             raise EnvironmentUnfit(
                 f"device {cell.device} was asked for and {no_cuda}; use --device cpu, or install torch for CUDA"
             )
+        if cell.script is not None:
+            _check_script(cell.parsed_arm)
+            continue
         on_cpu = cell.device == "cpu" or (cell.device == "auto" and bool(no_cuda))
         _check_arm(Arm.parse(cell.arm), on_cpu=on_cpu)
         check_task(recipe, look=here)

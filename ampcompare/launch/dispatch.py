@@ -38,21 +38,26 @@ class DispatchingLauncher(Launcher):
         Raises:
             UnsupportedCombination: several machines without an address at which to rendezvous.
         """
+        if config.script is not None:
+            return self._script_launcher()
         kind = config.launcher
         if kind == "auto" and config.processes > 1:
             kind = "torchrun" if self._options.get("nnodes", 1) > 1 else "spawn"
-        name = kind if config.script is None else "script"
-        if name not in self._launchers:
-            if config.script is not None:
-                self._launchers[name] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
-            elif kind == "auto":
-                self._launchers[name] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
+        if kind not in self._launchers:
+            if kind == "auto":
+                self._launchers[kind] = importlib.import_module("ampcompare.launch.forked").ForkedLauncher()
             elif kind == "slurm":
-                self._launchers[name] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
+                self._launchers[kind] = SlurmLauncher(self._slurm_options, nnodes=self._options.get("nnodes", 1))
             else:
-                self._launchers[name] = MultiProcessLauncher(kind, **self._options)
-            self._launchers[name].on_note = self.note
-        return self._launchers[name]
+                self._launchers[kind] = MultiProcessLauncher(kind, **self._options)
+            self._launchers[kind].on_note = self.note
+        return self._launchers[kind]
+
+    def _script_launcher(self) -> Launcher:
+        if "script" not in self._launchers:
+            self._launchers["script"] = importlib.import_module("ampcompare.launch.script.launcher").ScriptLauncher()
+            self._launchers["script"].on_note = self.note
+        return self._launchers["script"]
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None

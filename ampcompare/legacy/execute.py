@@ -83,12 +83,18 @@ def execute(
             )
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-    prepared.close(status, None if error is None else f"{type(error).__name__}: {error}")
+    prepared.close(status, _in_words(error))
     _print_missing(prepared.finder, error)
     _print_sums(prepared.recorder)
     if error is None and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return status
+
+
+def _in_words(error: BaseException | None) -> str | None:
+    if isinstance(error, AmpCompareError):
+        return str(error)
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def _exit_status(code: Any) -> int:

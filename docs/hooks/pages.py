@@ -173,7 +173,7 @@ def _takes(field: dict[str, Any]) -> str:
         return f"a list of {len(field['prefixItems'])}: {_takes(field['prefixItems'][0])}"
     words = {"null": "nothing", "boolean": "true, false", "string": "text", "object": "names and values"}
     words["array"] = "a list"
-    kind = words.get(field["type"], field["type"])
+    kind = words.get(field["type"], field["type"]) if "type" in field else "settings of its own"
     signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in signs if bound in field]
     return f"{kind} {' and '.join(bounds)}" if bounds else kind

@@ -136,9 +136,7 @@ def test_further_columns_on_request() -> None:
     reporter.columns = ["pixel accuracy"]
     assert "pixel accuracy %" in reporter.render(SCENES["mean-iou"]())
     reporter.columns = ["top-5"]
-    with pytest.raises(
-        ConfigError, match="there is no column 'top-5'; there are pixel accuracy %, arm, lr, mean IoU %"
-    ):
+    with pytest.raises(ConfigError, match=r"no column 'top-5'; there are pixel accuracy %, arm, lr, mean IoU %"):
         reporter.render(SCENES["mean-iou"]())
 
 

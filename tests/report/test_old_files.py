@@ -16,25 +16,18 @@ from ampcompare.report.formats import FORMATS
 HERE = Path(__file__).parent
 
 
-NOW = {"top1_": "metric_", "ema_top1_": "ema_metric_"}  # beginnings of names of fields
-MOVED = {
-    "top1_correct": ("counts", "top-1"),
-    "top5_correct": ("counts", "top-5"),
-    "top5_final": ("others_final", "top-5"),
-}
+COUNTS = {"top1_correct": "top-1", "top5_correct": "top-5"}
 
 
 def _field(new: dict[str, Any], name: str) -> Any:
-    """Return what a field of an old file is called and kept in by now."""
-    if name in MOVED:
-        group, inner = MOVED[name]
-        return new[group][inner]
-    if name == "majority_correct" and new["chance"] is not None:
-        return round(new["chance"] * new["samples"])
-    old, begins = next((pair for pair in NOW.items() if name.startswith(pair[0])), ("", ""))
+    """Return the value of a field of an old file, by the name and in the place that it has by now."""
+    if name in COUNTS:
+        return new["counts"][COUNTS[name]]
+    if name == "top5_final":
+        return new["others_final"]["top-5"]
     if name == "majority_correct":
-        return new["chance"]
-    return new.get(begins + name.removeprefix(old)) if old else new.get(name, KeyError)
+        return None if new["chance"] is None else round(new["chance"] * new["samples"])
+    return new[name.replace("top1_", "metric_")]
 
 
 def _holds(new: Any, old: Any) -> bool:

@@ -30,7 +30,7 @@ __all__ = ["RECORD", "ScriptLauncher", "script_command"]
 
 RECORD = "script.jsonl"
 POLL_SECONDS = 0.2
-# Exit codes of `ampcompare exec` that say which error of ours ended the script.
+# Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 
 

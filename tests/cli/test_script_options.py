@@ -1,0 +1,70 @@
+"""`-- SCRIPT` of `run` and `compare`: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import torch
+from apex import amp
+torch.manual_seed({seed})
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+for step in range(6):
+    loss = model(torch.randn(8, 4)).float().square().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    print("loss", loss.item())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A script for Apex."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("{seed}", "torch.initial_seed()"))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--lr", "0.1"], "--lr is a setting of ampcompare's own training loop"),
+        (["--sweep", "workers=0,1"], "--sweep is a setting of"),
+        (["--metric", "top1=Acc"], "has 0 groups"),
+        (["--arm", "accelerate"], "cannot stand behind a script's own calls"),
+    ],
+)
+def test_options_of_the_loop_are_refused(call: Any, script: str, options: list[str], why: str) -> None:
+    """One line, and exit code 2."""
+    done = call("compare", *options, "--", script)
+    assert done.code == 2
+    assert why in done.err
+
+
+def test_options_of_scripts_need_one(call: Any) -> None:
+    """`--metric` without a script changes nothing, so it is an error."""
+    done = call("run", "--metric", "top1:max")
+    assert done.code == 2
+    assert "is for a script: ampcompare run [OPTIONS] -- SCRIPT ARGS..." in done.err
+    assert "comes a script with its arguments" in call("compare", "--").err
+
+
+@pytest.mark.slow
+def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Path) -> None:
+    """The table has the script's metric; a cell that has a record does not run again."""
+    command = ["compare", "--arm", "fp32,bf16", "--seeds", "0-1", "--warmup-steps", "1", "--device", "cpu"]
+    command += ["--metric", r"loss:min=loss ([\d.]+)", "-o", str(tmp_path / "out"), "--json", "--", script]
+    first = call(*command)
+    assert first.code == 0, first.err
+    report = first.json()
+    assert [row["completed"] for row in report["arms"]] == [2, 2]
+    assert any(text.startswith("Paired:") for text in report["reading"])
+    assert report["metric"]["name"] == "loss"
+    assert "4 of 4" in call(*command).err or call(*command).code == 0

@@ -1,0 +1,121 @@
+"""From the rows of a script's process to the record of its cell."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.record_checks import contradiction, implausible
+from ampcompare.launch.script.launcher import script_command
+from ampcompare.launch.script.output import MAX_LOG_BYTES, OutputReader
+from ampcompare.launch.script.record import picked, script_record
+from ampcompare.launch.script.rows import ScriptRows, read_rows
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
+
+
+def rows_of(tmp_path: Path, *rows: dict[str, Any]) -> ScriptRows:
+    path = tmp_path / "script.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ({"format": "ampcompare-exec"}, *rows)) + '{"cut')
+    return read_rows(path)
+
+
+def backward(loss: Any, loss_id: int = 0, scale: Any = None) -> dict[str, Any]:
+    return {"kind": "backward", "loss": loss, "loss_id": loss_id, "scale_before": scale, "scale_after": scale}
+
+
+def step(optimizer: int = 0, applied: bool = True, seconds: float | None = 0.1) -> dict[str, Any]:
+    return {"kind": "step", "optimizer": optimizer, "applied": applied, "seconds": seconds}
+
+
+def config_of(*metrics: str, arm: str = "fp32", **settings: Any) -> RunConfig:
+    script = ScriptConfig(name="train.py", metrics=tuple(map(parse_metric, metrics)))
+    return RunConfig(arm=arm, script=script, warmup_steps=1, **settings)
+
+
+def record_of(config: RunConfig, rows: ScriptRows, **printed: list[float]) -> Any:
+    return script_record(config, rows, printed, wall_seconds=9.0, started="2026-01-01T00:00:00+00:00")
+
+
+def test_updates_take_turns(tmp_path: Path) -> None:
+    """Losses belong to the step after them; an update has one step of each optimizer that takes turns."""
+    turn = [backward(1.0), backward(2.0), step(0, seconds=None), backward(4.0), step(1, applied=False)]
+    rows = rows_of(tmp_path, *turn, *turn)
+    assert [(one.step, one.loss, one.losses, one.applied) for one in rows.steps] == [
+        (0, 7.0, (3.0, 4.0), (True, False)),
+        (1, 7.0, (3.0, 4.0), (True, False)),
+    ]
+
+
+def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
+    """It is the mean over the last tenth of the steps; the record agrees with itself."""
+    rows = rows_of(tmp_path, *[row for loss in range(20) for row in (backward(float(loss), scale=8.0), step())])
+    record = record_of(config_of(), rows)
+    assert (record.status, record.summary.metric_final, record.metric.better) == ("completed", 18.5, "lower")
+    assert (record.summary.num_steps, record.summary.final_loss_scale) == (20, 8.0)
+    assert record.summary.step_seconds_median == pytest.approx(0.1)
+    assert not implausible(record)
+    assert not contradiction(record)
+
+
+def test_metrics_are_printed_or_logged(tmp_path: Path) -> None:
+    """The first is that of verdicts; one that was never seen fails the cell, and names what was."""
+    rows = rows_of(
+        tmp_path,
+        backward(1.0),
+        step(),
+        {"kind": "metric", "name": "f1", "value": 0.5, "source": "wandb.log"},
+        {"kind": "weights", "sha256": "a"},
+        {"kind": "batches", "sha256": ["b"]},
+    )
+    config = config_of(r"top1:max:best=Acc ([\d.]+)", "f1")
+    record = record_of(config, rows, top1=[90.0, 93.0, 92.0])
+    assert (record.summary.metric_final, record.summary.others_final) == (93.0, {"f1": 0.5})
+    assert (record.script.weights, record.script.batches) == (["a"], ["b"])
+    assert "no line of the script's output" in record_of(config, rows, top1=[]).error
+    failed = record_of(config_of("f2"), rows)
+    assert (failed.status, failed.error.partition(";")[0]) == ("failed", "the script never logged metric f2")
+    assert failed.metrics[0].name == "f2"
+
+
+def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path) -> None:
+    """As in our loop: so many in a row."""
+    losses = [1.0, math.nan, 1.0, *["nan"] * 10]
+    rows = rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
+    record = record_of(config_of(), rows)
+    assert (record.status, record.summary.diverged_step, record.summary.metric_final) == ("diverged", 3, None)
+
+
+def test_one_of_several_values_is_picked() -> None:
+    """Best follows the goal, and no NaN is best."""
+    values = [2.0, math.nan, 1.0, 3.0]
+    assert picked(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
+    assert picked(ScriptMetric(name="a", pick="first"), values) == 2.0
+    assert picked(ScriptMetric(name="a"), values) == 3.0
+
+
+def test_output_is_read_and_bounded(tmp_path: Path) -> None:
+    """Lines end by newline or carriage return; the log stays below its bound, and is read to the end."""
+    noise = b"x" * 2**16 + b"\n"
+    text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (MAX_LOG_BYTES // len(noise) + 2) + b"Acc 3.5%"
+    reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a=Acc (\S+)")])  # type: ignore[arg-type]
+    reader.pump()
+    assert reader.values == {"a": [1.5, 2.5, 3.5]}
+    assert (tmp_path / "log.txt").stat().st_size < MAX_LOG_BYTES + 100
+
+
+def test_the_command_of_a_cell(tmp_path: Path) -> None:
+    """Options stand before the script, its arguments behind; several processes are started by torchrun."""
+    script = ScriptConfig(name="pkg.train", is_module=True, arguments=("--x", "{seed}"), max_steps=5)
+    words = script_command(RunConfig(arm="bf16", device="cpu", script=script), script, tmp_path)
+    assert words[words.index("exec") + 1 :] == [
+        *("--arm", "native:bf16", "--seed", "0", "--record", str(tmp_path / "script.jsonl")),
+        *("--max-steps", "5", "--device", "cpu", "-m", "pkg.train", "--x", "0"),
+    ]
+    several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
+    assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

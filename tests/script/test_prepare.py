@@ -1,0 +1,70 @@
+"""A script under `ampcompare exec --arm`, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.launch.script.rows import read_rows
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = """
+import torch
+from apex import amp
+import ampcompare, wandb
+
+model = torch.nn.Linear(4, 2)
+model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), verbosity=0)
+open("out.txt", "w").close()
+for step in range(9):
+    loss = model(torch.randn(8, 4)).float().square().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    wandb.log({"rate": 0.1})
+    ampcompare.log_metric("top1", 90 + step)
+    optimizer.step()
+"""
+
+
+def run(forked_python: Any, folder: Path, source: str, *options: str) -> Any:
+    """Run a script under `exec` in `folder`."""
+    (folder / "train.py").write_text(source)
+    command = ["-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *options, "--record", "r.jsonl", "train.py"]
+    return forked_python.run(command, folder, {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def test_a_script_is_recorded_to_its_last_step(forked_python: Any, tmp_path: Path) -> None:
+    """It ends after as many steps as asked for, with exit code 0; weights and batches follow from the seed."""
+    done = run(forked_python, tmp_path, SCRIPT, "--arm", "bf16", "--seed", "3", "--max-steps", "4")
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "r.jsonl")
+    assert len(rows.steps) == 4
+    assert rows.scalars == {"rate": [0.1] * 4, "top1": [90, 91, 92, 93]}
+    assert rows.files == [str(tmp_path / "out.txt")]
+    assert (len(rows.weights), len(rows.batches)) == (1, 3)
+    assert rows.setup["device"]["device"] == "cpu"
+    other = run(forked_python, tmp_path, SCRIPT, "--arm", "O2", "--seed", "3", "--max-steps", "3")
+    assert other.returncode == 0, other.stderr
+    again = read_rows(tmp_path / "r.jsonl")
+    assert (again.weights, again.batches) == (rows.weights, rows.batches)
+
+
+def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
+    """No traceback: the line of the script, the reason, and the exit code of the error."""
+    done = run(forked_python, tmp_path, SCRIPT.replace("verbosity=0", "enabled=False"), "--arm", "half")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "train.py:7: amp.initialize has enabled=False, so half cannot act" in done.stderr
+
+
+def test_a_script_that_reaches_no_arm_fails(forked_python: Any, tmp_path: Path) -> None:
+    """Plain training is not taken for a run of the arm; the line names the lines that are missing."""
+    done = run(forked_python, tmp_path, "import torch", "--arm", "bf16")
+    assert done.returncode == 3
+    assert "ended without reaching bf16" in done.stderr
+    assert "amp.scale_loss" in done.stderr

@@ -1,0 +1,225 @@
+"""A script for `torch.amp` under other arms: what stands behind its names, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.apex._install import install
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import ScalingError, UnsupportedCombination
+from ampcompare.script.stand_in import StandIn, check_arm
+
+
+class Rows:
+    """Counts what is recorded."""
+
+    has_amp = False
+
+    def __init__(self) -> None:
+        self.losses: list[Any] = []
+        self.steps = 0
+
+    def number(self, optimizer: Any) -> tuple[int, bool]:
+        return 0, False
+
+    def add_backward(self, loss: Any, *_arguments: Any) -> None:
+        self.losses.append(loss)
+
+    def add_step(self, number: int, applied: Any) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def behind() -> Iterator[Callable[..., StandIn]]:
+    """Put arms behind the names of this process, and take them away again."""
+    finder, known = install(), set(sys.modules)
+    from ampcompare.apex import amp
+
+    initialize, made = amp.initialize, list[StandIn]()
+
+    def put(arm: str, rows: Any = None) -> StandIn:
+        made.append(StandIn(Arm.parse(arm), rows))
+        return made[-1]
+
+    yield put
+    for one in made:
+        one.end()
+    amp.initialize = amp.frontend.initialize = initialize
+    amp._amp_state.close()
+    sys.meta_path.remove(finder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "apex" and name not in known]:
+        del sys.modules[name]
+
+
+def script(scale: bool = True, steps: int = 4, overflow_at: int = -1) -> tuple[list[Tensor], list[torch.dtype], Any]:
+    """Train as a user's script does, with autocast and GradScaler in fp16."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=2) if scale else None
+    dtypes = []
+    for step in range(steps):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(x)
+            with torch.autocast("cpu", enabled=False):
+                dtypes += [out.dtype, model(x).dtype]
+            loss = out.float().square().mean() * (float("inf") if step == overflow_at else 1)
+        optimizer.zero_grad()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+            continue
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+    return [param.detach().clone() for param in model.parameters()], dtypes, scaler and scaler.state_dict()
+
+
+def by_hand(dtype: torch.dtype | None, steps: int = 4) -> list[Tensor]:
+    """Return the weights of the script, written for fp32 or bf16."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+        with nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype):
+            loss = model(x).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize(("arm", "dtype"), [("fp32", None), ("bf16", torch.bfloat16)])
+def test_a_script_for_torch_amp_trains_as_written_for_the_arm(behind: Any, arm: str, dtype: Any) -> None:
+    """Under fp32 and bf16 nothing is scaled, and blocks without autocast stay so."""
+    expected = by_hand(dtype)
+    stand_in = behind(arm)
+    weights, dtypes, _ = script()
+    assert all(map(torch.equal, weights, expected))
+    assert set(dtypes[::2]) == {dtype or torch.float32}
+    assert set(dtypes[1::2]) == {torch.float32}
+    assert stand_in.acted()
+
+
+def test_under_its_own_arm_the_script_is_unchanged(behind: Any) -> None:
+    """native:fp16 keeps the script's own settings of the scaler, and takes those that the arm names."""
+    plain = script(overflow_at=1)
+    behind("native:fp16")
+    own = script(overflow_at=1)
+    assert all(map(torch.equal, plain[0], own[0]))
+    assert plain[2] == own[2]
+
+
+def test_options_of_the_arm_win_over_the_scripts(behind: Any) -> None:
+    """An initial scale that the arm names is that of the scaler."""
+    behind("native:fp16,init_scale=8")
+    state = script(steps=1)[2]
+    assert (state["scale"], state["growth_interval"]) == (8.0, 2)
+
+
+def test_o1_stands_behind_torch_amp(behind: Any) -> None:
+    """O1 casts inside the blocks only, and Apex's scaler halves after an overflow and skips the step."""
+    stand_in = behind("O1")
+    weights, dtypes, state = script(overflow_at=1)
+    assert set(dtypes[::2]) == {torch.float16}
+    assert set(dtypes[1::2]) == {torch.float32}
+    assert (state["scale"], state["_growth_tracker"]) == (32768.0, 2)
+    assert nn.Linear(6, 3)(torch.ones(1, 6)).dtype is torch.float32
+    torch.testing.assert_close(weights, script_like_o1(), rtol=1e-2, atol=1e-3)
+    assert stand_in.acted()
+
+
+def script_like_o1() -> list[Tensor]:
+    """Return the weights in fp32 with the second step left out."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in (0, 2, 3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        nn.functional.linear(x, model.weight, model.bias).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("arm", ["half", "O2"])
+def test_arms_that_need_a_model_are_refused(behind: Any, arm: str) -> None:
+    """The refusal names the line and two lines that would do."""
+    behind(arm)
+    with pytest.raises(UnsupportedCombination, match=r"test_stand_in\.py:\d+: .*names no model.*amp\.scale_loss"):
+        script()
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_fp16_without_a_scaler_is_refused(behind: Any, arm: str) -> None:
+    """A script that trains in bf16 without a scaler would lose gradients in fp16."""
+    behind(arm)
+    with pytest.raises(ScalingError, match="without a GradScaler"):
+        script(scale=False)
+
+
+def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
+    """Its losses come from the backward pass, its steps from the optimizer."""
+    rows = Rows()
+    behind("bf16", rows)
+    script(scale=False)
+    assert (len(rows.losses), rows.steps) == (4, 4)
+
+
+def test_a_script_that_reaches_no_arm_is_noticed(behind: Any) -> None:
+    """Plain training reaches neither name."""
+    stand_in = behind("native:fp16")
+    by_hand(None)
+    assert not stand_in.acted()
+
+
+def test_apex_names_lead_to_the_arm(behind: Any) -> None:
+    """`from apex import amp` and its submodules give the arm's functions, and the first weights are noted before."""
+    behind("bf16")
+    from ampcompare.apex import amp
+    from ampcompare.apex.amp.frontend import initialize
+
+    model = nn.Linear(6, 3)
+    model, optimizer = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    out = model(torch.ones(1, 6))
+    assert out.dtype is torch.bfloat16
+    with amp.scale_loss(out.float().sum(), optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+
+
+def test_data_are_loaded_without_casts(behind: Any) -> None:
+    """What a loader computes in this process is the same under all arms."""
+    behind("bf16")
+    from ampcompare.apex import amp
+
+    class Products(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.ones(2, 2) @ torch.ones(2, 2)
+
+    model = nn.Linear(2, 2)
+    amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (batch,) = torch.utils.data.DataLoader(Products(), batch_size=2)
+    assert batch.dtype is torch.float32
+
+
+def test_other_backends_cannot_stand_behind_a_script() -> None:
+    """A library that trains by itself is no arm for a script."""
+    with pytest.raises(UnsupportedCombination, match="cannot stand behind"):
+        check_arm(Arm.parse("accelerate"))
