@@ -93,11 +93,10 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
 
 
 def timed(arm: str, way: str, model_name: str, steps: int) -> float:
-    """Return the seconds of CPU time of a step, after two steps to warm up."""
+    """Return the seconds of CPU time of a step, after one step to warm up."""
     step, stack = steps_of(arm, way, model_name)
     with stack:
-        for _ in range(2):
-            step()
+        step()
         begin = time.process_time()
         for _ in range(steps):
             step()
@@ -160,7 +159,7 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
 @click.command()
 @click.option("--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--steps", default=6, show_default=True)
+@click.option("--steps", default=8, show_default=True)
 @click.option("--out", default=None, help="Path of the page and its numbers, without suffix.")
 def main(part: str, rounds: int, steps: int, out: str | None) -> None:
     """Measure, print and write."""

@@ -373,6 +373,10 @@ class Shared(nn.Module):
         return out
 
 
+def log_odds(x: Tensor) -> Tensor:
+    return torch.log1p(x / (1.0 - x + 1e-9))
+
+
 class Blocks(nn.Module):
     """A stack whose third block has an odds ratio instead of an activation."""
 
