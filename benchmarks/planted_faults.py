@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ampcompare import Precision
 from ampcompare.records.diagnosis import Diagnosis
 
-__all__ = ["HEALTHY", "PLANTED", "Network", "is_found", "proposed"]
+__all__ = ["HEALTHY", "HELD_OUT", "PLANTED", "Network", "is_found", "proposed"]
 
 STEPS = 40
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -224,6 +224,10 @@ def slow(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-4)
 
 
+def tiny_adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=1e-5, eps=1e-4)
+
+
 def middle(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     return lambda: Body(Apply(function))
 
@@ -325,5 +329,104 @@ def _healthy() -> list[Network]:
     return [Network(f"{name}, {arm}", arm, loop_of(make)) for name, make in models.items() for arm in arms]
 
 
+class Convolutions(nn.Module):
+    """Two convolutions around a normalization by hand."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 8, 3, padding=1)
+        self.normalize = Apply(lambda x: x * factor / ((x * factor).square().mean((2, 3), keepdim=True) + 1.0).sqrt())
+        self.tail = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(-1, 1, 4, 4)
+        out: Tensor = self.tail(self.normalize(torch.relu(self.stem(x)))).mean((2, 3))
+        return out
+
+
+class Recurrent(nn.Module):
+    """A GRU over four parts of the input, whose last state is raised to a power."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, 16, batch_first=True)
+        self.power = Apply(lambda x: (x * factor).pow(4) / factor**4)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.cell(x.reshape(-1, 4, 4))
+        out: Tensor = self.head(self.power(states[:, -1]))
+        return out
+
+
+class Shared(nn.Module):
+    """A layer that is used twice, with a product of its results."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.square = Apply(lambda x: (x * factor) * (x * factor) / factor**2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.square(self.layer(self.layer(x))))
+        return out
+
+
+def log_odds(x: Tensor) -> Tensor:
+    return torch.log1p(x / (1.0 - x + 1e-9))
+
+
+class Blocks(nn.Module):
+    """A stack whose third block has an odds ratio instead of an activation."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
+        self.blocks[2][1] = Apply(
+            lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9))
+        )
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def distances(x: Tensor) -> Tensor:
+    far = x + 150.0
+    return ((far[:, None] - far[None] * -1.0).square().sum(-1) / 1e5).repeat(1, 2)
+
+
+def logsumexp_by_hand(x: Tensor) -> Tensor:
+    return x + torch.log(torch.exp(x * 12.0).sum(-1, keepdim=True)) / 12.0
+
+
+def divergence_by_hand(logits: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(logits.half() * 30.0, -1).half()
+    return (p * torch.log(p / 1e-9)).sum(-1).mean()  # plant: divergence
+
+
+def _held_out() -> list[Network]:
+    sixteen = "half:master_weights,dynamic"
+    return [
+        Network("instance norm by hand, convolutions", sixteen, loop_of(lambda: Convolutions(800.0)), "normalize"),
+        Network(
+            "instance norm by hand, convolutions, O2", "apex:O2", loop_of(lambda: Convolutions(800.0)), "normalize"
+        ),
+        Network("fourth power after a GRU, O2", "apex:O2", loop_of(lambda: Recurrent(60.0)), "power"),
+        Network("product of a shared layer, O2", "apex:O2", loop_of(lambda: Shared(2000.0)), "square"),
+        Network("product of a shared layer, native", "native:fp16", loop_of(lambda: Shared(2000.0)), "square"),
+        Network("odds in the third block, O2", "apex:O2", loop_of(lambda: Blocks(60.0)), "blocks.2.1", ("blocks.2",)),
+        Network("distances of far points, O2", "apex:O2", loop_of(middle(distances)), "middle"),
+        Network("logsumexp by hand, half", sixteen, loop_of(middle(logsumexp_by_hand)), "middle"),
+        Network("divergence in a loss of fp16", "apex:O2", loop_of(plain, loss=divergence_by_hand), "#divergence"),
+        Network("Adam with a large eps lost in fp16", "half", loop_of(plain, optimizer=tiny_adam), "master_weights"),
+    ]
+
+
 PLANTED = _planted()
+HELD_OUT = _held_out()
 HEALTHY = _healthy()

@@ -40,17 +40,16 @@ def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
             lines += [
                 f"# around the call of {name}:",
                 "with torch.autocast(device_type, enabled=False):",
-                f"    output = model.{_attribute(name)}(input.float())",
+                f"    output = model{_attribute(name)}(input.float())",
             ]
     elif change.modules:
-        lines += [f"model.{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+        lines += [f"model{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
     return lines
 
 
 def _attribute(name: str) -> str:
-    """Return a dotted name as code: "layers.0.norm" as layers[0].norm."""
-    parts = name.split(".")
-    return parts[0] + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts[1:])
+    """Return a dotted name behind its model as code: "layers.0.norm" as .layers[0].norm."""
+    return "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
 
 
 def _line_code(place: str, device: str) -> list[str]:

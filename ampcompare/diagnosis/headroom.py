@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ampcompare.diagnosis.observation import StepFacts
-from ampcompare.diagnosis.ranges import make_range
+from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
 from ampcompare.records.diagnosis import Headroom
 
@@ -21,7 +21,7 @@ ROOM = 4.0  # between the scale that is tried and the largest one
 
 
 def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
-    """Return the headroom over all watched steps; None if no gradient was seen.
+    """Return the headroom over all watched steps with a finite loss; None if no gradient was seen.
 
     Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
     counts what the backward pass computed on the way too.
@@ -29,6 +29,9 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
     exponents: Counter[int] = Counter()
     largest, own = 0.0, 1.0
     for facts in steps:
+        loss = facts.step.loss
+        if loss is not None and counts_of(facts.step.events[loss].row)[1]:
+            continue  # the gradients of a loss that is not finite say nothing about a scale
         own, shift = facts.scale, round(math.log2(facts.scale))
         for event in facts.step.events:
             phase = event.key[3]

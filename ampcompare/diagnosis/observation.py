@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ampcompare.diagnosis.ranges import make_range, merge
 from ampcompare.diagnosis.watch import Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
@@ -147,10 +145,11 @@ def _ratio(difference: float, size: float) -> float:
 
 
 def _cosine(event: Event) -> float:
-    product = event.errors[1] * event.errors[4]
-    if not np.isfinite(product):
+    """Return the cosine of the angle to the wide result, from the three sides of the triangle."""
+    difference, wide, _, own = map(float, event.errors)
+    if not math.isfinite(difference + wide * own):
         return 0.0
-    return float(min(1.0, max(-1.0, event.errors[3] / product))) if product else 1.0
+    return min(1.0, max(-1.0, (wide**2 + own**2 - difference**2) / (2 * wide * own))) if wide * own else 1.0
 
 
 def _worst(known: float | None, value: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.diagnosis.watch import short
+from ampcompare.diagnosis.watch import short, unseen
 from ampcompare.records.diagnosis import LostUpdates
 
 __all__ = ["UpdateCounter"]
@@ -52,20 +52,22 @@ class UpdateCounter:
         ]
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._before = [
-            (param, param.detach().clone(), param.grad != 0)
-            for group in optimizer.param_groups
-            if float(group.get("lr", 1.0)) != 0
-            for param in group["params"]
-            if param.grad is not None and not param.grad.is_sparse
-        ]
+        with unseen():
+            self._before = [
+                (param, param.detach().clone(), param.grad != 0)
+                for group in optimizer.param_groups
+                if float(group.get("lr", 1.0)) != 0
+                for param in group["params"]
+                if param.grad is not None and not param.grad.is_sparse
+            ]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for param, before, moved in self._before:
-            row = torch.stack(
-                [moved.sum(), (moved & (param.detach() == before)).sum(), (~torch.isfinite(param.detach())).sum()]
-            )
-            self._counts.append((self._names.get(id(param), "?"), short(param.dtype), row))
+        with unseen():
+            for param, before, moved in self._before:
+                stays = torch.logical_and(moved, param == before)
+                broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
+                row = torch.stack([torch.count_nonzero(moved), torch.count_nonzero(stays), broken])
+                self._counts.append((self._names.get(id(param), "?"), short(param.dtype), row))
         self._before = []
 
 

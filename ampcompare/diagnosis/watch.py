@@ -17,9 +17,9 @@ from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
 
-__all__ = ["Event", "Key", "Watch", "short"]
+__all__ = ["Event", "Key", "Watch", "short", "unseen"]
 
-ERROR_WIDTH = 5  # norms of: difference, wide result, own difference; dot product; norm of the arm's result
+ERROR_WIDTH = 4  # norms of: the difference, the wide result, the operation's own difference, the arm's result
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
@@ -28,9 +28,18 @@ CONSTANT = frozenset(
         *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
     )
 )
+OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute without any mode, cast or gradient: nothing of it is emulated, watched or recorded."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+        with torch.no_grad():
+            yield
 
 
 def short(dtype: torch.dtype) -> str:
@@ -83,6 +92,7 @@ class Watch(TorchDispatchMode):
         self.is_paused = False
         self._step = Step()
         self._producer: dict[int, int] = {}
+        self._own_runs: Counter[Key] = Counter()
 
     def mark_loss(self, loss: Tensor) -> None:
         """Remember which result of this step is the loss."""
@@ -101,7 +111,7 @@ class Watch(TorchDispatchMode):
         """Return what was seen since the last call, with its numbers read from the device at once."""
         step, self._step = self._step, Step()
         self._producer.clear()
-        with self.paused():
+        with unseen():
             if step.events:
                 rows = torch.stack([event.row for event in step.events]).cpu().numpy()
                 errors = [event.errors for event in step.events if event.errors is not None]
@@ -116,6 +126,10 @@ class Watch(TorchDispatchMode):
 
     def add(self, key: Key, tensor: Tensor) -> None:
         """Count a tensor that no operation of this step made, such as a weight."""
+        with unseen():
+            self._add(key, tensor)
+
+    def _add(self, key: Key, tensor: Tensor) -> None:
         exact = None if self.shadows is None else self.shadows.of(tensor)
         errors = None if exact is None else _errors(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
@@ -145,31 +159,34 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         module, where, phase = self.sites.here()
         given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
-        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast():
-            if func.is_view:
-                return func(*args, **kwargs)
-            name = func.__name__.partition(".")[0].rstrip("_")
+        if func.is_view:
+            return func(*args, **kwargs)
+        key = (module, func.__name__.partition(".")[0].rstrip("_"), where, phase)
+        with unseen():
             written = written_arguments(func, tuple(args), kwargs)
-            exact, own = self._wide_results(func, name, tuple(args), kwargs, given, written)
-            output = func(*args, **kwargs)
-            self._record((module, name, where, phase), given, output, exact, own, {id(one) for one in written})
+            exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
+        output = func(*args, **kwargs)
+        with unseen():
+            self._record(key, given, output, exact, own, {id(one) for one in written})
         return output
 
     def _wide_results(
-        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
+        self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
     ) -> tuple[Any, Any]:
         """Return the results of the wide run, and those of the arm's own inputs in the wide type; None for neither."""
         shadows = self.shadows
         if shadows is None:
             return None, None
-        if RANDOM in func.tags or name.startswith(UNSET):
+        if RANDOM in func.tags or key[1].startswith(UNSET):
             shadows.forget(written)
             return None, None
         narrows = kwargs.get("dtype") in HALF
         if not narrows and not shadows.concern(given):
             return None, None
         own = None
-        if narrows or any(tensor.dtype in HALF for tensor in given):
+        is_half = narrows or any(tensor.dtype in HALF for tensor in given)
+        if is_half and self._own_runs[key] < OWN_RUNS:
+            self._own_runs[key] += 1
             own = shadows.widened(func, args, kwargs, written)
         return shadows.repeat(func, args, kwargs, written), own
 
@@ -202,9 +219,7 @@ def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:
     wide = exact.reshape(-1)
     alone = flat - own.reshape(-1) if own is not None and own.numel() == flat.numel() else flat.new_zeros(1)
     norm = torch.ops.aten.linalg_vector_norm
-    return torch.stack(
-        [norm(flat - wide), norm(wide), norm(alone), torch.ops.aten.dot(flat, wide), norm(flat)]
-    ).double()
+    return torch.stack([norm(flat - wide), norm(wide), norm(alone), norm(flat)]).double()
 
 
 def _storage(tensor: Tensor) -> int:

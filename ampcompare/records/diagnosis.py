@@ -71,7 +71,7 @@ class PlaceReport(FrozenRecord):
     """What was seen at a place, over all observed steps.
 
     `error` is the norm of the difference to the same tensor in fp32, relative to that tensor; `made` is the part of
-    this operation alone, against its own inputs in fp32. Both are the largest of any step.
+    this operation alone, against its own inputs in fp32, at its first two calls. Both are the largest of any step.
     """
 
     place: Place

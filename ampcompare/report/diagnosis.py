@@ -20,13 +20,20 @@ HEADERS = ("place", "pass", "smallest", "largest", "zero %", "lost %", "top %", 
 def worst_places(diagnosis: Diagnosis, count: int = WORST) -> list[PlaceReport]:
     """Return the places with values that are not finite, then those of the largest error, then of the widest range."""
     seen = [place for place in [*diagnosis.places, *diagnosis.gradients] if place.range.elements]
-    return sorted(seen, key=_badness, reverse=True)[:count]
+    begins = [fault.place for fault in diagnosis.faults]
+    return sorted(seen, key=lambda one: (one.place in begins, *_badness(one)), reverse=True)[:count]
 
 
-def _badness(place: PlaceReport) -> tuple[float, ...]:
-    values = place.range
+def _badness(report: PlaceReport) -> tuple[float, ...]:
+    values = report.range
     near = values.share(values.top + values.above) + values.share(values.lost)
-    return (values.share(values.nonfinite), min(place.error or 0.0, 1e30) + near, place.made or 0.0)
+    breaks = values.nonfinite > 0
+    return (
+        breaks and report.place.phase == "forward",
+        breaks,
+        min(report.error or 0.0, 1.0) + near,
+        values.share(values.nonfinite),
+    )
 
 
 def place_row(report: PlaceReport) -> list[str]:
@@ -74,10 +81,7 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 120) -> str:
     lines += _headroom(diagnosis) + _updates(diagnosis) + _audit(diagnosis)
     if diagnosis.trials:
         cures = sum(trial.cures for trial in diagnosis.trials)
-        lines += [
-            "",
-            f"{len(diagnosis.trials)} candidates were trained for {len(diagnosis.observed)} steps, {cures} cure it",
-        ]
+        lines += ["", f"Candidates that were trained: {len(diagnosis.trials)}, of which {cures} cure it"]
     lines += [f"note: {printable(note, 500)}" for note in diagnosis.notes]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,178 @@
+"""Whether `diagnose` names planted faults, proposes nothing for healthy networks, and what watching costs.
+
+    python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--out docs/benchmarks/diagnose]
+
+Faults: each network of `planted_faults.py` is diagnosed; it counts as found if the planted place, and nothing else, is
+proposed. HELD_OUT are networks that were written after the thresholds of the diagnosis were settled, and that changed
+none of them. Cost: one step of the medium model on the CPU clock of the process with one thread, bare, with ranges, and
+with ranges and drift, in random order; a row is the median of the ratios of a round.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import click
+import torch
+from planted_faults import HEALTHY, HELD_OUT, PLANTED, Network, is_found, proposed
+from results import write_results
+from tabulate import tabulate
+from torch.nn import functional as F
+from workloads import WORKLOADS, sgd
+
+import ampcompare
+from ampcompare import Precision
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.observed import Observed
+from ampcompare.precision.cpu_half import cpu_half
+
+ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
+WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is a goal
+
+
+def faults() -> list[dict[str, Any]]:
+    """Diagnose every network."""
+    rows = []
+    for kind, networks in (("planted", PLANTED), ("held out", HELD_OUT), ("healthy", HEALTHY)):
+        for network in networks:
+            begin = time.perf_counter()
+            found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
+            rows.append(
+                {
+                    "kind": kind,
+                    "network": network.name,
+                    "arm": network.arm,
+                    "planted": network.place,
+                    "proposed": ", ".join(proposed(found)),
+                    "right": _is_right(kind, network, found),
+                    "trials": len(found.trials),
+                    "seconds": time.perf_counter() - begin,
+                }
+            )
+            click.echo(f"{rows[-1]}", err=True)
+    return rows
+
+
+def _is_right(kind: str, network: Network, found: Any) -> bool:
+    return found.cure is None and not found.faults if kind == "healthy" else is_found(network, found)
+
+
+def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], ExitStack]:
+    """Return a function that makes one step of a model, and what to close afterwards."""
+    stack = ExitStack()
+    precision: Precision = ampcompare.make_precision(arm, device="cpu")
+    stack.enter_context(cpu_half("auto", precision.half_dtype, torch.device("cpu"))[1])
+    if way != "bare":
+        wide = torch.float32 if way == "drift" else None
+        precision = stack.enter_context(Observed(precision, Observation(keep=2), steps=10**9, reference=wide))
+    torch.manual_seed(0)
+    model, x, y = WORKLOADS[model_name]()
+    (model,), (optimizer,) = precision.prepare([model], [sgd(model.parameters())])
+
+    def step() -> None:
+        with precision.autocast():
+            loss = F.cross_entropy(model(x), y)
+        precision.backward(loss, [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+
+    return step, stack
+
+
+def timed(arm: str, way: str, model_name: str, steps: int) -> float:
+    """Return the seconds of CPU time of a step, after one step to warm up."""
+    step, stack = steps_of(arm, way, model_name)
+    with stack:
+        step()
+        begin = time.process_time()
+        for _ in range(steps):
+            step()
+        seconds = (time.process_time() - begin) / steps
+    _undo_patches()
+    return seconds
+
+
+def _undo_patches() -> None:
+    from ampcompare.apex.amp._amp_state import _amp_state
+
+    _amp_state.close()
+
+
+def cost(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield a row per arm and way on the medium model."""
+    shuffler = random.Random(0)
+    for arm in ARMS:
+        seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(rounds):
+            for way in shuffler.sample(list(WAYS), len(WAYS)):
+                seconds[way].append(timed(arm, way, "medium", steps))
+        for way, goal in WAYS.items():
+            ratios = [one / bare for one, bare in zip(seconds[way], seconds["bare"], strict=True)]
+            ratio = statistics.median(ratios)
+            row = {"arm": arm, "way": way, "ms": 1e3 * statistics.median(seconds[way]), "ratio": ratio, "goal": goal}
+            click.echo(f"{row}", err=True)
+            yield row
+
+
+def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    parts = []
+    for kind in ("planted", "held out", "healthy"):
+        rows = [row for row in found if row["kind"] == kind]
+        if rows:
+            right = sum(row["right"] for row in rows)
+            word = "with no fault and no cure" if kind == "healthy" else "with the planted place as the only proposal"
+            parts.append(f"{kind}: {right} of {len(rows)} {word}")
+            columns = ("network", "arm", "planted", "proposed", "trials", "right")
+            shown = [[*(row[name] for name in columns[:-1]), "yes" if row["right"] else "no"] for row in rows]
+            parts.append(tabulate(shown, headers=columns, tablefmt="github"))
+    if costs:
+        shown = [
+            [
+                row["arm"],
+                row["way"],
+                f"{row['ms']:.2f}",
+                f"{row['ratio']:.2f}",
+                f"{row['goal']:g}" if row["goal"] else "-",
+                "-" if not row["goal"] else "yes" if row["ratio"] <= row["goal"] else "no",
+            ]
+            for row in costs
+        ]
+        parts.append("cost of a step, medium model")
+        parts.append(tabulate(shown, headers=["arm", "watched", "ms", "x bare", "goal", "met"], tablefmt="github"))
+    return "\n\n".join(parts)
+
+
+@click.command()
+@click.option("--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True)
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--steps", default=8, show_default=True)
+@click.option("--out", default=None, help="Path of the page and its numbers, without suffix.")
+def main(part: str, rounds: int, steps: int, out: str | None) -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    found = faults() if part != "cost" else []
+    costs = list(cost(rounds, steps)) if part != "faults" else []
+    page = tables(found, costs)
+    click.echo(page)
+    if out is not None:
+        facts = f"torch {torch.__version__}, one thread, {platform.processor() or platform.machine()}"
+        title = "What diagnose finds, and what it costs"
+        write_results(out, title, __doc__, facts, page, {"faults": found, "cost": costs})
+
+
+if __name__ == "__main__":
+    main()
