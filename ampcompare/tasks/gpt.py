@@ -51,7 +51,8 @@ class Gpt(nn.Module):
         parts = 2 * heads if positions == "rotary" else heads
         if width % parts:
             raise ConfigError(
-                f"gpt has width {width}, {heads} heads and {positions} positions; the width must be a multiple of {parts}"
+                f"gpt has width {width}, {heads} heads and {positions} positions; the width must be a multiple of "
+                f"{parts}"
             )
         self.embed = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.zeros(sequence_length, width)) if positions == "learned" else None
