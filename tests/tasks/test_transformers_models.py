@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from ampcompare.tasks.language_models import build_language_model
 class Configuration:
     """Keeps every argument, also unknown ones, as that of Transformers does."""
 
-    attribute_map = {"max_position_embeddings": "n_positions"}
+    attribute_map: ClassVar = {"max_position_embeddings": "n_positions"}
 
     def __init__(self, **options: Any) -> None:
         self.options = {"n_layer": 12, "vocab_size": 50257, **options}
