@@ -93,7 +93,7 @@ def _agree(folder: Path, counts: dict[tuple[str, int], int]) -> int:
     cells = [json.loads(path.read_text()) for path in folder.glob("*/cells/*/record.json")]
     return sum(
         cell["status"] == "completed"
-        and cell["summary"]["epochs"][-1]["top1_correct"] == counts[cell["arm"], cell["config"]["recipe"]["seed"]]
+        and cell["summary"]["epochs"][-1]["counts"]["top-1"] == counts[cell["arm"], cell["config"]["recipe"]["seed"]]
         for cell in cells
     )
 

@@ -13,7 +13,6 @@ from ampcompare.analysis.csv_table import ResultsTable, Run, read_table
 from ampcompare.analysis.headline import headline
 from ampcompare.analysis.margins import AccuracyMargin, resolve_margin
 from ampcompare.analysis.metrics import ACCURACY
-from ampcompare.analysis.phrases import quality_name
 from ampcompare.analysis.quantities import Quantity
 from ampcompare.analysis.recommendation import not_recommended, recommended
 from ampcompare.analysis.statistics import MIN_PAIRS, Margin, Verdict, decide, wilson
@@ -330,7 +329,7 @@ def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric
     others = [row for row in rows if row.arm != base]
     if not others or recommended(others, terms.prefer, metric):
         return []
-    return [not_recommended(others, base, terms.prefer, quality_name(metric))]
+    return [not_recommended(others, base, terms.prefer, metric.quality)]
 
 
 def _notes(

@@ -59,7 +59,7 @@ def make_forest(experiments: Sequence[tuple[str, Comparison]]) -> Forest:
     metric = _one_metric(experiments)
     margins = sorted({comparison.margin for _, comparison in experiments})
     time_margins = sorted({comparison.time_margin for _, comparison in experiments})
-    accuracy = Margin(metric.score_margin(margins[0]), f"{margins[0]:g}")
+    accuracy = Margin(metric.score_margin(margins[0]), metric.margin_text(margins[0]))
     time = Margin(math.log1p(time_margins[0]), f"{100 * time_margins[0]:g} %", practical=True)
     notes = []
     if len(margins) > 1 or len(time_margins) > 1:

@@ -90,7 +90,8 @@ def _kept(
     sides = "within ±" if all(row.accuracy_verdict.startswith("equivalent") for row in tested) else "margin "
     same = [row.arm for row in rows if row not in tested]
     identical = f"; {with_verb(same, (), 'is', 'are')} identical to the last bit" if same else ""
-    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{comparison.margin:g}){identical}."
+    margin = comparison.metric.margin_text(comparison.margin)
+    return f"{verb} {what} ({_differences(rows, quality)}, {sides}{margin}){identical}."
 
 
 def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:

@@ -26,6 +26,7 @@ NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread 
 GRAMMAR = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(pp|%|sd)?")
 EXAMPLES = "0.5 (points), 10% (of the reference's errors), 2sd (standard deviations over seeds) or auto"
 FALLBACK = 2.0  # standard deviations over seeds, of a metric that says nothing of differences
+OF_COUNTS = 0.5  # points, of a share of right samples that says nothing of differences
 UNKNOWN = 1.0  # percent of the value: shown while too few runs show a spread, and then nothing is tested
 
 
@@ -68,7 +69,7 @@ class AccuracyMargin:
 
     def of_scores(self) -> Margin:
         """Return the margin of differences of scores, which are tested."""
-        return Margin(self.metric.score_margin(self.points), f"{self.points:g}")
+        return Margin(self.metric.score_margin(self.points), self.metric.margin_text(self.points))
 
 
 def parse_margin(value: float | str) -> MarginRule:
@@ -173,6 +174,8 @@ def _usual(metric: Metric, values: Sequence[float]) -> float:
         return metric.margin if metric.difference == "points" else 100 * metric.margin
     if metric.difference != "points":
         return UNKNOWN
+    if metric.has_errors:
+        return OF_COUNTS * metric.factor / 100
     return _two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.metric import TOP1, Metric
+from ampcompare.records.metric import Metric
 
-__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_name", "quality_of", "sentence_start", "with_verb"]
+__all__ = ["Quality", "count_of", "label_of", "names_of", "quality_of", "sentence_start", "with_verb"]
 
 MAX_NAMED = 4
 MAX_LEFT = 2
@@ -24,7 +24,7 @@ class Quality:
     @property
     def name(self) -> str:
         """What is kept or lost: accuracy, or the name of another metric."""
-        return quality_name(self.metric)
+        return self.metric.quality
 
     @property
     def unit(self) -> str:
@@ -39,11 +39,6 @@ class Quality:
     def with_unit(self, difference: float) -> str:
         """Return a difference with its unit, such as `+0.09 pp`."""
         return f"{self.signed(difference)}{self.unit}"
-
-
-def quality_name(metric: Metric) -> str:
-    """Return what a metric measures: accuracy for top-1, else its name."""
-    return "accuracy" if metric.name == TOP1.name else metric.name
 
 
 def quality_of(comparison: Comparison) -> Quality:

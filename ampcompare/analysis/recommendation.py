@@ -10,7 +10,7 @@ from ampcompare.analysis.headline_cost import MIN_SAVING, memory_saving, on_devi
 from ampcompare.analysis.identity import IDENTICAL, equal_losses, identical, other_weights
 from ampcompare.analysis.learning import idle_verdict, still_improving, too_wide
 from ampcompare.analysis.pairs import pairs_by_seed
-from ampcompare.analysis.phrases import Quality, label_of, quality_name, sentence_start
+from ampcompare.analysis.phrases import Quality, label_of, sentence_start
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import Metric
@@ -65,7 +65,8 @@ def use_sentence(row: ArmSummary, comparison: Comparison, quality: Quality) -> s
         kept = f"identical to {reference}"
     else:
         side = "within ±" if row.accuracy_verdict.startswith("equivalent") else "margin "
-        shown = f"Δ {quality.signed(row.metric_difference or 0)}{quality.unit}, {side}{comparison.margin:g}"
+        change = quality.with_unit(row.metric_difference or 0)
+        shown = f"Δ {change}, {side}{comparison.metric.margin_text(comparison.margin)}"
         kept = f"{quality.name} of {reference} kept ({shown}){samples}"
     gains = []
     if row.time_verdict == "better":
@@ -102,7 +103,7 @@ def details(comparison: Comparison) -> Iterable[str]:
     untested = comparison.error_rate == 0
     blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
     if others and enough and not blocked and not recommended(others, comparison.prefer, metric):
-        yield not_recommended(others, reference, comparison.prefer, quality_name(metric))
+        yield not_recommended(others, reference, comparison.prefer, metric.quality)
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."

@@ -59,9 +59,9 @@ def summarize(
         ConfigError: the records are of several tasks, or the margin is none for their metric.
     """
     terms, design = terms or Criteria(), design or Design()
+    metric = one_metric(records)
     records, repeated = unique_runs(records)
     excluded = [*excluded, *repeated]
-    metric = one_metric(records)
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)

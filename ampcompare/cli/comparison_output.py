@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,19 @@ details_option = option(
 )
 
 
-def terminal_text(comparison: Comparison, *, details: bool = False, to_file: bool = False) -> str:
+def terminal_text(
+    comparison: Comparison, *, details: bool = False, to_file: bool = False, columns: Sequence[str] = ()
+) -> str:
     """Return the report for stdout, in the width and the colors that it has; for a file in whole lines."""
     from ampcompare.report.color import has_color
     from ampcompare.report.external import Judged
     from ampcompare.report.tables import room
     from ampcompare.report.terminal import Terminal
 
-    reporter = Judged if comparison.judged else Terminal
-    if to_file:
-        return reporter(details=details).render(comparison)
-    return reporter(room(), color=has_color(sys.stdout), details=details).render(comparison)
+    kind = Judged if comparison.judged else Terminal
+    reporter = kind(details=details) if to_file else kind(room(), color=has_color(sys.stdout), details=details)
+    reporter.columns = columns
+    return reporter.render(comparison)
 
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:

@@ -39,9 +39,22 @@ OUTPUT_PLACE = Place("FILE|DIR")
 @option("--output", "-o", type=OUTPUT_PLACE, group=OUTPUT, help="where to write it; - is standard output  [default: -]")
 @option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
 @option("--reference", type=ARM, group=ARMS, help="compare with this arm; nothing runs again  [default: as it was run]")
+@option(
+    "--columns",
+    default="",
+    metavar="NAME,...",
+    group=OUTPUT,
+    help="further columns of the first table, such as perplexity, top-5 or samples/s; --details has their names",
+)
 @details_option
 def command(
-    paths: tuple[str, ...], form: str | None, output: str | None, open_page: bool, reference: str | None, details: bool
+    paths: tuple[str, ...],
+    form: str | None,
+    output: str | None,
+    open_page: bool,
+    reference: str | None,
+    columns: str,
+    details: bool,
 ) -> int:
     """Render the records of run directories again.
 
@@ -71,7 +84,8 @@ def command(
         raise ConfigError("--reference is a look at the runs of one run directory; name a single one")
     beside = files[0] if len(files) == 1 and files[0].is_dir() and reference is None else None
     target = target.resolved(beside)
-    text, excluded = _report(files, target, reference, details=details)
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    text, excluded = _report(files, target, reference, details=details, columns=names)
     give_report(text, target, beside=beside)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
@@ -93,7 +107,9 @@ def _exec_report(paths: list[Path], target: ReportTarget) -> str:
     return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
 
 
-def _report(paths: list[Path], target: ReportTarget, reference: str | None, *, details: bool) -> tuple[str, list[str]]:
+def _report(
+    paths: list[Path], target: ReportTarget, reference: str | None, *, details: bool, columns: list[str]
+) -> tuple[str, list[str]]:
     """Return the report of one experiment, or the forest of several, and which records are not used."""
     from ampcompare.analysis.forest import make_forest
     from ampcompare.experiment.load import reload_comparison
@@ -104,10 +120,12 @@ def _report(paths: list[Path], target: ReportTarget, reference: str | None, *, d
     several = reload_experiments(paths) if len(paths) > 1 else None
     experiments = several or [("", reload_comparison(paths[0], reference=reference))]
     excluded = [line for _, comparison in experiments for line in comparison.excluded]
+    if len(experiments) > 1 and columns:
+        raise ConfigError("--columns is for the table of one experiment; name a single one")
     if len(experiments) > 1:
         return render_forest(make_forest(experiments), target.form, target.width), excluded
     comparison = experiments[0][1]
     if target.form == "table":
-        return terminal_text(comparison, details=details, to_file=target.file is not None), excluded
+        return terminal_text(comparison, details=details, to_file=target.file is not None, columns=columns), excluded
     links = log_links(comparison, paths, target.file.parent) if target.file else {}
-    return FORMATS[target.form].reporter(target.width, links).render(comparison), excluded
+    return FORMATS[target.form].reporter(target.width, links, columns).render(comparison), excluded

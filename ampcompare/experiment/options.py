@@ -103,7 +103,7 @@ class CompareOptions:
             three.
         budget_seconds: wall time limit of seeds "auto".
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
-        margin: equivalence margin of top-1 as in `Criteria`; by default that of recipe and file, or else "auto".
+        margin: equivalence margin of the metric as in `Criteria`; by default that of recipe and file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
         looks: how often the runs are looked at in all, as planned beforehand; None leaves it open.
         objective: what the recommended arm improves while it keeps the accuracy.

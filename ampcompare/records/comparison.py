@@ -231,7 +231,7 @@ def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
     if row.arm == reference:
         facts.append("the reference")
     else:
-        facts += [f"accuracy {row.accuracy_verdict}"] if row.accuracy_verdict else []
+        facts += [f"{metric.quality} {row.accuracy_verdict}"] if row.accuracy_verdict else []
         facts += [f"{row.valid_time_ratio:.2f}x its step time"] if row.valid_time_ratio is not None else []
         facts += [f"time {row.time_verdict}"] if row.time_verdict else []
     return f"{row.arm}: {', '.join(fact for fact in facts if fact)}"

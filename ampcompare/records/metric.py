@@ -54,6 +54,11 @@ class Metric(FrozenRecord):
         return self.counts and self.better == "higher"
 
     @property
+    def quality(self) -> str:
+        """What sentences say that is measured: accuracy for top-1, else the name."""
+        return "accuracy" if self.name == "top-1" else self.name
+
+    @property
     def head(self) -> str:
         """The head of a column of shown values, with the unit."""
         if not self.unit or self.unit in self.name:
@@ -122,6 +127,11 @@ class Metric(FrozenRecord):
             margin: above 0, in the unit of shown differences.
         """
         return margin / self.factor if self.difference == "points" else math.log1p(margin / 100)
+
+    def margin_text(self, margin: float) -> str:
+        """Return a margin as verdicts have it, next to a difference in pp, or with its own unit."""
+        unit = self.difference_unit
+        return f"{margin:g}" if unit in ("", "pp") else f"{margin:g} {unit}"
 
     def is_better(self, value: float, other: float | None) -> bool:
         """Return whether a value is better than another, if there is one; NaN never is."""

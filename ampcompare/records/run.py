@@ -363,6 +363,7 @@ def iter_steps(path: Path) -> Iterator[StepRecord]:
                 grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
                 seconds=raw["seconds"],
                 data_seconds=raw["data_seconds"],
+                losses=tuple(to_float(loss) for loss in raw.get("losses", [])),
             )
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) - 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ampcompare.records.comparison import Comparison
 
@@ -21,11 +21,13 @@ class Reporter(abc.ABC):
 
     Attributes:
         logs: relative address of the log of each cell, by the name of the cell, for formats with links.
+        columns: heads of further columns of the one table that a report begins with, for formats that have it.
     """
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
         self.logs: Mapping[str, str] = {}
+        self.columns: Sequence[str] = ()
 
     @abc.abstractmethod
     def render(self, comparison: Comparison) -> str:

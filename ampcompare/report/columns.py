@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from ampcompare.analysis.phrases import quality_name
 from ampcompare.analysis.scores import value_of
+from ampcompare.errors import ConfigError
 from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP5, Metric
@@ -21,6 +21,7 @@ __all__ = [
     "Column",
     "arm_engine",
     "arm_name",
+    "asked_columns",
     "columns",
     "difference_interval",
     "margin_limits",
@@ -212,11 +213,14 @@ def _metric_columns(comparison: Comparison) -> dict[str, Column]:
 
 
 def _other_metrics(comparison: Comparison) -> dict[str, Column]:
-    """Return the final values of the other metrics; top-5 is in the CSV and the JSON alone."""
+    """Return the final values of the other metrics; that of top-5 is shown on request."""
+    return {head: column for head, column in _of_metrics(comparison).items() if head != TOP5.head}
+
+
+def _of_metrics(comparison: Comparison) -> dict[str, Column]:
     others = comparison.records[0].metrics[1:] if comparison.records else []
-    return {
-        metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others if metric != TOP5
-    }
+    means = {metric.head: over_runs(_value_of(metric), partial(metric_text, metric)) for metric in others}
+    return {head: replace(column, of_run=None) for head, column in means.items()}
 
 
 def _value_of(metric: Metric) -> Callable[[RunRecord], float | None]:
@@ -261,7 +265,7 @@ def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], 
     return {
         "arm": arm_name,
         metric.difference_head: lambda row: difference_interval(row, comparison),
-        f"{quality_name(metric)} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
+        f"{metric.quality} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
         "rel. time": lambda row: ratio_interval(row, comparison),
         "time verdict": lambda row: printable(row.time_verdict, 60) or "-",
         "Δ peak MiB": _memory_difference,
@@ -278,6 +282,25 @@ def columns(comparison: Comparison) -> dict[str, Column]:
         elif entry.applies(comparison):
             shown[name] = entry
     return shown
+
+
+def asked_columns(comparison: Comparison, names: Sequence[str]) -> dict[str, Column]:
+    """Return further columns for the one table that a report begins with, by their heads.
+
+    Args:
+        names: heads, with or without their unit.
+
+    Raises:
+        ConfigError: the comparison has no such column.
+    """
+    known = {**_of_metrics(comparison), **columns(comparison)}
+    chosen = {}
+    for name in names:
+        head = next((head for head in known if name in (head, head.removesuffix(" %"), head.partition(" (")[0])), None)
+        if head is None:
+            raise ConfigError(f"there is no column {name!r}; there are {', '.join(known)}")
+        chosen[head] = known[head]
+    return chosen
 
 
 def table_rows(comparison: Comparison) -> list[list[str]]:

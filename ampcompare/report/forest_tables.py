@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric
@@ -22,7 +22,7 @@ def headers(forest: Forest, measure: Measure) -> list[str]:
 
 def title(forest: Forest, measure: Measure) -> str:
     """Return what stands above one table."""
-    return sentence_start(printable(quality_name(forest.metric))) if measure == "accuracy" else "Step time"
+    return sentence_start(printable(forest.metric.quality)) if measure == "accuracy" else "Step time"
 
 
 def forest_rows(forest: Forest, measure: Measure) -> list[list[str]]:

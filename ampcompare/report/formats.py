@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,16 +36,19 @@ class Format:
         """The packages that it needs and that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
 
-    def reporter(self, width: int | None = None, logs: Mapping[str, str] | None = None) -> Reporter:
+    def reporter(
+        self, width: int | None = None, logs: Mapping[str, str] | None = None, columns: Sequence[str] = ()
+    ) -> Reporter:
         """Return a new reporter.
 
         Args:
             width: as for `Reporter`.
-            logs: as for `Reporter`.
+            logs: as for `Reporter`, and so are `columns`.
         """
         module, _, name = self.implementation.partition(":")
         reporter: Reporter = getattr(import_module(module), name)(width)
         reporter.logs = logs or {}
+        reporter.columns = columns
         return reporter
 
 

@@ -60,7 +60,7 @@ class Latex(Reporter):
     """The one table, then measurements and verdicts; the headline is a comment, since the text is the author's."""
 
     def render(self, comparison: Comparison) -> str:
-        overview = make_overview(comparison)
+        overview = make_overview(comparison, self.columns)
         lines = [*overview.facts, *overview_legend(comparison, overview.columns)]
         rows = [[cell.text for cell in row] for row in overview.rows]
         numeric = [column.numeric for column in overview.columns.values()]

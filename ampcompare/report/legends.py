@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ampcompare.analysis.phrases import quality_name
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.samples import samples_of_verdicts
@@ -23,7 +23,8 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
         return []
     table, metric = comparison.judged, comparison.metric
     quality, unit = printable(metric.name), printable(metric.difference_unit)
-    margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {quality}"
+    of = "of " if metric.difference != "points" else ""
+    margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {of}{quality}"
     if comparison.margin_rule == "auto":
         margin += " (auto)"
     tested = [row for row in others if row.metric_difference_low is not None or row.time_ratio_low is not None]
@@ -34,7 +35,7 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     if comparison.look is not None and comparison.look > 1:
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
-    direction = f" {quality}: lower is better." if metric.better == "lower" else ""
+    direction = f" {sentence_start(quality)}: lower is better." if metric.better == "lower" else ""
     lines = [
         f"Δ and verdict: against {printable(comparison.reference, 60)}, paired by seed; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
@@ -65,7 +66,7 @@ def legend(comparison: Comparison) -> str:
 def margin_words(comparison: Comparison) -> str:
     """Return the margin of the metric, with the rule that gave it and why."""
     unit = comparison.metric.difference_unit.replace("pp", "points")
-    of = f"{unit} of {quality_name(comparison.metric)}".strip()
+    of = f"{unit} of {comparison.metric.quality}".strip()
     shown = f"{comparison.margin:g} {printable(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
     return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown

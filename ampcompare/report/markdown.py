@@ -79,9 +79,8 @@ class Markdown(Reporter):
             parts += ["## Reproduce", _block(comparison.command)]
         return "\n\n".join(parts) + "\n"
 
-    @staticmethod
-    def _overview(comparison: Comparison) -> Iterable[str]:
-        overview = make_overview(comparison)
+    def _overview(self, comparison: Comparison) -> Iterable[str]:
+        overview = make_overview(comparison, self.columns)
         rows = [[cell.text for cell in row] for row in overview.rows]
         heads, numeric = list(overview.columns), [column.numeric for column in overview.columns.values()]
         if any(overview.notes):

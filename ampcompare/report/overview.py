@@ -13,6 +13,7 @@ from ampcompare.report.color import Tone
 from ampcompare.report.columns import (
     Column,
     arm_name,
+    asked_columns,
     columns,
     difference_interval,
     metric_text,
@@ -189,8 +190,15 @@ def judged_columns(metric: Metric) -> dict[str, OverviewColumn]:
     }
 
 
-def make_overview(comparison: Comparison) -> Overview:
-    """Return the table, without the columns that have no value in any row."""
+def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Overview:
+    """Return the table, without the columns that have no value in any row.
+
+    Args:
+        asked: heads of further columns.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
     if comparison.judged is not None:
         known = judged_columns(comparison.metric)
     else:
@@ -198,6 +206,8 @@ def make_overview(comparison: Comparison) -> Overview:
         for name, extra in columns(comparison).items():
             if extra.overview:
                 known[name] = OverviewColumn(_extra(extra, records), drop=3, lacking=name)
+        for name, extra in asked_columns(comparison, asked).items():
+            known.setdefault(name, OverviewColumn(_extra(extra, records), drop=3, lacking=name))
     cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in known.items()}
     kept = {name: column for name, column in known.items() if _says(name, column, cells[name], comparison)}
     rows = [[cells[name][place] for name in kept] for place in range(len(comparison.arms))]

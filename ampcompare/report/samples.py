@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.phrases import quality_name
 from ampcompare.analysis.samples import samples_noun, two_digits
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.formatting import printable
@@ -33,7 +32,7 @@ def samples_of_verdicts(comparison: Comparison) -> str:
         return ""
     count = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
     noun = samples_noun(comparison.records)
-    return f"Verdicts on {quality_name(comparison.metric)} are about these {count} validation {noun}."
+    return f"Verdicts on {comparison.metric.quality} are about these {count} validation {noun}."
 
 
 def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
@@ -43,7 +42,7 @@ def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
     new = [_new_samples(row, its, comparison) for row, its in compared if its.low is not None]
     unit = f"{metric.difference_unit} of {metric.name}" if metric.difference_unit else metric.name
     if new:
-        margin = f"{comparison.margin:g}"
+        margin = metric.margin_text(comparison.margin)
         disagree = any(its.models for _, its in compared)
         yield SampleTable(
             f"These {noun}, or new ones",

@@ -55,7 +55,7 @@ class Terminal(Reporter):
                 yield self._paint(line, "strong")
 
     def _overview(self, comparison: Comparison) -> Iterable[str]:
-        overview = make_overview(comparison)
+        overview = make_overview(comparison, self.columns)
         table = lay_out(overview, self.width, self._paint)
         yield "\n".join(table.lines)
         lines = [*table.below, *overview.facts, *overview_legend(comparison, overview.columns)]

@@ -13,6 +13,7 @@ from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
 from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.records.metric import Metric
 
 ARM, REFERENCE = [70.1, 70.5, 69.8, 70.9], [74.9, 75.2, 75.3, 74.6]
 
@@ -221,9 +222,9 @@ def test_a_metric_without_a_usual_margin_needs_one() -> None:
     table = read_table("arm,elo\na,1500\nb,1510\n", "t", TableOptions(metric="elo"))
     with pytest.raises(ConfigError, match="elo has no usual margin; give --margin"):
         judge(table)
-    assert judge(table, terms=Criteria(margin=5)).judged == JudgedTable(
-        metric="elo", unit="", factor=1.0, decimals=0, references=["a"]
-    )
+    comparison = judge(table, terms=Criteria(margin=5))
+    assert comparison.judged == JudgedTable(references=["a"])
+    assert comparison.metric == Metric(name="elo", decimals=0)
 
 
 def test_lines_of_means_are_pooled() -> None:

@@ -106,7 +106,7 @@ def test_gnmt_inside_each_number_of_gpus() -> None:
     assert row.time_ratio == pytest.approx((264.4 / 824.4 * 89.5 / 230.8 * 46.2 / 116.6) ** (1 / 3))
     assert _row(comparison, "fp16 gpus=4").accuracy_verdict.startswith("inconclusive")
     assert comparison.judged is not None
-    assert (comparison.judged.metric, comparison.judged.references[0]) == ("BLEU", "fp32")
+    assert (comparison.metric.name, comparison.judged.references[0]) == ("BLEU", "fp32")
 
 
 def test_gnmt_without_blocks() -> None:

@@ -12,6 +12,7 @@ from ampcompare.analysis.phrases import Quality
 from ampcompare.analysis.recommendation import not_recommended, recommended, use_sentence
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
+from ampcompare.records.metric import TOP1
 from ampcompare.records.run import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
@@ -31,14 +32,14 @@ def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
     comparison = Comparison(
         command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
     )
-    fit = recommended(rows, prefer)
-    return use_sentence(fit[0], comparison, Quality()) if fit else ""
+    fit = recommended(rows, prefer, TOP1)
+    return use_sentence(fit[0], comparison, Quality(TOP1)) if fit else ""
 
 
 def test_the_fastest_that_keeps_the_accuracy() -> None:
     """Of two faster arms the faster is recommended, with its reason."""
     rows = [_row("a", EQUAL, "better", time_ratio=0.7), _row("b", EQUAL, "better", time_ratio=0.6)]
-    assert [row.arm for row in recommended(rows, "time")] == ["b", "a"]
+    assert [row.arm for row in recommended(rows, "time", TOP1)] == ["b", "a"]
     assert _use(*rows) == "Use b: accuracy of fp32 kept (Δ +0.00 pp, within ±0.5), 0.60x its step time."
 
 
@@ -46,7 +47,7 @@ def test_the_fastest_that_keeps_the_accuracy() -> None:
 def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
     row = _row("a", accuracy, "better", time_ratio=0.1)
-    assert recommended([row], "time") == []
+    assert recommended([row], "time", TOP1) == []
     assert not_recommended([row], "fp32", "time") == (
         "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
     )
@@ -56,7 +57,7 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
 def test_a_time_that_is_not_known_recommends_nothing(time: str) -> None:
     """A low ratio that the verdict does not bear out is no reason."""
     row = _row("a", EQUAL, time, time_ratio=0.5)
-    assert recommended([row], "time") == []
+    assert recommended([row], "time", TOP1) == []
     assert not_recommended([row], "fp32", "time") == (
         "No arm is recommended for time: none was shown to be both non-inferior in accuracy to fp32 and faster."
     )
@@ -67,7 +68,7 @@ def test_memory_by_its_exact_difference() -> None:
     small = _row("a", EQUAL, peak_bytes=600, memory_difference=-400)
     assert _use(small, prefer="memory").endswith("within ±0.5), 40 % less peak memory.")
     same = _row("a", EQUAL, peak_bytes=990, memory_difference=-10)
-    assert recommended([same], "memory") == []
+    assert recommended([same], "memory", TOP1) == []
     assert "5 % smaller in memory" in not_recommended([same], "fp32", "memory")
 
 
@@ -75,7 +76,7 @@ def test_accuracy_needs_a_better_arm() -> None:
     """For accuracy only `better` counts."""
     better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
-    assert recommended([_row("a", EQUAL)], "accuracy") == []
+    assert recommended([_row("a", EQUAL)], "accuracy", TOP1) == []
     assert not_recommended([_row("a", EQUAL)], "fp32", "accuracy") == (
         "No arm is recommended for accuracy: no arm is better than fp32."
     )

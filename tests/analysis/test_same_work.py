@@ -62,8 +62,10 @@ def _environment(**values: Any) -> Change:
 def _samples(count: int) -> Change:
     def change(record: RunRecord) -> RunRecord:
         correct = round((record.summary.metric_final or 0) * count)
-        epoch = record.summary.epochs[0].model_copy(update={"samples": count, "top1_correct": correct})
-        return _summary(epochs=[epoch.model_copy(update={"top5_correct": count})])(record)
+        counts = {"top-1": correct, "top-5": count}
+        values = {name: right / count for name, right in counts.items()}
+        changes = {"samples": count, "counts": counts, "values": values}
+        return _summary(epochs=[record.summary.epochs[0].model_copy(update=changes)])(record)
 
     return change
 

@@ -105,7 +105,9 @@ def test_eight_arms_of_equal_accuracy_are_equivalent(make_record: MakeRecord) ->
 
 def _of_400(record: RunRecord) -> list[EpochResult]:
     (epoch,) = record.summary.epochs
-    return [epoch.model_copy(update={"samples": 400, "top1_correct": round(400 * epoch.value), "top5_correct": 400})]
+    counts = {"top-1": round(400 * epoch.value), "top-5": 400}
+    values = {name: right / 400 for name, right in counts.items()}
+    return [epoch.model_copy(update={"samples": 400, "counts": counts, "values": values})]
 
 
 def test_terms_are_kept(make_record: MakeRecord) -> None:

@@ -16,10 +16,24 @@ from ampcompare.report.formats import FORMATS
 HERE = Path(__file__).parent
 
 
+COUNTS = {"top1_correct": "top-1", "top5_correct": "top-5"}
+
+
+def _field(new: dict[str, Any], name: str) -> Any:
+    """Return the value of a field of an old file, by the name and in the place that it has by now."""
+    if name in COUNTS:
+        return new["counts"][COUNTS[name]]
+    if name == "top5_final":
+        return new["others_final"]["top-5"]
+    if name == "majority_correct":
+        return None if new["chance"] is None else round(new["chance"] * new["samples"])
+    return new[name.replace("top1_", "metric_")]
+
+
 def _holds(new: Any, old: Any) -> bool:
-    """Tell whether every value of an old file is still there; there may be more fields by now."""
+    """Return whether every value of an old file is still there; there may be more fields by now."""
     if isinstance(old, dict):
-        return all(name in new and _holds(new[name], value) for name, value in old.items())
+        return all(_holds(_field(new, name), value) for name, value in old.items())
     if isinstance(old, list):
         return len(new) == len(old) and all(map(_holds, new, old))
     return bool(new == old)

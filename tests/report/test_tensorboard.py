@@ -17,7 +17,7 @@ from ampcompare.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.report.tensorboard import EventFiles, run_name
 
 MakeRecord = Callable[..., RunRecord]
-TAGS = {"train/loss", "train/loss_scale", "train/skipped", "eval/top1", "eval/loss", "time/step_seconds"}
+TAGS = {"train/loss", "train/loss_scale", "train/skipped", "eval/top1", "eval/top5", "eval/loss", "time/step_seconds"}
 
 
 def _step(number: int, *, scale: float | None, applied: bool = True, loss: float = 2.0) -> StepRecord:

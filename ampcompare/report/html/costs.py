@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.formatting import MIB, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -95,7 +95,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
             series += band_series(arm, band, dots=len(band.x) <= 30)
     return Chart(
         "time-to-accuracy",
-        f"Time to {printable(quality_name(metric))}",
+        f"Time to {printable(metric.quality)}",
         f"{sentence_start(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
         [
@@ -172,7 +172,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        f"{sentence_start(printable(quality_name(metric)))} vs. time",
+        f"{sentence_start(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds. The dotted line joins "
         f"arms that no shown arm beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
         "seconds of training",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ampcompare.analysis.pairs import pairs_by_seed
-from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.analysis.scores import has_score
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
@@ -77,7 +77,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
         "differences",
-        f"{sentence_start(printable(quality_name(metric)))} against {printable(comparison.reference, 40)}",
+        f"{sentence_start(printable(metric.quality))} against {printable(comparison.reference, 40)}",
         f"Difference of {printable(metric.name)}{_in_units(metric)}, paired by seed: a dot per seed, a diamond at the "
         f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{_direction(metric)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.phrases import quality_name, sentence_start
+from ampcompare.analysis.phrases import sentence_start
 from ampcompare.analysis.scores import metric_of
 from ampcompare.formatting import printable
 from ampcompare.records.evaluation import EpochResult
@@ -145,7 +145,7 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         sentence = "Each run was evaluated once, at its end: the differences above are all there is."
     return Chart(
         "accuracy",
-        f"Validation {quality_name(metric)}",
+        f"Validation {metric.quality}",
         f"{sentence_start(name)} after each epoch, paired by seed.{not_drawn(arms, _drawn(views), why_no_epoch)}{same}",
         "epoch",
         views,

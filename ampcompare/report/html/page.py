@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ampcompare.analysis.headline import warnings_and_answer
@@ -67,7 +68,7 @@ class Html(Reporter):
             subtitle=_subtitle(comparison),
             sections=[one for one in SECTIONS if one[0] != "effects" or len(arms) > 1],
             reading=[printable(line, MAX_LINE) for line in comparison.reading],
-            **_overview(comparison),
+            **_overview(comparison, self.columns),
             details=_details(comparison),
             has_effects=len(arms) > 1,
             accuracy_plot=accuracy_effects(comparison, arms),
@@ -134,9 +135,9 @@ def _subtitle(comparison: Comparison) -> list[str]:
     return words
 
 
-def _overview(comparison: Comparison) -> dict[str, Any]:
+def _overview(comparison: Comparison, asked: Sequence[str]) -> dict[str, Any]:
     """Return the one table, with the notes of rows as its last column, and the lines below it."""
-    overview = make_overview(comparison)
+    overview = make_overview(comparison, asked)
     rows = [[cell.text or "-" for cell in row] for row in overview.rows]
     headers = list(overview.columns)
     if any(overview.notes):

@@ -59,8 +59,8 @@ def _record(arm: str, number: int, seed: int, epochs: int, diverges: bool) -> Ru
         for epoch in range(0 if diverges else epochs)
     ]
     summary = RunSummary(
-        metric_final=results[-1].top1 if results else None,
-        metric_best=results[-1].top1 if results else None,
+        metric_final=results[-1].value if results else None,
+        metric_best=results[-1].value if results else None,
         epochs=results,
         num_steps=STEPS // 3 if diverges else STEPS,
         step_seconds_median=0.012 * (1 + number % 5),
