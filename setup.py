@@ -33,6 +33,8 @@ EXTRAS = {
         "types-psutil",
         "types-tabulate",
     ],
+    "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
+    "hf": ["transformers>=4.48"],  # its causal models from a configuration: --task lm --arch hf:gpt2
     "triton": ["triton>=3"],  # torch's CUDA wheels bring it along
 }
 

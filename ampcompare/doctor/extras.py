@@ -14,6 +14,8 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
+    "timm": (("timm",), "its models by name: --arch timm:resnet50"),
+    "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),
     "triton": (("triton",), "unscaling and master copies of O2 in two kernels, on a GPU"),
     **{
         spec.library.extra: (spec.library.distributions[:1], f"the arms {name}:...")

@@ -98,7 +98,8 @@ class LanguageModeling(Task):
         mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
         if "mask" not in batch:
             return mean
-        return mean * (batch["mask"].sum() / (len(targets) * self._train_length))
+        share = batch["mask"].sum(dtype=torch.float64) / (len(targets) * self._train_length)
+        return mean * share.to(mean.dtype)
 
     def predict(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:
         logits = models[0](self.example(batch))

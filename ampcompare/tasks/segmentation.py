@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from ampcompare.errors import ConfigError
 from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.models import build_segmenter
+from ampcompare.tasks.models import build_segmenter, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
 from ampcompare.tasks.task import Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
@@ -32,6 +32,7 @@ def segmentation(recipe: Recipe) -> Segmentation:
     data = shapes(
         seed=recipe.seed,
         image_size=recipe.data.image_size,
+        channels=fixed_channels(recipe.model.arch, "segmentation"),
         train_size=recipe.data.train_size,
         val_size=recipe.data.val_size,
     )

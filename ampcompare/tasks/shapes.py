@@ -19,23 +19,30 @@ NOISE = 0.3
 
 
 def shapes(
-    *, seed: int, image_size: int | None = None, train_size: int | None = None, val_size: int | None = None
+    *,
+    seed: int,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
 ) -> TensorData:
     """Generate images, the same ones for every seed.
 
     Args:
         seed: of the order of each epoch.
         image_size: height and width, 24 by default.
+        channels: into which the gray value is repeated, 1 by default.
         train_size: number of training images, 512 by default; `val_size`: 128 by default.
 
     Returns:
-        Batches of float32 images (batch, 1, size, size) and int64 classes (batch, size, size).
+        Batches of float32 images (batch, channels, size, size) and int64 classes (batch, size, size).
     """
     size = image_size or SIZE
     parts = [
         _draw(part, count, size) for part, count in (("training", train_size or TRAIN), ("validation", val_size or VAL))
     ]
-    return TensorData.of("shapes", *parts, seed=seed)
+    train, val = ((images.repeat(1, channels or 1, 1, 1), classes) for images, classes in parts)
+    return TensorData.of("shapes", train, val, seed=seed)
 
 
 def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["timm_model"]
 
@@ -25,6 +27,8 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
         ConfigError: unknown name or arguments, or samples that are no images.
         BackendUnavailable: timm is not installed.
     """
+    with contextlib.suppress(BackendUnavailable):
+        load_torchvision()  # timm imports it, and could not where its operators do not fit torch
     try:
         import timm
     except ImportError as error:

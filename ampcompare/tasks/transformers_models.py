@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["causal_model"]
 
@@ -29,6 +31,8 @@ def causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments:
         BackendUnavailable: Transformers is not installed.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
+    with contextlib.suppress(BackendUnavailable):
+        load_torchvision()  # transformers imports it, and could not where its operators do not fit torch
     try:
         import transformers
     except ImportError as error:
@@ -54,8 +58,7 @@ def causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments:
     except Exception as error:  # each architecture checks its arguments in its own way
         text = " ".join(str(error).split())
         raise ConfigError(
-            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another "
-            "model"
+            f"hf:{name} cannot be built ({type(error).__name__}: {text}); change its --model-arg, or choose another"
         ) from error
     return _Logits(model)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from ampcompare.environment.find_module import find_module
-from ampcompare.errors import ConfigError
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.settings.recipe import Recipe
+from ampcompare.tasks import names
 from ampcompare.tasks.catalog import torchvision_models
 from ampcompare.tasks.imagefolder import _open
-from ampcompare.tasks.names import check_data, check_model
+from ampcompare.tasks.names import check_data, check_model, check_task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
@@ -24,7 +26,8 @@ def test_the_catalog_is_that_of_torchvision() -> None:
     found = torchvision_models()
     assert found is not None
     assert sorted(found) == models.list_models()
-    assert sorted(name for name, classifies in found.items() if classifies) == models.list_models(module=models)
+    for kind, module in (("classification", models), ("segmentation", models.segmentation)):
+        assert sorted(name for name, other in found.items() if other == kind) == models.list_models(module=module)
 
 
 def test_other_sources_of_torchvision(tmp_path: Path) -> None:
@@ -37,7 +40,7 @@ def test_other_sources_of_torchvision(tmp_path: Path) -> None:
         '@register_model(name="b_net")\ndef net_b(\n    x,\n):\n    pass\n'
     )
     (tmp_path / "models" / "detection" / "c.py").write_text("@register_model('c')\ndef net_c():\n    pass\n")
-    assert torchvision_models(tmp_path) == {"net_a": True, "b_net": True, "c": False}
+    assert torchvision_models(tmp_path) == {"net_a": "classification", "b_net": "classification", "c": "detection"}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,9 @@ def test_other_sources_of_torchvision(tmp_path: Path) -> None:
     [
         ("resnet19", "there is no model 'resnet19'; did you mean 'resnet18"),
         ("vit_b_17", "did you mean 'vit_b_1"),
-        ("fcn_resnet50", "does not classify images"),
+        ("fcn_resnet50", "is a torchvision model for segmentation, not for classification"),
+        ("hf:gpt2", "causal language models of Transformers, without weights, for --task lm"),
+        ("timm:", "names no model; write it as timm:resnet50"),
         ("nomod:x", "there is no module 'nomod'"),
         ("no.mod:x", "there is no module 'no.mod'"),
         ("pack.none:x", "there is no module 'pack.none'"),
@@ -76,6 +81,55 @@ def test_models_that_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arc
     before = set(sys.modules)
     check_model(arch)
     assert not {"plain", "pack", "space", "open", "wide", "broken"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    ("task", "arch", "message"),
+    [
+        ("lm", "gtp", "the task lm has no model 'gtp'; did you mean 'gpt'"),
+        ("lm", "timm:resnet50", "image classifiers of timm, for --task classification"),
+        ("segmentation", "resnet18", "for classification, not for segmentation"),
+        ("segmentation", "fcn_resnet51", "did you mean 'fcn_resnet50'"),
+        ("regression", "mlpp", "did you mean 'mlp'"),
+    ],
+)
+def test_models_that_a_task_does_not_have(task: str, arch: str, message: str) -> None:
+    """Each task has models of its own, and names the nearest."""
+    with pytest.raises(ConfigError, match=message):
+        check_model(arch, task)
+
+
+def test_models_that_a_task_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's are for the task of their kind; a library that is missing is named with its command."""
+    check_model("deeplabv3_resnet50", "segmentation")
+    check_model("gpt", "lm")
+    monkeypatch.setattr(names, "find_spec", lambda name: None)
+    for task, arch, package in (("classification", "timm:resnet50", "timm"), ("lm", "hf:gpt2", "transformers")):
+        with pytest.raises(BackendUnavailable, match=f"pip install {package}"):
+            check_model(arch, task)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "message"),
+    [
+        ("lm", "grammer", "the task lm has no data set 'grammer'; did you mean 'grammar'"),
+        ("lm", "text:none.txt", "there is no file 'none.txt'"),
+        ("lm", "nomod:x", "there is no module 'nomod'"),
+        ("segmentation", "nomod:x", "the task segmentation has no data set 'nomod:x'"),
+    ],
+)
+def test_data_that_a_task_does_not_have(task: str, name: str, message: str) -> None:
+    """The data of a task are checked by name, files and factories too where the task takes them."""
+    with pytest.raises(ConfigError, match=message):
+        check_task(Recipe.model_validate({"task": task, "data": {"name": name}}))
+
+
+def test_data_that_a_task_has(tmp_path: Path) -> None:
+    """A file that is there passes, and one that is elsewhere where it is not looked for."""
+    path = tmp_path / "text.txt"
+    path.write_text("")
+    check_task(Recipe.model_validate({"task": "lm", "data": {"name": f"lines:{path}"}}))
+    check_task(Recipe.model_validate({"task": "lm", "data": {"name": "text:elsewhere"}}), look=False)
 
 
 def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,11 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "regression": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
     "gan": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
+    "lm": {
+        "data": {"train_size": 32, "val_size": 20, "sequence_length": 8},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 1}},
+    },
+    "regression": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
 }
 
 

@@ -1,0 +1,83 @@
+"""Language modelling over ranks: lines of unequal length weigh as in one process, whether or not blocks run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+Run = Callable[..., list[Any]]
+
+
+def configuration(arm: str, processes: int = 1, **options: Any) -> RunConfig:
+    """Four updates of twelve sentences, of which two ranks have unequal numbers of bytes."""
+    recipe = {
+        "task": "lm",
+        "data": {"name": "sentences", "train_size": 48, "val_size": 7, "sequence_length": 40},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 2}},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "epochs": 1,
+        "global_batch_size": 12,
+        **options,
+    }
+    return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes})
+
+
+def outcome(config: RunConfig, ranks: Communicator) -> dict[str, Any]:
+    """Train to the end, and return what can be compared."""
+    precision = make_precision(config.arm, device="cpu")
+    parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
+    session = Session(config, assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks))
+    _, arithmetic = cpu_half(config.cpu_half, precision.half_dtype, CPU)
+    with arithmetic:
+        events = list(session.events())
+    weights = [parameter.detach().flatten() for parameter in session.assembly.replicas[0].parameters()]
+    return {
+        "losses": [step.loss for event in events if not isinstance(event, EpochResult) for step in event],
+        "values": [event.values["bits per byte"] for event in events if isinstance(event, EpochResult)],
+        "weights": torch.cat(weights),
+    }
+
+
+def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
+    """Train on the ranks of a pool."""
+    ranks = ProcessGroup(CPU)
+    config = configuration(arm, ranks.size, **options)
+    parallel = config.parallel.model_copy(update={"kind": kind})
+    return outcome(config.model_copy(update={"parallel": parallel}), ranks)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "apex-ddp"])
+def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
+    """Two ranks, each in micro-batches, end with the weights and the metric of one process with the whole batch."""
+    alone = outcome(configuration("fp32"), SingleProcess())
+    both = ranks(2, train, arm="fp32", kind=kind, grad_accum_steps=3)
+    assert len(alone["losses"]) == 4
+    assert torch.equal(both[0]["weights"], both[1]["weights"])
+    torch.testing.assert_close(both[0]["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+    assert both[0]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+    assert both[0]["values"] == pytest.approx(alone["values"], rel=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "native:bf16"])
+@pytest.mark.parametrize("kind", ["ddp", "apex-ddp"])
+def test_activations_computed_again_change_nothing(ranks: Run, arm: str, kind: str) -> None:
+    """Both wrappers reduce the same gradients, to the last bit, when blocks run again in the backward pass."""
+    plain, again = (
+        ranks(2, train, arm=arm, kind=kind, checkpoint_activations=checkpoint)[0] for checkpoint in (False, True)
+    )
+    assert torch.equal(plain["weights"], again["weights"])
+    assert plain["losses"] == again["losses"]

@@ -1,0 +1,231 @@
+"""Language modelling: what it measures, filling that has no part in it, and that it is learned."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ampcompare.errors import ConfigError
+from ampcompare.precision.factory import make_precision
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.gpt import Gpt
+from ampcompare.tasks.lm import BITS_PER_BYTE, PERPLEXITY, LanguageModeling, lm
+from ampcompare.tasks.tensor_data import TensorData
+from ampcompare.training.evaluate import Evaluation, evaluate
+
+CPU = torch.device("cpu")
+SMALL = {"width": 16, "heads": 2, "depth": 1}
+
+
+def task(data: str = "sentences", **options: Any) -> LanguageModeling:
+    """A tiny model on a few samples of at most 40 bytes."""
+    sizes = {"sequence_length": 40, "train_size": 24, "val_size": 10}
+    recipe = {"task": "lm", "data": {"name": data, **sizes}, "model": {"args": SMALL}, **options}
+    return lm(Recipe.model_validate(recipe))
+
+
+def model() -> nn.Module:
+    """A model in float64 whose predictions differ from uniform."""
+    torch.manual_seed(0)
+    made = Gpt(256, 40, width=16, heads=2, depth=1).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.normal_(std=0.3)
+    return made
+
+
+def batch(made: LanguageModeling, size: int = 12) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = next(iter(made.data.train_batches(0, size, device="cpu")))
+    return found
+
+
+def measured(made: LanguageModeling, net: nn.Module, batch_size: int = 10) -> Evaluation:
+    batches = made.data.val_batches(batch_size, device="cpu")
+    return evaluate(made, [net], make_precision("fp32"), batches, CPU)
+
+
+def single_losses(net: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, int]:
+    """Return the sum of losses over sequences one by one, without filling, and their number of bytes."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for tokens, mask in zip(samples["tokens"].long(), samples["mask"], strict=True):
+        length = int(mask.sum())
+        logits = net(tokens[None, :length])[0]
+        total = total + F.cross_entropy(logits, tokens[1 : length + 1], reduction="sum")
+        count += length
+    return total, count
+
+
+def test_the_loss_of_lines_is_that_of_single_sequences() -> None:
+    """Loss and gradients are those of a loop over the sequences alone, divided by the average length."""
+    made, net = task(), model()
+    samples = batch(made)
+    assert not samples["mask"].all()
+    average = int(made.data.train["mask"].sum()) / 24
+    expected = single_losses(net, samples)[0] / (12 * average)
+    gradients = torch.autograd.grad(expected, list(net.parameters()))
+    loss = made.loss([net], samples)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    for found, wanted in zip(torch.autograd.grad(loss, list(net.parameters())), gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-10)
+    assert made.units_per_sample == round(average)
+
+
+def test_filling_changes_nothing() -> None:
+    """Other bytes behind the end of a line change neither loss nor measurements, to the last bit."""
+    made, net = task(), model()
+    samples = batch(made)
+    inside = torch.cat([torch.ones(12, 1, dtype=torch.bool), samples["mask"]], 1)
+    other = {**samples, "tokens": samples["tokens"].where(inside, 77)}
+    assert not torch.equal(other["tokens"], samples["tokens"])
+    assert torch.equal(made.loss([net], samples), made.loss([net], other))
+    before, after = (made.measure(made.predict([net], part).float(), part) for part in (samples, other))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("data", ["sentences", "grammar"])
+def test_the_mean_over_micro_batches_is_that_of_the_batch(data: str) -> None:
+    """Micro-batches of unequal numbers of bytes, or ranks, have together the gradient of the whole batch."""
+    made, net = task(data), model()
+    samples = batch(made)
+    parts = made.split(samples, 3)
+    if data == "sentences":
+        assert len({int(part["mask"].sum()) for part in parts}) > 1
+    mean = sum(made.loss([net], part) for part in parts) / 3
+    whole = made.loss([net], samples)
+    torch.testing.assert_close(mean, whole, rtol=1e-9, atol=0)
+    found, wanted = (torch.autograd.grad(loss, list(net.parameters())) for loss in (mean, whole))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+def test_bits_per_byte_are_over_all_bytes(batch_size: int) -> None:
+    """The metric is the sum of bits over that of bytes, however the validation lines fall into batches."""
+    made, net = task(), model()
+    found = measured(made, net, batch_size)
+    total, count = single_losses(net, made.data.val)
+    bits = float(total.detach()) / count / math.log(2)
+    assert found.values[BITS_PER_BYTE.name] == pytest.approx(bits, rel=1e-6)
+    assert found.values[PERPLEXITY.name] == pytest.approx(2**bits, rel=1e-5)
+    assert found.loss == pytest.approx(bits * math.log(2), rel=1e-6)
+
+
+class Constant(nn.Module):
+    """Gives the same logits everywhere."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits.expand(*tokens.shape, -1)
+
+
+def test_chance_is_the_best_constant_guess() -> None:
+    """A model that knows how frequent each byte is, and no more, reaches `chance`; a uniform one needs 8 bits."""
+    made = task()
+    seen = made.data.val["tokens"][:, 1:][made.data.val["mask"]].long()
+    for logits, is_best in ((seen.bincount(minlength=256).double().log(), True), (torch.zeros(256), False)):
+        found = measured(made, Constant(logits))
+        assert found.values[BITS_PER_BYTE.name] == pytest.approx(found.chance if is_best else 8.0, rel=1e-5)
+    assert found.chance is not None
+    assert 3.5 < found.chance < 5
+
+
+def test_a_diverged_model_has_no_value() -> None:
+    """Infinite losses give no error: the metric is infinite or NaN."""
+    made = task()
+    for logits, expected in ((torch.full((256,), math.nan), math.isnan), (torch.arange(256) * 1e30, math.isinf)):
+        found = measured(made, Constant(logits))
+        assert expected(found.values[PERPLEXITY.name])
+
+
+def test_another_text_has_other_labels() -> None:
+    """The hash of a sample changes with any of its bytes and their order."""
+    made = task("grammar")
+    tokens = torch.arange(24, dtype=torch.uint8).reshape(2, 12).repeat(2, 1)
+    tokens[2, 5] += 1
+    tokens[3, [1, 2]] = tokens[3, [2, 1]]
+    hashes = made.labels({"tokens": tokens})
+    assert hashes.dtype is torch.int64
+    assert len(set(hashes.tolist())) == 4
+    assert 0 <= int(hashes.min()) <= int(hashes.max()) < 2**31
+
+
+def test_margins_speak_of_one_difference() -> None:
+    """The margin of perplexity is that of bits per byte."""
+    assert PERPLEXITY.margin is not None
+    assert BITS_PER_BYTE.margin is not None
+    ratio = PERPLEXITY.differ(2 ** (1.5 + BITS_PER_BYTE.margin), 2**1.5)
+    assert ratio == pytest.approx(PERPLEXITY.margin)
+
+
+def test_other_models_and_options_are_refused() -> None:
+    """A model that gives no logits for each byte is told what it should give, and images are not resized here."""
+    made = task("grammar")
+    with pytest.raises(ConfigError, match=r"returned a Tensor of shape \(12, 256\); lm needs one tensor"):
+        made.loss([nn.Sequential(nn.Embedding(256, 256), Last())], batch(made))
+    with pytest.raises(ConfigError, match="give --sequence-length"):
+        lm(Recipe.model_validate({"task": "lm", "data": {"image_size": 8}}))
+    with pytest.raises(ConfigError, match="did you mean 'gpt'"):
+        LanguageModeling(made.data, ModelConfig(arch="gtp")).make_models()
+
+
+class Last(nn.Module):
+    """Keeps the last position."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden[:, -1]
+
+
+def test_ranks_have_samples_of_both_tensors() -> None:
+    """Tokens and masks of a sample stay together in the batches of two ranks."""
+    made = task()
+    assert isinstance(made.data, TensorData)
+    whole = batch(made, 8)
+    for rank in range(2):
+        part = next(iter(made.data.train_batches(0, 4, device="cpu", rank=rank, world_size=2)))
+        for name in ("tokens", "mask"):
+            assert torch.equal(part[name], whole[name][rank::2])
+
+
+def test_a_record_counts_tokens(tmp_path: Path) -> None:
+    """Throughput is in tokens, and the record has both metrics."""
+    from ampcompare.launch.worker.cell import run_cell
+
+    sizes = {"sequence_length": 16, "train_size": 32, "val_size": 8}
+    recipe = {"task": "lm", "data": sizes, "model": {"args": SMALL}, "batch_size": 8, "epochs": 1}
+    config = RunConfig.model_validate({"recipe": recipe, "device": "cpu", "warmup_steps": 1})
+    record = run_cell(config, tmp_path)
+    assert record.summary is not None
+    assert record.unit == "tokens"
+    assert record.summary.step_seconds_median is not None
+    rate = 8 * 16 / record.summary.step_seconds_median
+    assert record.summary.samples_per_second == pytest.approx(rate)
+    written = json.loads((tmp_path / "record.json").read_text())
+    assert [metric["name"] for metric in written["metrics"]] == ["bits per byte", "perplexity"]
+
+
+@pytest.mark.integration
+def test_a_small_model_learns_the_grammar() -> None:
+    """120 small steps bring bits per byte far below what single letters allow."""
+    torch.manual_seed(0)
+    made = lm(Recipe.model_validate({"task": "lm", "data": {"sequence_length": 32, "train_size": 960}}))
+    net = Gpt(256, 32, width=32, heads=2, depth=1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for epoch in range(2):
+        for samples in made.data.train_batches(epoch, 16, device="cpu"):
+            optimizer.zero_grad()
+            made.loss([net], samples).backward()
+            optimizer.step()
+    found = measured(made, net, 128)
+    assert found.chance is not None
+    assert found.values[BITS_PER_BYTE.name] < 0.75 * found.chance

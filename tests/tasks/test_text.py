@@ -1,0 +1,88 @@
+"""Text as samples: windows, lines with masks, files, and what cannot be read."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.tasks.text import text_data
+
+
+def test_windows_predict_each_byte_once(tmp_path: Path) -> None:
+    """Windows overlap by the byte that is only read; the last tenth of the file is for validation."""
+    text = bytes(range(200))
+    path = tmp_path / "all.bin"
+    path.write_bytes(text)
+    data = text_data(f"text:{path}", seed=0, sequence_length=6)
+    train, val = data.train["tokens"], data.val["tokens"]
+    assert train.dtype is torch.uint8
+    assert (train.shape, val.shape) == ((29, 7), (3, 7))
+    assert train[:, 1:].flatten().tolist() == list(range(1, 29 * 6 + 1))
+    assert train[1:, 0].tolist() == train[:-1, -1].tolist()
+    assert val[:, 1:].flatten().tolist() == list(range(181, 199))
+
+
+def test_lines_are_filled_up_and_masked(tmp_path: Path) -> None:
+    """A line lies between two newlines, longer ones are cut, blank ones left out; the mask has what is predicted."""
+    path = tmp_path / "lines.txt"
+    path.write_text("ab\n\nabcdefgh\nc\n" + "xy\n")
+    data = text_data(f"lines:{path}", seed=0, sequence_length=5)
+    rows = [bytes(row.tolist()) for row in data.train["tokens"]]
+    assert rows == [b"\nab\n\0\0", b"\nabcde", b"\nc\n\0\0\0"]
+    assert data.train["mask"].tolist() == [[True] * 3 + [False] * 2, [True] * 5, [True] * 2 + [False] * 3]
+    assert [bytes(row.tolist()) for row in data.val["tokens"]] == [b"\nxy\n"]
+
+
+def test_bundled_texts() -> None:
+    """The generated text is large enough for five epochs, and its sentences are whole."""
+    windows = text_data("grammar", seed=0, sequence_length=64)
+    assert (windows.num_train, windows.num_val) == (2261, 251)
+    lines = text_data("sentences", seed=0, sequence_length=128, train_size=30, val_size=10)
+    assert (lines.num_train, lines.num_val) == (30, 10)
+    ends = lines.train["tokens"].gather(1, lines.train["mask"].sum(1, keepdim=True))
+    assert ends.unique().tolist() == [10]
+    python = text_data("python", seed=0, sequence_length=64)
+    assert python.num_train > 1000
+
+
+def test_python_may_lack_its_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python without the texts of help() is told so, with another text."""
+    real = builtins.__import__
+
+    def fail(name: str, *arguments: Any) -> Any:
+        if name.startswith("pydoc_data"):
+            raise ImportError("no pydoc_data")
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", fail)
+    with pytest.raises(BackendUnavailable, match="use --data grammar"):
+        text_data("python", seed=0, sequence_length=8)
+
+
+def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:
+    """A factory gives both texts, as bytes or str; other values are refused."""
+    user_module("mytext", "def good():\n    return 'abcdefgh' * 4, b'abcdefgh'\n\n\ndef bad():\n    return 'x'\n")
+    data = text_data("mytext:good", seed=0, sequence_length=7)
+    assert (data.num_train, data.num_val) == (4, 1)
+    with pytest.raises(ConfigError, match="must return two texts"):
+        text_data("mytext:bad", seed=0, sequence_length=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [
+        ("grammer", 8, "did you mean 'grammar'"),
+        ("text:none.txt", 8, "'none.txt' cannot be read: No such file"),
+        ("grammar", 20_000, "the validation part of grammar has 16078 bytes, too few"),
+    ],
+)
+def test_texts_that_cannot_be(name: str, length: int, message: str) -> None:
+    """A wrong name, a missing file and too little text each have their message."""
+    with pytest.raises(ConfigError, match=message):
+        text_data(name, seed=0, sequence_length=length)

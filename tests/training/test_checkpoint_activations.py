@@ -1,0 +1,117 @@
+"""Activations that are computed again: the same numbers under every arm, in less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.language_models import repeated_blocks
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+ARMS = [arm.text for name in ("fp32", "apex", "native", "half") for arm in BUILT_IN[name].contract]
+
+
+def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:
+    """Three updates of two micro-batches of a transformer with two blocks."""
+    small = {"data": {"train_size": 24, "val_size": 8, "sequence_length": 8}}
+    small["model"] = {"args": {"width": 8, "heads": 2, "depth": 2}}
+    shared = {"batch_size": 8, "epochs": 1, "grad_accum_steps": 2, "optimizer": {"name": "sgd", "lr": 0.1}}
+    values = {"task": task, **small, **shared, **recipe, "checkpoint_activations": checkpoint}
+    return RunConfig.model_validate({"arm": arm, "recipe": values})
+
+
+def session(settings: RunConfig) -> Session:
+    precision = make_precision(settings.arm)
+    return Session(settings, assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU))
+
+
+def play(settings: RunConfig) -> tuple[list[float], list[dict[str, float]], Session]:
+    """Train to the end."""
+    made = session(settings)
+    _, context = cpu_half(settings.cpu_half, made.precision.half_dtype, CPU)
+    steps: list[StepRecord] = []
+    values = []
+    with context:
+        for event in made.events():
+            if isinstance(event, EpochResult):
+                values.append(event.values)
+            else:
+                steps += event
+    return [step.loss for step in steps], values, made
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_numbers_are_the_same(arm: str) -> None:
+    """Losses, weights and metrics of an arm are equal to the last bit, with and without."""
+    losses, values, made = play(config(arm, checkpoint=False))
+    others, other_values, other = play(config(arm, checkpoint=True))
+    assert len(losses) == 3
+    assert (losses, values) == (others, other_values)
+    for a, b in zip(made.assembly.replicas[0].parameters(), other.assembly.replicas[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_less_is_kept() -> None:
+    """Between the passes a block keeps its input alone."""
+
+    def kept(*, checkpoint: bool) -> int:
+        made = session(config(checkpoint=checkpoint)).assembly
+        sizes: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        batch = next(iter(made.task.data.train_batches(0, 8, device=CPU)))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            made.task.loss(made.models, batch)
+        own = {parameter.data_ptr() for parameter in made.models[0].parameters()}
+        return sum(size for place, size in sizes.items() if place not in own)
+
+    assert kept(checkpoint=True) < 0.6 * kept(checkpoint=False)
+
+
+def test_each_block_runs_twice() -> None:
+    """The blocks run again in the backward pass, and the rest of the model does not."""
+    made = session(config(checkpoint=True)).assembly
+    calls = dict.fromkeys(("norm", "widen"), 0)
+
+    def count(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            calls[name] += 1
+
+        return hook
+
+    model: Any = made.models[0]
+    model.norm.register_forward_hook(count("norm"))
+    model.blocks[0].widen.register_forward_hook(count("widen"))
+    batch = next(iter(made.task.data.train_batches(0, 8, device=CPU)))
+    made.task.loss(made.models, batch).backward()
+    assert calls == {"norm": 1, "widen": 2}
+
+
+def test_a_task_without_blocks_is_refused() -> None:
+    """A model that names no modules to compute again cannot be asked to."""
+    with pytest.raises(UnsupportedCombination, match="no repeated blocks"):
+        session(config(checkpoint=True, task="regression", data={}, model={}))
+
+
+def test_repeated_blocks_are_the_longest_list() -> None:
+    """The blocks of a model that somebody else wrote are the longest list of modules of one class."""
+    blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    model = nn.ModuleDict({"pair": nn.ModuleList([nn.ReLU(), nn.ReLU()]), "blocks": blocks, "mixed": nn.Sequential()})
+    assert list(repeated_blocks(model)) == list(blocks)
+    assert repeated_blocks(nn.Linear(2, 2)) == []
