@@ -146,7 +146,12 @@ TABLE = (
     Row("apex.normalization.FusedLayerNorm", "torch.nn.LayerNorm", REWRITES),
     Row("apex.normalization.FusedRMSNorm", "torch.nn.RMSNorm", REWRITES, "with `eps=1e-5`, the default of Apex"),
     Row("apex.fp16_utils.to_python_float(t)", "t.item()", REWRITES),
-    Row("apex.fp16_utils.network_to_half, FP16_Optimizer", "as for O2", LEFT, "the API before `amp.initialize`"),
+    Row("apex.fp16_utils.network_to_half(model)",
+        'model.forward = torch.autocast("cuda", dtype=torch.float16)(model.forward)', NOTED,
+        "in a file that only evaluates; left in one that trains"),
+    Row("amp.init(enabled=True)", 'torch.autocast("cuda", dtype=torch.float16).__enter__()', REWRITES,
+        "in a file that only evaluates; left in one that trains"),
+    Row("apex.fp16_utils.FP16_Optimizer", "as for O2", LEFT, "the API before `amp.initialize`"),
     Row("apex.contrib, apex.mlp, apex.transformer, amp_C", "none", STAYING, "current Apex still has them"),
 )  # fmt: skip
 

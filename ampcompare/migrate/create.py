@@ -243,14 +243,14 @@ def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
         call, statement = tree.parent(node), tree.statement(node)
         key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
         bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
-        later = statement.lineno > initialize.statement.lineno and tree.function(node) is initialize.function
-        if key is None or bound != [key] or not later:
+        if key is None or bound != [key] or tree.function(node) is not initialize.function:
             raise Unsure(
                 initialize.call,
                 "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
                 "forward; put the forward pass under torch.autocast by hand",
             )
-        found[key] = statement
+        if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
+            found[key] = statement
     return found
 
 
