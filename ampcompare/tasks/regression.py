@@ -74,7 +74,7 @@ class Regression(Task):
 
     def measure(self, outputs: Tensor, batch: Part) -> Mapping[str, Tensor]:
         targets = batch[1].double()
-        return {"loss": (outputs.flatten() - targets).square(), "squares": targets.square()}
+        return {"loss": (outputs.flatten().double() - targets).square(), "squares": targets.square()}
 
     def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
         return {RMSE.name: self._rmse(sums["loss"], samples)}
