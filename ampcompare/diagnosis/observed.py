@@ -1,4 +1,4 @@
-"""A precision around the arm's own that shows each step of a loop to a watch, whoever wrote the loop."""
+"""A precision around the arm's own that shows each step of any loop to a watch."""
 
 from __future__ import annotations
 

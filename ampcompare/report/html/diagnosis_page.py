@@ -176,7 +176,8 @@ def _drift(diagnosis: Diagnosis) -> Drift | None:
             last[report.place.module] = report
     if len(last) < 2:
         return None
-    names = list(last)
+    depth = {name: place for place, name in enumerate(filter(None, diagnosis.modules))}
+    names = sorted(last, key=lambda name: depth.get(name, len(depth)))  # what is outside of modules ends with the loss
 
     def line(values: Sequence[float | None]) -> str:
         step = 100 / (len(values) - 1)
