@@ -153,7 +153,9 @@ def _named(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     if found is None:
         alias = [ACCURACY] if first.has_errors else []
         known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
-        raise ConfigError(f"--fail-on {text!r}: nothing called {measure} is measured; write {known}, as in {EXAMPLES}")
+        raise ConfigError(
+            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in {EXAMPLES}"
+        )
     return found
 
 

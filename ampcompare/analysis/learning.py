@@ -131,12 +131,14 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     ]
     if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
-    gain = abs(metric.shown_difference(metric.difference_of(statistics.fmean(gains))))
+    mean = statistics.fmean(gains)
     unit = f" {metric.difference_unit}" if metric.difference_unit else ""
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
+    shown = f"{abs(metric.shown_difference(metric.difference_of(mean))):.{decimals}f}{unit}"
+    gain = f"only {shown} better than" if mean > 0 else "on average no better than"
     return (
-        f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is only {gain:.{decimals}f}{unit} better "
-        "than guessing, so an arm that learned nothing would be equivalent."
+        f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is {gain} guessing, so an arm that learned "
+        "nothing would be equivalent."
     )
 
 

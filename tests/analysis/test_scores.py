@@ -144,6 +144,12 @@ def test_no_better_than_a_constant_guess(compared: Any) -> None:
     )
 
 
+def test_a_mean_below_chance_is_not_called_better(compared: Any) -> None:
+    """Where one run of three learned something and the mean did not, nothing is said to be better than guessing."""
+    said = compared(IOU, [0.03, 0.22, 0.1], [0.03, 0.22, 0.1], chance=0.17).headline
+    assert any("fp32 is on average no better than guessing" in line for line in said)
+
+
 def test_results_of_single_samples(compared: Any) -> None:
     """A number for each sample gives the interval for new samples: wider where the samples differ."""
     draws = np.random.default_rng(0)

@@ -1,0 +1,191 @@
+"""Every task that ships under every arm: it trains, O0 is fp32, batches are equal, and it resumes exactly."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import Resumption, StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.batches import tensors_of
+from ampcompare.tasks.catalog import TASKS
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble_single
+from ampcompare.training.session import Session
+
+CPU = torch.device("cpu")
+OWN = ("fp32", "apex", "native", "half")
+ARMS = [arm.text for name in OWN for arm in BUILT_IN[name].contract]
+SMALL: dict[str, dict[str, Any]] = {
+    "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
+    "segmentation": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
+    "gan": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
+}
+
+
+def config(task: str, arm: str = "fp32", **recipe: Any) -> RunConfig:
+    """Two epochs of two steps, with accumulation and clipping; by SGD, as Adam's eps is 0 in fp16."""
+    small = copy.deepcopy(SMALL[task])
+    shared = {"task": task, "batch_size": 16, "epochs": 2, "grad_accum_steps": 2, "clip_grad": 1.0}
+    shared["optimizer"] = {"name": "sgd", "lr": 0.05}
+    return RunConfig.model_validate({"arm": arm, "drain_every": 1, "recipe": {**small, **shared, **recipe}})
+
+
+def start(settings: RunConfig, state: Any = None) -> Session:
+    """Return the session that a worker would make."""
+    precision = make_precision(settings.arm)
+    assembly = assemble_single(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
+    return Session(settings, assembly)
+
+
+def events(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
+    """Yield the events of a session as a worker sees them."""
+    _, context = cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
+    with context:
+        yield from session.events()
+
+
+def play(settings: RunConfig) -> tuple[list[StepRecord], list[EpochResult]]:
+    """Train to the end."""
+    seen = list(events(start(settings)))
+    steps = [step for event in seen if not isinstance(event, EpochResult) for step in event]
+    return steps, [event for event in seen if isinstance(event, EpochResult)]
+
+
+def test_every_task_is_tested() -> None:
+    """No task that ships escapes these tests."""
+    assert set(SMALL) == set(TASKS)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_arm_trains_every_task(task: str, arm: str) -> None:
+    """Losses are finite and near those of fp32, all optimizers step, and every metric has a value."""
+    steps, epochs = play(config(task, arm))
+    reference, _ = play(config(task))
+    assert len(steps) == 4
+    assert steps[0].loss == pytest.approx(reference[0].loss, rel=0.02)
+    assert all(math.isfinite(step.loss) for step in steps)
+    made = make_task(config(task).recipe)
+    assert list(epochs[-1].values) == [metric.name for metric in made.metrics]
+    assert epochs[-1].samples == made.data.num_val == 20
+    phases = made.phases(len(steps[0].applied))
+    assert len(steps[0].losses) == (len(phases) if len(phases) > 1 else 0)
+    if steps[0].losses:
+        assert steps[0].loss == pytest.approx(sum(steps[0].losses))
+    if arm.startswith(("apex:O1", "apex:O2")):
+        assert len(steps[0].loss_scales) == len(phases), "each loss has a scaler of its own"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_o0_equals_fp32(task: str) -> None:
+    """Apex O0 is fp32 training to the last bit."""
+    (steps, epochs), (others, other_epochs) = play(config(task)), play(config(task, "apex:O0,engine=compat"))
+    assert [step.loss for step in steps] == [step.loss for step in others]
+    assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("task", TASKS)
+def test_ranks_share_the_batches_of_one_process(task: str, world_size: int) -> None:
+    """The batches of all ranks together are those of one process, for any draws in between."""
+    recipe = config(task).recipe
+    alone = make_task(recipe).data.train_batches(1, 4 * world_size, device=CPU)
+    shared = []
+    for rank in range(world_size):
+        torch.rand(rank + 1)
+        shared.append(make_task(recipe).data.train_batches(1, 4, device=CPU, rank=rank, world_size=world_size))
+    count = 0
+    for whole, *parts in zip(alone, *shared, strict=True):
+        for tensor, *pieces in zip(tensors_of(whole), *map(tensors_of, parts), strict=True):
+            woven = torch.stack(pieces, 1).flatten(0, 1)
+            assert torch.equal(woven, tensor)
+        count += 1
+    assert count == 32 // (4 * world_size)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_measurements_do_not_depend_on_the_batches(task: str) -> None:
+    """Sums of small batches give the values of one batch with all samples."""
+    session = start(config(task))
+    made, models = session.assembly.task, session.assembly.replicas
+    for model in models:
+        model.eval()
+
+    def values(batch_size: int) -> dict[str, float]:
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for batch in made.data.val_batches(batch_size, device=CPU):
+                for name, part in made.measure(made.predict(models, batch), batch).items():
+                    sums[name] = sums.get(name, torch.zeros(())) + part.sum(0, dtype=torch.float64)
+        return made.values(sums, 20)
+
+    assert values(7) == pytest.approx(values(20), rel=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_resumed_run_continues_exactly(task: str, arm: str) -> None:
+    """A run that resumes from a checkpoint in the middle of an epoch gives the rest to the last bit."""
+    settings = config(task, arm)
+    unbroken, saved = start(settings), None
+    rest: list[Any] = []
+    for event in events(unbroken):
+        if saved is not None:
+            rest.append(event)
+        elif not isinstance(event, EpochResult):
+            saved = copy.deepcopy(unbroken.state_dict())
+    assert saved is not None
+    _close_amp()
+    resumed = start(settings, saved)
+    resumed.load_state_dict(saved, Resumption(step=1))
+    assert list(map(_untimed, events(resumed))) == list(map(_untimed, rest))
+
+
+def _untimed(event: list[StepRecord] | EpochResult) -> Any:
+    if isinstance(event, EpochResult):
+        return event.values, event.counts, event.loss
+    return [step._replace(seconds=0.0, data_seconds=0.0) for step in event]
+
+
+def _close_amp() -> None:
+    from ampcompare.apex.amp import _amp_state
+
+    _amp_state.close()
+
+
+def test_an_update_in_phases_is_no_cuda_graph() -> None:
+    """A task with several losses is refused where one recorded step was asked for."""
+    settings = config("gan", clip_grad=None)
+    recipe = settings.recipe.model_copy(update={"cuda_graph": True})
+    with pytest.raises(UnsupportedCombination, match="records one step, and this task makes 2"):
+        start(settings.model_copy(update={"recipe": recipe}))
+
+
+def test_channels_last_takes_images_by_their_rank() -> None:
+    """Images (N, C, H, W) change their memory format, and targets of another rank stay."""
+    task = make_task(config("segmentation").recipe)
+    images, classes = task.channels_last(next(iter(task.data.train_batches(0, 4, device=CPU))))
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert classes.is_contiguous()
+
+
+def test_micro_batches_cut_every_tensor() -> None:
+    """The micro-batches of a nested batch hold its samples in order, and what is no tensor."""
+    batch = {"tokens": torch.arange(12).reshape(6, 2), "more": (torch.arange(6), "text")}
+    parts = make_task(config("gan").recipe).split(batch, 3)
+    assert [part["more"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
+    assert list(itertools.chain.from_iterable(part["tokens"].tolist() for part in parts)) == batch["tokens"].tolist()
+    assert {part["more"][1] for part in parts} == {"text"}
