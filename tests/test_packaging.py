@@ -58,6 +58,7 @@ def test_public_names_are_pinned() -> None:
         "examine_machine",
         "explain_arm",
         "judge_table",
+        "log_metric",
         "make_precision",
         "reproduce_claims",
         "run",

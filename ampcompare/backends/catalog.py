@@ -17,6 +17,7 @@ from ampcompare.errors import BackendUnavailable, ConfigError
 
 __all__ = [
     "BUILT_IN",
+    "SCRIPT_BACKENDS",
     "described_backends",
     "find_spec",
     "require_unique",
@@ -38,6 +39,9 @@ BUILT_IN: dict[str, BackendSpec] = {
     "actnn": actnn.SPEC,
     "fp8": fp8.SPEC,
 }
+
+# Those that can stand behind a script's own calls: they need no loop of their own and leave the model in one piece.
+SCRIPT_BACKENDS = ("fp32", "native", "half", "apex")
 
 
 def third_party_backends() -> dict[str, str]:

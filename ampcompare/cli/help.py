@@ -23,6 +23,7 @@ __all__ = [
     "OUTPUT",
     "PROCESSES",
     "SCHEDULE",
+    "SCRIPT",
     "SETTINGS",
     "Command",
     "Option",
@@ -39,11 +40,25 @@ PROCESSES = "Several processes"
 DIVERGENCE = "Divergence and misuse"
 CHECKPOINTS = "Checkpoints"
 MACHINE = "Machine and timing"
+SCRIPT = "Your own script"
 SETTINGS = "Settings"
 OTHER = "Options"
 OUTPUT = "Output"
 GROUPS = (
-    *(ARMS, COMPARISON, DATA, OPTIMIZER, SCHEDULE, PROCESSES, DIVERGENCE, CHECKPOINTS, MACHINE, SETTINGS, OTHER),
+    *(
+        ARMS,
+        COMPARISON,
+        SCRIPT,
+        DATA,
+        OPTIMIZER,
+        SCHEDULE,
+        PROCESSES,
+        DIVERGENCE,
+        CHECKPOINTS,
+        MACHINE,
+        SETTINGS,
+        OTHER,
+    ),
     OUTPUT,
 )
 MAX_WIDTH = 100

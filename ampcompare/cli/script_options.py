@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ampcompare.cli.help import OTHER, Command, option
+from ampcompare.cli.help import SCRIPT, Command, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
 from ampcompare.errors import ConfigError
 from ampcompare.formatting import printable
@@ -20,7 +20,7 @@ __all__ = ["ScriptCommand", "script_layer", "script_options", "show_metrics"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Settings of cells that hold for a script too; what the others say, the script decides.
-KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience"})
+KEPT = frozenset({"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads"})
 OWN = ("metric", "list_metrics", "seed_arg", "compat_torch")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
@@ -51,16 +51,16 @@ def script_options(function: Function) -> Function:
             "--metric",
             multiple=True,
             metavar="NAME[:max|min]=REGEX",
-            group=OTHER,
+            group=SCRIPT,
             help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; the first is "
             "that of the verdicts; repeat it  [default: its training loss]",
         ),
-        option("--list-metrics", is_flag=True, group=OTHER, help="with -- SCRIPT: run it briefly, list what it shows"),
-        option("--seed-arg", metavar="FLAG", group=OTHER, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
+        option("--list-metrics", is_flag=True, group=SCRIPT, help="with -- SCRIPT: run it briefly, list what it shows"),
+        option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
         option(
             "--compat-torch",
             is_flag=True,
-            group=OTHER,
+            group=SCRIPT,
             help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
         ),
     ]

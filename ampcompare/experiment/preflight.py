@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampcompare.backends.apex_engine import require_real_apex
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.checkpoint.store.frame import require_checkpoint
 from ampcompare.environment.cuda import why_no_cuda
 from ampcompare.environment.find_module import find_module
@@ -17,7 +17,6 @@ from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
-from ampcompare.settings.script import SCRIPT_BACKENDS
 from ampcompare.tasks.names import check_task
 
 __all__ = ["check_cells"]

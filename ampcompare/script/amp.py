@@ -122,7 +122,7 @@ class ScriptAmp:
             else:
                 result, outcome = None, self._step(session, optimizer, step)
             if self._rows is not None:
-                self._rows.add_step(self._rows.number(optimizer)[0], outcome or True)
+                self._rows.add_step(self._rows.number(optimizer)[0], _applied(outcome))
             return result
 
         @functools.wraps(zero_grad)
@@ -298,6 +298,10 @@ class ScriptAmp:
             named[f"{kind}_function"] = self.decorator(kind)
             named[f"register_{kind}_function"] = self.registrar(kind)
         return named
+
+
+def _applied(outcome: StepOutcome | None) -> Callable[[], bool] | bool:
+    return True if outcome is None else lambda: outcome.applied[0]
 
 
 FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "init")

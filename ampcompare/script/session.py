@@ -46,7 +46,7 @@ class Session:
     An arm that neither scales nor keeps master weights has no stages: each call goes straight to the precision.
 
     Attributes:
-        scale: the present loss scale, or the outcome that has it, which may wait for the device; None if none.
+        scale: the present loss scale, or what returns it, which may wait for the device; None if none.
 
     Args:
         name: of the arm, for messages.
@@ -65,7 +65,7 @@ class Session:
         self._has_masters = any(id(one) not in own[id(owner)] for owner in optimizers for one in owned_params(owner))
         scales = precision.loss_scales()
         self._scales = bool(scales)
-        self.scale: float | StepOutcome | None = scales[0] if scales else None
+        self.scale: float | Callable[[], float] | None = scales[0] if scales else None
         self._reads = reads
         self._stages = {id(optimizer): _Stage.NONE for optimizer in optimizers}
         self._readers: dict[int, int] = {}  # optimizers by the id of a parameter, once one of them is asked for
@@ -172,7 +172,7 @@ class Session:
             )
         outcome = self.precision.step_apart(optimizer, waiting) if waiting else self.precision.step(optimizer)
         self._stages[id(optimizer)] = _Stage.NONE
-        self.scale = outcome
+        self.scale = (lambda: outcome.loss_scales[0]) if self._scales else None
         self._stepped = [*self._stepped, optimizer] if waiting else []
         self._watch()
         if self._has_masters:  # as Apex does: a script may clear the gradients of the model only

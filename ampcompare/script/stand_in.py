@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.legacy import opt_level
@@ -20,7 +21,6 @@ from ampcompare.script.amp import ScriptAmp
 from ampcompare.script.o1_behind_torch import O1BehindTorch
 from ampcompare.script.torch_amp import TorchAmp
 from ampcompare.script.watch import Watch
-from ampcompare.settings.script import SCRIPT_BACKENDS
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 

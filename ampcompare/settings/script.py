@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 from ampcompare.errors import ConfigError
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
-__all__ = ["LOSS", "SCRIPT_ARMS", "SCRIPT_BACKENDS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
+__all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]
 
 LOSS = "training loss"
-SCRIPT_BACKENDS = ("fp32", "native", "half", "apex")
 SCRIPT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")  # which scripts for Apex and for torch.amp can train
 GOALS = ("max", "min")
 PICKS = ("last", "best", "first")

@@ -77,7 +77,8 @@ def test_the_page_of_settings_has_every_setting(hooks: ModuleType) -> None:
 def test_options_that_pages_name_exist(page: Path) -> None:
     """Whoever copies `ampcompare COMMAND --option` from a page gets no usage error."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    for name, rest in re.findall(r"\bampcompare ([a-z]+)\b([^`\n#]*)", text):
+    for name, words in re.findall(r"\bampcompare ([a-z]+)\b([^`\n#]*)", text):
+        rest = words.partition(" -- ")[0]  # behind it are the words of a script
         if name not in COMMANDS:
             continue
         command = command_of(name)

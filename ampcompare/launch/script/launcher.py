@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
@@ -79,7 +80,7 @@ class ScriptLauncher(Launcher):
                 stdin=subprocess.DEVNULL,  # a script that asks for input gets an end of file
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"},
+                env=_environment(config, folder),
                 start_new_session=True,
             )
         except OSError as error:
@@ -107,6 +108,12 @@ class ScriptLauncher(Launcher):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         return True
+
+
+def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
+    """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
+    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+    return {**threads, **os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:

@@ -23,7 +23,6 @@ from ampcompare.errors import EnvironmentUnfit
 from ampcompare.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
 from ampcompare.legacy.settings import ExecSettings
 from ampcompare.legacy.stderr import note
-from ampcompare.precision.base import StepOutcome
 from ampcompare.records.run import dump_json
 
 __all__ = ["Recorder", "header"]
@@ -164,12 +163,12 @@ class Recorder:
 
     @staticmethod
     def _read_tensors(rows: list[dict[str, Any]]) -> None:
-        """Replace outcomes, and losses and scales on a device, by values, with one read for each device."""
+        """Replace what is known by now, and losses and scales on a device, by values, with one read for each device."""
         for row in rows:
             for name in ("applied", "scale_before", "scale_after"):
                 value = row.get(name)
-                if isinstance(value, StepOutcome):
-                    row[name] = value.applied[0] if name == "applied" else value.loss_scales[0]
+                if callable(value):
+                    row[name] = value()
         waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         for row in rows:
             for name in ("loss", "scale_before", "scale_after"):

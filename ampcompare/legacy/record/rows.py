@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ampcompare.legacy.record.recorder import Recorder
-from ampcompare.precision.base import StepOutcome
 
 __all__ = ["Rows", "value_of"]
 
@@ -78,8 +78,8 @@ class Rows:
 
         Args:
             loss: a number, a tensor of one element, or None.
-            scales: the loss scale before and after, a number, a tensor of one element or an outcome; None if nothing
-                scales.
+            scales: the loss scale before and after, each a number, a tensor of one element, or what returns the number
+                when the row is written; None if nothing scales.
             overflow: None if nothing was checked.
             numbers: of the optimizers that the loss is for.
             skips: of those whose step is skipped because of this pass.
@@ -98,11 +98,11 @@ class Rows:
         self._backwards += 1
         self.recorder.add(row, time.perf_counter())
 
-    def step_row(self, number: int, applied: bool | StepOutcome) -> dict[str, Any]:
+    def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped.
 
         Args:
-            applied: whether it was applied, or the outcome of the one optimizer, read when the row is written.
+            applied: whether it was applied, or what returns that when the row is written.
         """
         now = time.perf_counter()
         last = self._last_step[number]
@@ -117,7 +117,7 @@ class Rows:
         self._steps[number] += 1
         return row
 
-    def add_step(self, number: int, applied: bool | StepOutcome) -> None:
+    def add_step(self, number: int, applied: bool | Callable[[], bool]) -> None:
         """Record a step that has just ended, or was skipped."""
         self.recorder.add(self.step_row(number, applied), time.perf_counter())
 

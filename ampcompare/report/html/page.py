@@ -24,7 +24,6 @@ from ampcompare.report.legends import legend, overview_legend, verdict_legend
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
-from ampcompare.settings.config import RunConfig
 
 __all__ = ["Html"]
 
@@ -118,7 +117,8 @@ def _title(comparison: Comparison) -> str:
     return f"{count} arms side by side"
 
 
-def _what_was_trained(config: RunConfig) -> list[str]:
+def _what_was_trained(record: RunRecord) -> list[str]:
+    config = record.config
     if config.script is not None:
         return [f"script {printable(config.script.name, 60)}"]
     recipe = config.recipe
@@ -132,7 +132,7 @@ def _what_was_trained(config: RunConfig) -> list[str]:
 def _subtitle(comparison: Comparison) -> list[str]:
     words = []
     if comparison.records:
-        words += _what_was_trained(comparison.records[0].config)
+        words += _what_was_trained(comparison.records[0])
     words.append(f"{len(comparison.seeds)} seed{'s' if len(comparison.seeds) != 1 else ''}")
     words.append(f"reference {printable(comparison.reference, 60)}")
     on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
