@@ -66,7 +66,7 @@ with cpu_half("auto", precision.half_dtype, device)[1]:
                 optimizer.zero_grad()
             step += 1
         result = evaluate(run.models, precision, task.data.val_batches(recipe.batch_size, device=device), device)
-print(result.top1_correct)
+print(result.counts["top-1"])
 """
 
 

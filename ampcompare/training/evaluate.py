@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import SampleResults
-from ampcompare.records.per_sample import pack_right
+from ampcompare.records.per_sample import pack_right, pack_values
 from ampcompare.tasks.batches import in_fp32
 from ampcompare.tasks.task import Task
 
@@ -28,7 +28,7 @@ class Evaluation:
         counts: samples that are right, of each metric that is a share of them.
         loss: mean over samples; None for a task without a validation loss.
         chance: value of the first metric that a constant guess reaches; None where it is not known.
-        per_sample: which samples are right; None where the first metric is no share, or their indices are not known.
+        per_sample: the first metric of each sample; None where it is no mean over them, or indices are not known.
     """
 
     samples: int
@@ -58,12 +58,12 @@ def evaluate(
         any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
     """
     first = task.metrics[0]
-    by_sample = indices is not None and first.over_samples == "share"
+    by_sample = indices is not None and first.over_samples != "no"
     modes = [model.training for model in models]
     for model in models:
         model.eval()
     sums: dict[str, Tensor] = {}
-    marks: list[Tensor] = []  # of each sample: twice its label, plus 1 if it is right
+    outcomes: list[Tensor] = []  # of a batch: the value of each sample, then its label
     samples = 0
     with torch.no_grad():
         for batch in batches:
@@ -73,22 +73,24 @@ def evaluate(
                 sums[name] = sums[name] + part if name in sums else part
             samples += len(next(iter(measured.values())))
             if by_sample:
-                labels = task.labels(batch)
+                value, labels = measured[first.name].double(), task.labels(batch)
                 # A new tensor: data may write the next batch into the same memory.
-                marks.append(measured[first.name] + 0 if labels is None else 2 * labels + measured[first.name])
+                outcomes.append(torch.stack([value, torch.zeros_like(value) if labels is None else labels.double()]))
         if not sums and any_batch is not None:
             shapes = _measure(task, models, precision, any_batch())
             sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}
     for model, training in zip(models, modes, strict=True):
         model.train(training)
     counted = torch.tensor([samples], dtype=torch.float64, device=device)
-    kept = _by_index(marks, indices if by_sample else None, device)
+    kept = _by_index(outcomes, indices if by_sample else None, device)
     flat = torch.cat([*(part.reshape(-1) for part in sums.values()), counted, kept])
     whole = (flat if total is None else total(flat)).cpu()
     sizes = [part.numel() for part in sums.values()]
     *parts, count, by_index = whole.split([*sizes, 1, len(whole) - sum(sizes) - 1])
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    return _evaluation(task, shaped, int(count), _per_sample(by_index.tolist()))
+    return _evaluation(
+        task, shaped, int(count), _per_sample(by_index.numpy(), right_or_wrong=first.over_samples == "share")
+    )
 
 
 def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any) -> Mapping[str, Tensor]:
@@ -108,26 +110,26 @@ def _evaluation(task: Task, sums: Mapping[str, Tensor], samples: int, per_sample
     )
 
 
-def _by_index(marks: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
-    """Return the marks at the indices of their samples, after a flag: whether there are more or fewer samples.
+def _by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
+    """Return values and labels at the indices of their samples, after a flag: whether there are more or fewer samples.
 
-    The indices of other ranks hold zeros, so that the sum over ranks has all marks and counts the flags.
+    The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags.
 
     Returns:
-        (1 + validation samples,), float64; empty without indices.
+        (1 + 2 * validation samples,), float64; empty without indices.
     """
     if indices is None:
         return torch.zeros(0, dtype=torch.float64, device=device)
-    by_index = torch.zeros(1 + indices.stop, dtype=torch.float64, device=device)
-    if sum(map(len, marks)) != len(indices):
+    by_index = torch.zeros(1 + 2 * indices.stop, dtype=torch.float64, device=device)
+    if sum(part.shape[1] for part in outcomes) != len(indices):
         by_index[0] = 1
-    elif marks:
-        by_index[1:][indices.start :: indices.step] = torch.cat(list(marks)).double()
+    elif outcomes:
+        by_index[1:].view(2, -1)[:, indices.start :: indices.step] = torch.cat(list(outcomes), 1)
     return by_index
 
 
-def _per_sample(by_index: Sequence[float]) -> SampleResults | None:
-    if not by_index or by_index[0]:
+def _per_sample(by_index: NDArray[Any], *, right_or_wrong: bool) -> SampleResults | None:
+    if not len(by_index) or by_index[0]:
         return None
-    marks = np.array(by_index[1:], dtype=np.int64)
-    return pack_right(marks % 2 == 1, marks // 2)
+    values, labels = by_index[1:].reshape(2, -1)
+    return pack_right(values > 0, labels) if right_or_wrong else pack_values(values, labels)

@@ -49,7 +49,7 @@ def test_a_cell_that_was_stopped_goes_on(cell: Cell, tmp_path: Path) -> None:
     assert second.trace is not None
     assert whole.trace is not None
     assert second.trace.losses == whole.trace.losses
-    assert [epoch.top1_correct for epoch in second.summary.epochs] == [e.top1_correct for e in whole.summary.epochs]
+    assert [epoch.counts for epoch in second.summary.epochs] == [epoch.counts for epoch in whole.summary.epochs]
     steps, others = (
         [(step.step, step.epoch, step.loss) for step in iter_steps(tmp_path / name / "steps.jsonl")]
         for name in ("cell", "whole")
