@@ -38,7 +38,8 @@ def codes(tensors: Any) -> str:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().numpy().tobytes()
+    # `to`, as O1 casts what `Tensor.cpu` moves.
+    return tensor.detach().to("cpu").contiguous().numpy().tobytes()
 
 
 def sha(tensors: Any) -> str:
