@@ -27,7 +27,7 @@ COMMANDS = {
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
-    "list": "List available arms, models, data, optimizers, launchers, recipes and guards.",
+    "list": "List what there is to choose from, such as arms, models and optimizers.",
     "config": "Show where each setting came from; print the schema of files.",
 }
 SECTIONS = {  # a command that is in none of them stands under the last
