@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.checkpoint.store import file as file_module
 from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
@@ -223,3 +224,11 @@ def test_the_layout_of_a_legacy_script(make_state: Make) -> None:
     del state["amp"]
     with pytest.raises(CheckpointError, match="convert it with --to apex"):
         apex_layout(state)
+
+
+def test_a_tensor_of_a_class_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Reading it back would run the code of that class, so that it is refused when it is written."""
+    two = TwoTensor(torch.zeros(2), torch.zeros(2))
+    with pytest.raises(CheckpointError, match=r"the state\['state'\] is a TwoTensor, .*holds plain tensors"):
+        write_checkpoint(tmp_path / "new.pt", {"state": two})
+    assert not (tmp_path / "new.pt").exists()
