@@ -67,4 +67,8 @@ def test_two_arms_of_a_script_are_compared(call: Any, script: str, tmp_path: Pat
     assert [row["completed"] for row in report["arms"]] == [2, 2]
     assert any(text.startswith("Paired:") for text in report["reading"])
     assert report["metric"]["name"] == "loss"
-    assert "4 of 4" in call(*command).err or call(*command).code == 0
+    assert report["metric"]["better"] == "lower"
+    records = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("cells/*/record.json")}
+    assert call(*command).code == 0
+    assert len(records) == 4
+    assert {path: path.stat().st_mtime_ns for path in records} == records

@@ -31,6 +31,7 @@ __all__ = ["RECORD", "ScriptLauncher", "script_command"]
 
 RECORD = "script.jsonl"
 POLL_SECONDS = 0.2
+PIPE_SECONDS = 10.0
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
 
@@ -95,9 +96,11 @@ class ScriptLauncher(Launcher):
                 time.sleep(POLL_SECONDS)
                 if on_progress is not None and (progress := counter.read()) is not None:
                     on_progress(progress)
-            pump.join(timeout=10)  # a process that the script has left behind may hold the pipe open
+            pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
             _end_group(process.pid)
+            pump.join(timeout=PIPE_SECONDS)
+            process.wait()
             self._process = None
         return process.returncode, reader.values
 

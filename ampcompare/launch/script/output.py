@@ -32,7 +32,7 @@ class OutputReader:
     def pump(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
         written, rest = 0, b""
-        with self._log.open("wb") as log:
+        with self._pipe, self._log.open("wb") as log:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 if written < MAX_LOG_BYTES:
                     log.write(block[: MAX_LOG_BYTES - written])
