@@ -24,7 +24,7 @@ MAX_WIDTH = 120
     "diagnose",
     cls=Command,
     common=[
-        *("--arm", "--steps", "--at", "--reference", "--no-cures", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--arm", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--data-dir", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
@@ -45,7 +45,7 @@ MAX_WIDTH = 120
 )
 @option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
 @recipe_options
-@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="folder of diagnosis.json and .html  [default: none]")
+@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
 def command(**parameters: Any) -> int:
     """Find where numbers overflow, what underflows, and what to keep in fp32.
