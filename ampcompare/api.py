@@ -264,7 +264,7 @@ def convert_checkpoint(
     target: str | Path,
     to: Literal["native", "apex"],
     *,
-    opt_level: Literal["O0", "O1", "O2", "O3"] | None = None,
+    opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None = None,
     save_apex_format: bool = False,
     unsafe_load: bool = False,
 ) -> Conversion:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ampcompare.backends.apex_explanation import explain_apex
-from ampcompare.backends.apex_levels import LEVELS, apex_level
+from ampcompare.backends.apex_levels import LEVELS, ROCM_LEVELS, apex_level
 from ampcompare.backends.explanation import FP32_BYTES, HALF_BYTES, MASTER_WEIGHT_BYTES, BytesPerParameter
-from ampcompare.backends.options import choice, flag, loss_scale, module_patterns, output_dtype, positive
+from ampcompare.backends.options import choice, flag, float_dtype, loss_scale, module_patterns, positive
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
 __all__ = ["SPEC"]
@@ -27,18 +27,20 @@ def _memory(options: Options) -> BytesPerParameter:
 
 
 def _master_weights(options: Options) -> bool:
-    level = options.get("opt_level", "O1")
-    return bool(options.get("master_weights", level == "O2")) and level in ("O2", "O3")
+    level = apex_level(options)
+    return bool(level.master_weights) and level.is_half
 
 
 def _check(options: Options) -> str:
+    if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
+        return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
         return "O0 keeps every module in fp32; leave keep_fp32 out"
     return ""
 
 
 SPEC = BackendSpec(
-    summary="apex.amp at an opt level: O0, O1, O2 or O3",
+    summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.precision.apex:make_apex",
     explain=explain_apex,
     memory=_memory,
@@ -47,7 +49,7 @@ SPEC = BackendSpec(
         "loss_scale": loss_scale,
         "keep_batchnorm_fp32": flag,
         "master_weights": flag,
-        "cast_model_outputs": output_dtype,
+        "cast_model_outputs": float_dtype,
         "min_loss_scale": positive,
         "max_loss_scale": positive,
         "keep_fp32": module_patterns,
@@ -70,5 +72,8 @@ SPEC = BackendSpec(
         ContractArm("apex:O3,engine=compat"),
         ContractArm("apex:O3,keep_fp32=0|1,engine=compat"),
         ContractArm("apex:O3,loss_scale=dynamic,engine=compat", skips_steps=True),
+        ContractArm("apex:O4,engine=compat"),
+        ContractArm("apex:O5,engine=compat"),
+        ContractArm("apex:O5,loss_scale=dynamic,keep_fp32=2,engine=compat", skips_steps=True),
     ),
 )

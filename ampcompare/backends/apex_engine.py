@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.environment.apex import ApexInstall, probe_apex
 from ampcompare.errors import BackendUnavailable
 
@@ -51,6 +52,12 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
         BackendUnavailable: "nvidia" was asked for and is not usable here.
     """
     o1_raises = f"O1 of the real Apex can raise on torch {torch_version}" if opt_level == "O1" else ""
+    if opt_level in ROCM_LEVELS:
+        if engine == "nvidia":
+            raise BackendUnavailable(
+                f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have: use --engine compat"
+            )
+        return EngineChoice("compat", f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have")
     if engine == "nvidia":
         return _real(require_real_apex(device), o1_raises)
     if engine == "compat":

@@ -14,6 +14,12 @@ from ampcompare.backends.spec import Options
 
 __all__ = ["explain_apex"]
 
+O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
+NOT_COMPARED = (
+    "of ROCm's Apex the options of the level are followed, and the types that they give; its numbers were never "
+    "recorded, and nothing here was compared with it"
+)
+
 
 def explain_apex(options: Options) -> ArmExplanation:
     """Explain an `apex` arm with its options."""
@@ -28,7 +34,7 @@ def explain_apex(options: Options) -> ArmExplanation:
         does=(
             ("weights", _weights(level)),
             *_casts(level),
-            *kept_modules(keep, rounds_to="fp16" if level.is_half else None),
+            *kept_modules(keep, rounds_to=level.half_name if level.is_half else None),
             ("inputs, outputs", _borders(level)),
             ("batch norm", _batch_norm(level)),
             ("master weights", _masters(level)),
@@ -51,24 +57,29 @@ def _summary(level: Level) -> str:
         return "everything in fp32, through the machinery of Apex"
     norm = ", fp32 batch norm" if level.keep_batchnorm_fp32 else ""
     masters = " and fp32 master weights" if level.master_weights else ", nothing in fp32 behind it"
-    return f"an fp16 model{norm}{masters}"
+    article = "an fp16" if level.half_name == "fp16" else "a bf16"
+    return f"{article} model{norm}{masters}"
 
 
 def _weights(level: Level) -> str:
     if not level.is_half:
         return "stay fp32"
     but = " but those of batch norm" if level.keep_batchnorm_fp32 else ""
-    return f"become fp16 at amp.initialize, all{but}; buffers of floating point too"
+    return f"become {level.half_name} at amp.initialize, all{but}; buffers of floating point too"
 
 
 def _casts(level: Level) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
         return (("casts", "none inside the model: an operation runs in the type of what it is given"),)
+    half = level.half_name
     return (
-        ("cast to fp16", f"{_listed(O1_TO_FP16)}; fp16 copies of weights are kept until scale_loss ends"),
+        (f"cast to {half}", f"{_listed(O1_TO_FP16)}; {half} copies of weights are kept until scale_loss ends"),
         ("cast to fp32", _listed(O1_TO_FP32)),
-        ("to the widest", f"{', '.join(O1_WIDEST)}: an fp16 and an fp32 input give fp32"),
-        ("not cast", "all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on fp16"),
+        ("to the widest", f"{', '.join(O1_WIDEST)}: {half} and fp32 inputs give fp32"),
+        (
+            "not cast",
+            f"all else, such as batch norm, pooling, relu and dropout; F.binary_cross_entropy raises on {half}",
+        ),
     )
 
 
@@ -86,8 +97,8 @@ def _borders(level: Level) -> str:
     if level.cast_model_type is None:
         if outputs:
             return f"inputs as they come; outputs of the model become {outputs}"
-        return "as they come: a model that ends in a linear layer returns fp16; its loss is cast to fp32"
-    kind = "fp16" if level.is_half else "fp32"
+        return f"as they come: a model that ends in a linear layer returns {level.half_name}; its loss is cast to fp32"
+    kind = level.half_name if level.is_half else "fp32"
     outside = "" if outputs else ", so a loss outside is in fp32"
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
 
@@ -99,18 +110,21 @@ def _batch_norm(level: Level) -> str:
         )
     if level.keep_batchnorm_fp32:
         return (
-            "fp32 weights and statistics, fp16 in and out; layer, group and instance norms become fp16, and so does a "
-            "batch norm with affine=False"
+            f"fp32 weights and statistics, {level.half_name} in and out; layer, group and instance norms become "
+            f"{level.half_name}, and so does a batch norm with affine=False"
         )
-    return "fp16 weights and statistics"
+    return f"{level.half_name} weights and statistics"
 
 
 def _masters(level: Level) -> str:
     if not level.is_half:
         return "none needed: the weights are fp32"
     if level.master_weights:
-        return "an fp32 copy of each fp16 weight, made from the rounded weights at the first backward pass, never saved"
-    return "none: an update below half a unit in the last place of an fp16 weight is lost"
+        return (
+            f"an fp32 copy of each {level.half_name} weight, made from the rounded weights at the first backward pass, "
+            "never saved"
+        )
+    return f"none: an update below half a unit in the last place of a {level.half_name} weight is lost"
 
 
 def _optimizer(level: Level) -> str:
@@ -118,7 +132,10 @@ def _optimizer(level: Level) -> str:
         return "steps the fp32 weights"
     if level.master_weights:
         return "steps the masters with fp32 gradients and state, then copies them to the model"
-    return "steps fp16 weights with fp16 gradients and state; Adam's eps of 1e-8 is 0 there"
+    half = level.half_name
+    return f"steps {half} weights with {half} gradients and state" + (
+        "; Adam's eps of 1e-8 is 0 there" if half == "fp16" else ""
+    )
 
 
 def _loss_scale(level: Level) -> str:
@@ -137,11 +154,13 @@ def _checkpoint(level: Level) -> str:
     scaler = "amp.state_dict() holds loss scale and count of steps since the last overflow"
     if level.is_half:
         masters = ", masters are not in it" if level.master_weights else ""
-        return f"model.state_dict() gives fp16 weights as fp32{masters}; {scaler}"
+        return f"model.state_dict() gives {level.half_name} weights as fp32{masters}; {scaler}"
     return scaler
 
 
 def _twin(name: str, level: Level) -> tuple[str, str]:
+    if level.half_name == "bf16":
+        return _twin_in_bf16(level)
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
         return f"native:fp16{scale}", "the same idea, function by function; what torch.amp was made from"
@@ -163,6 +182,18 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
+def _twin_in_bf16(level: Level) -> tuple[str, str]:
+    if level.patch_torch_functions:
+        return "native:bf16", "the same idea, function by function"
+    words = ["bf16", *(["bn_fp32"] if level.keep_batchnorm_fp32 else [])]
+    words += ["masters=fp32"] if level.master_weights else []
+    words += ["dynamic"] if level.loss_scale == "dynamic" else []
+    words += (
+        [f"loss_scale={level.loss_scale:g}"] if isinstance(level.loss_scale, float) and level.loss_scale != 1 else []
+    )
+    return f"half:{','.join(words)}", "the same numbers, without Apex"
+
+
 def _differs(level: Level, twin: str) -> tuple[str, ...]:
     if twin == "fp32":
         return (
@@ -171,6 +202,7 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
         )
     if twin.startswith("half"):
         return (
+            *((NOT_COMPARED,) if level.half_name == "bf16" else ()),
             "amp.initialize casts inputs and outputs; manually, call .half() and one of .float()",
             "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
             *(
@@ -188,6 +220,8 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
         "in a checkpoint, loss_scale and unskipped of amp.state_dict() are scale and _growth_tracker of GradScaler's",
     )
     if level.patch_torch_functions:
+        if level.half_name == "bf16":
+            return (O4_DIFFERS, NOT_COMPARED)
         lists = "; ".join(f"{name}: {o1} under O1, {other} there" for name, o1, other in OTHERWISE_IN_AUTOCAST)
         return (
             "O1 patches torch for the life of the process, evaluation included; autocast casts inside its `with`",
@@ -209,6 +243,7 @@ def _twin_script(twin: str, level: Level) -> tuple[str, ...]:
         return fp32_script()
     if twin.startswith("half"):
         scale = None if level.loss_scale == 1.0 else level.loss_scale
-        return half_script("float16", bool(level.keep_batchnorm_fp32), scale)
+        masters = bool(level.master_weights)
+        return half_script(level.half_dtype, bool(level.keep_batchnorm_fp32), scale, master_weights=masters)
     scaled = level.patch_torch_functions and level.loss_scale != "dynamic"
-    return native_script("float16", {"init_scale": level.loss_scale} if scaled else {})
+    return native_script(level.half_dtype, {"init_scale": level.loss_scale} if scaled else {})

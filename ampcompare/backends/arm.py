@@ -61,6 +61,16 @@ def _inner_arm(text: str) -> str:
     return str(inner).replace(",", "+")
 
 
+def _unaliased(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with those that an alias stands for, such as `masters=fp32` of `half`, under their own names."""
+    options = {}
+    for name, value in given.items():
+        alias = spec.aliases.get(f"{name}={value}".lower())
+        name, _, value = alias.partition("=") if alias is not None else (name, "", value)
+        options[name] = value
+    return options
+
+
 @dataclass(frozen=True)
 class Arm:
     """One backend with its options. `str(arm)` is canonical: equal arms have equal texts.
@@ -120,7 +130,7 @@ class Arm:
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
-        for name, value in given.items():
+        for name, value in _unaliased(spec, given).items():
             if name not in spec.parsers:
                 close = close_matches(name, [*spec.parsers, *SHORTHANDS, *described_backends()])
                 hint = f"did you mean {close[0]!r}? " if close else ""

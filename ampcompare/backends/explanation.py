@@ -37,6 +37,7 @@ class BytesPerParameter:
     Attributes:
         cast: 16-bit copies of weights, kept from the forward pass to the end of the backward pass.
         state: one optimizer tensor of the parameter's size.
+        compensation: what the rounding of a weight has cut off.
     """
 
     weight: int
@@ -45,10 +46,12 @@ class BytesPerParameter:
     master_gradient: int
     cast: int
     state: int
+    compensation: int = 0
 
     def total(self, tensors: int) -> int:
         """Return the sum, for an optimizer that keeps this many tensors per parameter."""
-        return self.weight + self.gradient + self.master + self.master_gradient + self.cast + tensors * self.state
+        held = self.weight + self.gradient + self.master + self.master_gradient + self.cast + self.compensation
+        return held + tensors * self.state
 
 
 def kept_modules(patterns: str, *, rounds_to: str | None) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
@@ -12,7 +13,19 @@ from ampcompare.backends.explanation import (
     BytesPerParameter,
     kept_modules,
 )
-from ampcompare.backends.options import DTYPE_NAMES, count, flag, half_dtype, loss_scale, module_patterns, positive
+from ampcompare.backends.number_types import type_rows, with_state
+from ampcompare.backends.options import (
+    DTYPE_NAMES,
+    choice,
+    count,
+    flag,
+    float_dtype,
+    full_dtype,
+    half_dtype,
+    loss_scale,
+    module_patterns,
+    positive,
+)
 from ampcompare.backends.scripts import apex_script, half_script
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -37,6 +50,7 @@ def _explain(options: Options) -> ArmExplanation:
             twin["keep_batchnorm_fp32"] = bn_fp32
         if keep:
             twin["keep_fp32"] = keep
+    types = [word for word in ("state", "grads", "reduce", "rounding", "kahan") if options.get(word)]
     added = [*(["fp32 masters"] if masters else []), *(["a dynamic loss scale"] if scale == "dynamic" else [])]
     return ArmExplanation(
         summary=f"the whole model in {name}, as scripts do it by hand"
@@ -51,31 +65,48 @@ def _explain(options: Options) -> ArmExplanation:
                 "batch norm",
                 f"fp32 weights and statistics, {name} in and out" if bn_fp32 else f"{name} weights and statistics",
             ),
-            (
-                "master weights",
-                f"an fp32 copy of each {name} weight, in its place in the optimizer"
-                if masters
-                else "none: an update below half a unit in the last place of a weight is lost",
-            ),
-            ("optimizer", _optimizer(name, masters)),
+            ("master weights", _masters(options, name)),
+            ("optimizer", _optimizer(options, name)),
+            *type_rows(options),
             ("loss scale", _loss_scale(options, name)),
             ("checkpoint", f"model.state_dict() holds {name} weights" + (", masters are not in it" if masters else "")),
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is="the same numbers, through Apex"
-        if twin and not added
+        if twin and not added and not types
         else "the same idea, through Apex"
         if twin
-        else f"Apex knows no bf16; its nearest arm is apex:{'O2' if masters else 'O3'}, in fp16",
+        else "NVIDIA's Apex knows no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
+        if masters
+        else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
         twin_script=apex_script(twin) if twin else (),
     )
 
 
-def _optimizer(name: str, masters: bool) -> str:
-    if masters:
+def _is_wide(options: Options) -> bool:
+    """Return whether steps run on fp32 copies that do not outlive them."""
+    given = options.get("kahan") or "rounding" in options or "state" in options
+    return bool(given) and not options.get("master_weights")
+
+
+def _masters(options: Options, name: str) -> str:
+    if options.get("master_weights"):
+        return f"an fp32 copy of each {name} weight, in its place in the optimizer"
+    if options.get("kahan"):
+        return f"none: what rounding cuts off is kept in {name}, and added before the next step (Kahan's summation)"
+    if "rounding" in options:
+        return f"none: updated weights are rounded to {name} at random, so that small updates hold in the mean"
+    return "none: an update below half a unit in the last place of a weight is lost"
+
+
+def _optimizer(options: Options, name: str) -> str:
+    if options.get("master_weights"):
         return "steps the masters with widened gradients and fp32 state, then rounds them into the model"
+    if _is_wide(options):
+        held = "" if "state" in options else f", and its state is held in {name}"
+        return f"steps fp32 copies of weights and gradients, which last for the step: 8 bytes a parameter{held}"
     eps = "; Adam's eps of 1e-8 is 0 there" if name == "fp16" else ""
     return f"steps {name} weights with {name} gradients and state{eps}"
 
@@ -99,15 +130,26 @@ def _check(options: Options) -> str:
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} is of a dynamic loss scale; add dynamic, or leave it out"
+    if options.get("master_weights"):
+        for name in ("rounding", "kahan"):
+            if options.get(name):
+                return f"{name} keeps updates that 16-bit weights lose, and masters lose none; leave one of them out"
+    elif "grads" in options:
+        return "grads=fp32 adds gradients up in those of the masters; add masters=fp32"
+    if "rounding" in options and options.get("kahan"):
+        return "rounding=stochastic and kahan keep the same updates; leave one of them out"
+    if "rounding" in options and options.get("dtype", "float16") != "bfloat16":
+        return "rounding=stochastic is for bf16; write half:bf16,rounding=stochastic"
     return ""
 
 
 def _memory(options: Options) -> BytesPerParameter:
-    return MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES
+    held = with_state(MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES, options)
+    return replace(held, compensation=2) if options.get("kahan") else held
 
 
 SPEC = BackendSpec(
-    summary="manual .half(): 16-bit weights; master_weights and loss_scale=dynamic as fp16 optimizers add them",
+    summary="manual .half(): 16-bit weights; masters, a loss scale, types of their own and roundings as options",
     implementation="ampcompare.precision.half:make_half",
     explain=_explain,
     memory=_memory,
@@ -119,9 +161,28 @@ SPEC = BackendSpec(
         "init_scale": positive,
         "growth_interval": count,
         "keep_fp32": module_patterns,
+        "state": float_dtype,
+        "grads": full_dtype,
+        "reduce": float_dtype,
+        "rounding": choice("nearest", "stochastic"),
+        "kahan": flag,
     },
-    aliases={"dynamic": "loss_scale=dynamic", "fp16": "dtype=fp16", "bf16": "dtype=bf16"},
-    implied={"dtype": "float16", "bn_fp32": False, "master_weights": False},
+    aliases={
+        "dynamic": "loss_scale=dynamic",
+        "fp16": "dtype=fp16",
+        "bf16": "dtype=bf16",
+        "weights=fp16": "dtype=fp16",
+        "weights=bf16": "dtype=bf16",
+        "masters=fp32": "master_weights=true",
+        "masters=none": "master_weights=false",
+    },
+    implied={
+        "dtype": "float16",
+        "bn_fp32": False,
+        "master_weights": False,
+        "rounding": "nearest",
+        "kahan": False,
+    },
     check=_check,
     checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
     contract=(
@@ -134,6 +195,11 @@ SPEC = BackendSpec(
         ContractArm("half:master_weights"),
         ContractArm("half:master_weights,loss_scale=128"),
         ContractArm("half:master_weights,dynamic", skips_steps=True),
+        ContractArm("half:bf16,masters=fp32,state=bf16,grads=fp32,reduce=fp32"),
+        ContractArm("half:bf16,state=fp32"),
+        ContractArm("half:bf16,rounding=stochastic"),
+        ContractArm("half:bf16,kahan"),
+        ContractArm("half:kahan,dynamic,keep_fp32=0", skips_steps=True),
         ContractArm("half:master_weights,dynamic,keep_fp32=2", skips_steps=True),
     ),
 )

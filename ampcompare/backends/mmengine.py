@@ -8,7 +8,7 @@ from __future__ import annotations
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_explanation import explain_library
-from ampcompare.backends.options import output_dtype
+from ampcompare.backends.options import float_dtype
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, EffectiveArm, Options
 
 __all__ = ["ASKED", "SPEC"]
@@ -52,7 +52,7 @@ SPEC = BackendSpec(
     summary="mmengine's OptimWrapper (fp32) and AmpOptimWrapper (fp16, bf16), as mmcls uses them",
     implementation="ampcompare.precision.mmengine:MMEngine",
     explain=_explain,
-    parsers={"dtype": output_dtype},
+    parsers={"dtype": float_dtype},
     positional="dtype",
     default="float32",
     library=LIBRARY,

@@ -14,10 +14,12 @@ __all__ = [
     "choice",
     "count",
     "flag",
+    "float_dtype",
+    "fp32_or_none",
+    "full_dtype",
     "half_dtype",
     "loss_scale",
     "module_patterns",
-    "output_dtype",
     "positive",
 ]
 
@@ -28,6 +30,7 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+FULL = ("float32", "fp32", "float")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -50,9 +53,27 @@ def half_dtype(text: str) -> str:
     return DTYPES[text.lower()]
 
 
-def output_dtype(text: str) -> str:
+def float_dtype(text: str) -> str:
     """Return "float32", "float16" or "bfloat16"."""
-    return "float32" if text.lower() in ("float32", "fp32", "float") else half_dtype(text)
+    if text.lower() not in {*FULL, *DTYPES}:
+        raise ValueError("expected float32 (fp32), float16 (fp16) or bfloat16 (bf16)")
+    return "float32" if text.lower() in FULL else half_dtype(text)
+
+
+def fp32_or_none(text: str) -> str:
+    """Return "float32" or "none"."""
+    if text.lower() == "none":
+        return "none"
+    if text.lower() not in FULL:
+        raise ValueError("expected fp32 or none")
+    return "float32"
+
+
+def full_dtype(text: str) -> str:
+    """Return "float32"."""
+    if text.lower() not in FULL:
+        raise ValueError("expected fp32")
+    return "float32"
 
 
 def flag(text: str) -> bool:

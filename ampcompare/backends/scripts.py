@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SCALER = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
 __all__ = ["PLAIN_STEP", "apex_script", "fp32_script", "half_script", "native_script"]
 
 PLAIN_STEP = (
@@ -37,7 +39,7 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
-    words = "".join(f", {name}={value:g}" for name, value in options.items() if name not in ("dtype", "keep_fp32"))
+    words = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
     return (
         f'scaler = torch.amp.GradScaler("cuda"{words})',
         *forward,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.doctor.ask import ask
@@ -108,8 +109,8 @@ def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], r
             remedy.append(f"{instead}  # or our own engine")
         elif arm.options.get("opt_level") == "O1":
             notes.append("O1 of the real Apex raises on torch 2.4 and later where a weight is used twice")
-    elif engine == "auto" and facts.devices and arm.options.get("opt_level") != "O1":
-        # By its files it is there, so `auto` imports it; the levels other than O1 then fail.
+    elif engine == "auto" and facts.devices and arm.options.get("opt_level") not in ("O1", *ROCM_LEVELS):
+        # By its files it is there, so `auto` imports it; levels that it could run then fail.
         if apex.facts["state"] in ("broken", "other_build") and not apex.facts["usable"]:
             missing.append(f"engine=auto takes the installed Apex, which is broken: {apex.value}")
             remedy.extend((*apex.remedy, f"{instead}  # or our own engine"))

@@ -13,6 +13,8 @@ __all__ = ["OPTIMIZER_TENSORS", "Explanation", "bytes_per_parameter", "explain_a
 
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
+# Options that take more than the few lines of a script.
+NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce", "rounding", "kahan")
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ def explain_arm(arm: Arm) -> Explanation:
     parts = arm.spec.explain(arm.options)
     if parts.twin is not None:
         parts = replace(parts, twin=str(Arm.parse(parts.twin)))
-    if "keep_fp32" in arm.options and parts.script:
-        note = f'# all but keep_fp32, which ampcompare.make_precision("{arm}") does'
+    missing = [name for name in NOT_IN_SCRIPTS if name in arm.options]
+    if missing and parts.script:
+        note = f'# all but {", ".join(missing)}, which ampcompare.make_precision("{arm}") does'
         parts = replace(parts, script=(note, *parts.script))
     return Explanation(str(arm), parts, bytes_per_parameter(arm))
 

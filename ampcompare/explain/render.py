@@ -48,6 +48,7 @@ def _memory(explanation: Explanation, width: int) -> list[str]:
         ("master weight", held.master),
         ("its gradient", held.master_gradient),
         ("kept cast", held.cast),
+        ("compensation", held.compensation),
     ]
     parts = " + ".join(f"{count} {name}" for name, count in named if count)
     totals = [

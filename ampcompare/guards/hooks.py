@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.errors import GuardError
+from ampcompare.guards.autocast_hooks import watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
 from ampcompare.guards.location import is_users
@@ -47,6 +48,8 @@ class GuardHooks:
         self._watch_optimizers()
         self._watch_schedulers()
         self._watch_scaler()
+        watch_autocast(self._patches, self.facts)
+        watch_disabled_scalers(self._patches, self.facts)
         self._watch_modules()
         self._patches.wrap(torch, "save", self._save)
 
@@ -93,6 +96,7 @@ class GuardHooks:
                 block.backwards += 1
             result = original(tensors, grad_tensors, *args, **kwargs)
             self._notify("after_backward", tensors)
+            facts.autocasts.clear()
             return result
 
         self._patches.wrap(torch.autograd, "backward", backward)

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.guards.location import Location
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Block", "ScriptState", "contains", "first_with_gradient", "parameters_of", "will_skip"]
+__all__ = ["Block", "EnteredAutocast", "ScriptState", "contains", "first_with_gradient", "parameters_of", "will_skip"]
 
 
 @dataclass
@@ -26,6 +28,25 @@ class Block:
     optimizers: list[Any]
     scaled: bool
     backwards: int = 0
+
+
+@dataclass
+class EnteredAutocast:
+    """One entry of `with torch.autocast(...)` that asks for casts.
+
+    Attributes:
+        device: the type of device that the script names.
+        dtype: what autocast casts to.
+        is_dtype_given: whether the script names it.
+        location: of the `with`.
+        on_for: the types of device for which autocast was on inside.
+    """
+
+    device: str
+    dtype: Any
+    is_dtype_given: bool
+    location: Location
+    on_for: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -47,6 +68,8 @@ class ScriptState:
         amp: the watched module `apex.amp`; None before it is imported.
         prepared: optimizers that went through `amp.initialize`, and the number of the call.
         initialized: modules that did.
+        autocasts: entered since the last backward pass, the latest ones.
+        scalers_off: device and line of GradScalers that torch has switched off, not yet reported.
     """
 
     backwards: int = 0
@@ -63,6 +86,8 @@ class ScriptState:
     amp: Any = None
     prepared: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+    autocasts: list[EnteredAutocast] = field(default_factory=list)
+    scalers_off: list[tuple[str, Location]] = field(default_factory=list)
 
     def end_window(self) -> None:
         """Clear what is counted between two updates of a scaler."""

@@ -17,6 +17,8 @@ REFUSED = {
     "O0": ("patch_torch_functions",),
     "O2": ("patch_torch_functions",),
     "O3": ("patch_torch_functions",),
+    "O4": ("cast_model_type", "keep_batchnorm_fp32", "master_weights"),
+    "O5": ("patch_torch_functions",),
 }
 
 

@@ -218,6 +218,27 @@ scaler.update()
     ),
     Mistake(
         "",
+        "autocast-elsewhere",
+        "the forward pass is in autocast for another device than the one that it runs on",
+        "nothing is cast: the training is in fp32, at its speed and with its memory, under the name of mixed precision",
+        "name the device that is trained on, `torch.autocast(device.type, ...)`, or leave autocast out there",
+    ),
+    Mistake(
+        "",
+        "scaler-off",
+        "a GradScaler is built for a device that torch does not see",
+        "torch switches it off with a warning: losses are not scaled, and overflows not looked for",
+        "build it for the device that is trained on, or with `enabled=False` where it is not wanted",
+    ),
+    Mistake(
+        "",
+        "autocast-without-dtype",
+        "autocast without a dtype takes fp16, and no loss is scaled",
+        "gradients below 2**-24 become 0; on a CPU the same line takes bfloat16, and results differ for it",
+        "write `dtype=torch.bfloat16`, or scale the loss by a GradScaler",
+    ),
+    Mistake(
+        "",
         "gradients-kept",
         "the gradients of a skipped step are not cleared before the next one",
         "they are infinite or NaN and stay so: every later step is skipped, or applies them",

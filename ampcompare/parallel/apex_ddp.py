@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from ampcompare.errors import UnsupportedCombination
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.syncbn import Convert, keep
+from ampcompare.tensors.reduction import reduction_type
 
 __all__ = ["ApexDDP"]
 
@@ -45,6 +47,11 @@ class ApexDDP(Parallel):
         return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        if reduction_type(model) is not None:
+            raise UnsupportedCombination(
+                "reduce= chooses the type in which torch's DistributedDataParallel averages gradients, and this run is "
+                "wrapped by Apex's; use --parallel ddp, or leave reduce out"
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
             return self._wrapper(model, **self._options)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.syncbn import Convert, keep
+from ampcompare.tensors.reduction import reduce_buckets_in, reduction_type
 
 __all__ = ["DDP"]
 
@@ -44,7 +45,12 @@ class DDP(Parallel):
         return self._convert(model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return nn.parallel.DistributedDataParallel(model, **self._options)
+        wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
+        dtype = reduction_type(model)
+        if dtype is not None:
+            # torch compares annotations of a hook with types, and those of this package are text.
+            wrapped.register_comm_hook(dtype, lambda dtype, bucket: reduce_buckets_in(dtype, bucket))
+        return wrapped
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Apex opt levels O0 to O3, on any object with the surface of `apex.amp`: the real module, or `ampcompare.apex.amp`."""
+"""Apex opt levels, on any object with the surface of `apex.amp`: the real module, or `ampcompare.apex.amp`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.apex_engine import select_engine
+from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
 from ampcompare.precision.base import Precision, StepOutcome
@@ -27,7 +28,7 @@ class Apex(Precision):
 
     Args:
         amp: module or object with the functions of `apex.amp`.
-        opt_level: O0, O1, O2 or O3.
+        opt_level: O0, O1, O2 or O3; O4 or O5 with an `amp` that has them.
         num_losses: loss scalers to make; `scale_loss(..., loss_id=...)` picks one.
         engine: which implementation `amp` is; reported in the record.
         keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`; not an option of Apex, and the same
@@ -53,19 +54,19 @@ class Apex(Precision):
         self.num_losses = num_losses
         self.engine = engine
         self.overrides = overrides
-        self.half_dtype = None if opt_level == "O0" else torch.float16
+        self.half_dtype = None if opt_level == "O0" else getattr(torch, LEVELS[opt_level].half_dtype)
+        self._patches = LEVELS[opt_level].patch_torch_functions
         self._scalers: Sequence[Any] = ()
         self._steps = steps_of(amp)
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        casts_weights = self.opt_level != "O1"
         kept = kept_in_fp32(
             models,
             self.keep_fp32,
-            self.half_dtype if casts_weights else None,
-            None if casts_weights else without_casts(self.amp),
+            None if self._patches else self.half_dtype,
+            without_casts(self.amp) if self._patches else None,
         )
         with kept as self.kept_fp32, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
@@ -109,7 +110,7 @@ class Apex(Precision):
         self._steps.backward(loss, list(optimizers), loss_id, delay_unscale)
 
     def weights_replaced(self) -> None:
-        if self.opt_level == "O1":  # the real Apex would keep using the casts that an evaluation has cached
+        if self._patches:  # the real Apex would keep using the casts that an evaluation has cached
             self.amp._amp_state.handle._clear_cache()
 
     def loss_scales(self) -> tuple[float, ...]:

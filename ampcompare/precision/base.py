@@ -85,6 +85,12 @@ class Precision:
     kept_fp32: tuple[str, ...] = ()
     """Names of the modules that `keep_fp32` keeps in fp32, known once the models are prepared."""
 
+    state_dtype: torch.dtype | None = None
+    """The type of the optimizers' state between steps; None for that of what they step."""
+
+    added_state: tuple[str, ...] = ()
+    """What is kept in the state of each 16-bit parameter besides the optimizer's own: tensors of its shape and type."""
+
     _outcome: StepOutcome = all_applied(0)
 
     @final

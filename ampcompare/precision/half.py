@@ -23,6 +23,8 @@ from ampcompare.tensors.lists import by_type
 
 __all__ = ["Half", "make_half"]
 
+PLAIN = {"dtype", "bn_fp32", "keep_fp32"}
+
 
 class Half(UnscaleOnce):
     """The whole model in one 16-bit type; inputs are cast to it, and outputs to fp32.
@@ -100,28 +102,13 @@ class Half(UnscaleOnce):
             self._scales = (self.loss_scale,)
 
 
-def make_half(
-    *,
-    device: str = "cpu",
-    dtype: str = "float16",
-    bn_fp32: bool = False,
-    master_weights: bool = False,
-    loss_scale: float | str | None = None,
-    keep_fp32: str = "",
-    **dynamic: Any,
-) -> Precision:
-    """Build the backend of a `half` arm: plain, or with master weights or a dynamic loss scale.
+def make_half(*, device: str = "cpu", loss_scale: float | str | None = None, **options: Any) -> Precision:
+    """Build the backend of a `half` arm: plain, or with what an optimizer of 16-bit weights adds.
 
     Args:
-        dynamic: `init_scale` and `growth_interval`, if `loss_scale` is "dynamic".
+        options: those of `Half`, or of `HalfOptimizer`.
     """
-    if master_weights or isinstance(loss_scale, str):
-        return HalfOptimizer(
-            dtype=dtype,
-            bn_fp32=bn_fp32,
-            master_weights=master_weights,
-            loss_scale=loss_scale,
-            keep_fp32=keep_fp32,
-            **dynamic,
-        )
-    return Half(device=device, dtype=dtype, bn_fp32=bn_fp32, loss_scale=loss_scale, keep_fp32=keep_fp32)
+    master_weights = bool(options.pop("master_weights", False))
+    if master_weights or isinstance(loss_scale, str) or not options.keys() <= PLAIN:
+        return HalfOptimizer(master_weights=master_weights, loss_scale=loss_scale, **options)
+    return Half(device=device, loss_scale=loss_scale, **options)

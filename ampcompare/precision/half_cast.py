@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ampcompare.precision.replaced_forward import ReplacedForward
 from ampcompare.precision.tensor_tree import cast_floating
 
-__all__ = ["cast_model", "cast_state"]
+__all__ = ["cast_model", "cast_state", "cast_weights"]
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
@@ -23,12 +23,17 @@ def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
         dtype: float16 or bfloat16.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
     """
+    cast_weights(model, dtype, bn_fp32=bn_fp32)
+    _CastForward(model, model.forward, dtype).install()
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
+    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model`."""
     model.to(dtype)
     if bn_fp32:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.float()
-    _CastForward(model, model.forward, dtype).install()
 
 
 class _CastForward(ReplacedForward):

@@ -1,7 +1,8 @@
-"""`half` with fp32 master weights, a dynamic loss scale, or both: the fp16 optimizer of fp16_utils and DeepSpeed.
+"""`half` with what optimizers of 16-bit weights add: masters, a dynamic loss scale, other types, other roundings.
 
-The model is cast as for plain `half`. The optimizer holds fp32 masters instead of the 16-bit parameters. Gradients are
-converted to fp32 and unscaled once per step; after it the masters are rounded into the model.
+The model is cast as for plain `half`. With masters, as in fp16_utils and DeepSpeed, the optimizer holds fp32 copies
+instead of the 16-bit parameters: gradients are converted to fp32 and unscaled once per step; after it the masters are
+rounded into the model. Without them a step may run on fp32 copies that do not outlive it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from torch.optim import Optimizer
 
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params
 from ampcompare.precision.device_loss_scale import FACTOR, DeviceLossScale, is_exact_on_device
-from ampcompare.precision.half_cast import cast_model, cast_state
+from ampcompare.precision.fp32_gradients import Fp32Gradients
+from ampcompare.precision.half_cast import cast_model
+from ampcompare.precision.held_state import hold_state_in
 from ampcompare.precision.keep_fp32 import kept_in_fp32
 from ampcompare.precision.late import LateOutcomes
-from ampcompare.tensors.lists import by_type, copy_by_dtype
+from ampcompare.precision.optimizer_weights import Masters, OptimizerWeights
+from ampcompare.precision.rounding import StochasticRounding
+from ampcompare.precision.wide_step import COMPENSATION, WideStep
+from ampcompare.tensors.lists import by_type
+from ampcompare.tensors.reduction import note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
 __all__ = ["HalfOptimizer"]
@@ -42,6 +49,11 @@ class HalfOptimizer(Precision):
         dtype: float16 or bfloat16.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
         master_weights: let the optimizers update fp32 copies of the 16-bit parameters.
+        state: type of the optimizers' state between steps; None for that of what they step.
+        grads: "float32" to add up the gradients of micro-batches in fp32, for masters.
+        reduce: type in which gradients are averaged over ranks; None for their own.
+        rounding: "stochastic" to round updated weights at random, in proportion; bfloat16 without masters.
+        kahan: carry along what the rounding of updated weights cuts off, in 16 bits; without masters.
         loss_scale: "dynamic", a factor, or None for none.
         init_scale, growth_interval: of a dynamic scale; its interval is that of fp16_utils and DeepSpeed.
         keep_fp32: patterns of modules that stay in fp32, as for `kept_in_fp32`.
@@ -57,8 +69,20 @@ class HalfOptimizer(Precision):
         init_scale: float = 2.0**16,
         growth_interval: int = 1000,
         keep_fp32: str = "",
+        state: str | None = None,
+        grads: str | None = None,
+        reduce: str | None = None,
+        rounding: str = "nearest",
+        kahan: bool = False,
     ) -> None:
         self.keep_fp32 = keep_fp32
+        self.state_dtype = None if state is None else getattr(torch, state)
+        self.added_state = (COMPENSATION,) if kahan else ()
+        self._reduce: torch.dtype | None = None if reduce is None else getattr(torch, reduce)
+        self._collects = grads is not None
+        self._kahan = kahan
+        self._stochastic = StochasticRounding(torch.initial_seed() % 2**31) if rounding == "stochastic" else None
+        self._is_wide = not master_weights and (kahan or rounding == "stochastic" or state is not None)
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
         self.master_weights = master_weights
@@ -70,26 +94,44 @@ class HalfOptimizer(Precision):
         self._outcomes = LateOutcomes()
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._optimizers: list[Optimizer] = []
-        self._masters: dict[int, _Masters] = {}
+        self._weights: dict[int, OptimizerWeights] = {}
         self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
+        self._cast(models)
+        for model in models:
+            if self._reduce is not None:
+                note_reduction_type(model, self._reduce)
+        for optimizer in optimizers:
+            self._weights[id(optimizer)] = self._weights_of(optimizer)
+            if self.state_dtype is not None:
+                hold_state_in(optimizer, self.state_dtype)
+        self._optimizers = list(optimizers)
+        return list(models), list(optimizers)
+
+    def _cast(self, models: Sequence[nn.Module]) -> None:
+        """Cast the models, and what goes into them and comes out."""
         with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
             for model in models:
                 cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
-        for optimizer in optimizers:
-            if self.master_weights:
-                self._masters[id(optimizer)] = _Masters(optimizer)
-            else:
-                cast_state(optimizer)
-        self._optimizers = list(optimizers)
-        return list(models), list(optimizers)
+
+    def _weights_of(self, optimizer: Optimizer) -> OptimizerWeights:
+        if self._collects:
+            return Fp32Gradients(optimizer, self._reduce)
+        if self.master_weights:
+            return Masters(optimizer)
+        if self._is_wide:
+            return WideStep(optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan)
+        return OptimizerWeights(optimizer)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
+        if self._collects:
+            for optimizer in optimizers:
+                self._weights[id(optimizer)].collect()
         if self._scale is None:
             return nullcontext(loss)
         on_device = self._device_scale(loss.device)
@@ -97,7 +139,7 @@ class HalfOptimizer(Precision):
 
     def _device_scale(self, device: torch.device) -> DeviceLossScale | None:
         """Return the scale that lives on `device`; None if the host has it."""
-        if self._on_device is None and self.dynamic and device.type in _DEVICE_TYPES:
+        if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
             if is_exact_on_device(self._scale) and all(obeys_flag(optimizer) for optimizer in self._optimizers):
                 self._on_device = DeviceLossScale(
@@ -112,8 +154,7 @@ class HalfOptimizer(Precision):
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
         if id(optimizer) in self._flags:
             return owned_params(optimizer)
-        if self.master_weights:
-            self._masters[id(optimizer)].take_gradients()
+        self._weights[id(optimizer)].take_gradients()
         params = owned_params(optimizer)
         grads = [param.grad for param in params if param.grad is not None]
         self._flags[id(optimizer)] = [] if self._scale is None else self._unscale(grads, self._scale)
@@ -161,8 +202,9 @@ class HalfOptimizer(Precision):
         for optimizer, good in zip(optimizers, applied, strict=True):
             if good:
                 optimizer.step()
-                if self.master_weights:
-                    self._masters[id(optimizer)].give_weights()
+                self._weights[id(optimizer)].give_weights()
+            else:
+                self._weights[id(optimizer)].drop()
         if self.dynamic:
             self._move_scale(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
@@ -177,8 +219,7 @@ class HalfOptimizer(Precision):
                 optimizer.step()
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
-            if self.master_weights:
-                self._masters[id(optimizer)].give_weights()  # after a skip the same weights again
+            self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
         moved = scale.move(_union(flags, like=scale.inverse))
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
@@ -207,16 +248,21 @@ class HalfOptimizer(Precision):
         return () if self._scale is None else (self._scale,)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._scale is None:
-            return {}
         self._catch_up()
-        return {"loss_scale": self._scale, **({"good_steps": self._good_steps} if self.dynamic else {})}
+        state: dict[str, Any] = {} if self._scale is None else {"loss_scale": self._scale}
+        if self.dynamic:
+            state["good_steps"] = self._good_steps
+        if self._stochastic is not None:
+            state |= {"rounding_seed": self._stochastic.seed, "rounding_steps": self._stochastic.rounds}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "loss_scale" in state:
             self._scale = float(state["loss_scale"])
             self._good_steps = int(state.get("good_steps", 0))
             self._on_device = None
+        if self._stochastic is not None and "rounding_steps" in state:
+            self._stochastic.seed, self._stochastic.rounds = int(state["rounding_seed"]), int(state["rounding_steps"])
 
 
 def _union(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
@@ -248,51 +294,3 @@ def _check_and_unscale(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     assert isinstance(inverse, Tensor), "a number is for bfloat16"
     torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse.to(device))
     return flag
-
-
-class _Masters:
-    """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
-
-    Parameters of groups that are added later get masters at the next step.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._params: list[Tensor] = []
-        self._masters: list[Tensor] = []
-        self._num_groups = 0
-        self._make_masters()
-
-    @torch.no_grad()
-    def _make_masters(self) -> None:
-        optimizer = self._optimizer
-        for group in optimizer.param_groups[self._num_groups :]:
-            for index, param in enumerate(group["params"]):
-                if param.dtype is torch.float32:
-                    continue
-                master = param.detach().float().requires_grad_(param.requires_grad)
-                self._params.append(param)
-                self._masters.append(master)
-                group["params"][index] = master
-                if param in optimizer.state:
-                    optimizer.state[master] = optimizer.state.pop(param)
-        self._num_groups = len(optimizer.param_groups)
-
-    @torch.no_grad()
-    def take_gradients(self) -> None:
-        """Convert the gradients of the model to fp32 gradients of the masters, and clear the former."""
-        if len(self._optimizer.param_groups) != self._num_groups:
-            self._make_masters()
-        narrow: list[Tensor] = []
-        wide: list[Tensor] = []
-        for param, master in zip(self._params, self._masters, strict=True):
-            if param.grad is not None:
-                narrow.append(param.grad)
-                wide.append(torch.empty_like(param.grad, dtype=torch.float32))
-                master.grad, param.grad = wide[-1], None
-        copy_by_dtype(wide, narrow)
-
-    @torch.no_grad()
-    def give_weights(self) -> None:
-        """Round the masters into the model."""
-        copy_by_dtype(self._params, self._masters)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from ampcompare.errors import ConfigError, close_matches
 from ampcompare.precision.base import NO_CONTEXT
 from ampcompare.precision.replaced_forward import ReplacedForward
-from ampcompare.precision.tensor_tree import cast_floating, first_floating_type, mapped
+from ampcompare.precision.tensor_tree import cast_floating, first_floating_type, mapped, tensors_in
 
 __all__ = ["kept_in_fp32", "without_autocast", "without_casts"]
 
@@ -164,21 +163,24 @@ def _called_from_outside(model: nn.Module, kept: set[int]) -> Iterator[tuple[str
 
 
 class _ExactOutputs:
-    """The last output of a kept module in each thread, as it was before it was rounded."""
+    """The last output of a kept module on each device before it was rounded; replicas of a model have a device each."""
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[Tensor, Tensor]] = {}
+        self._last: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def keep(self, rounded: Tensor, exact: Tensor) -> None:
-        self._last[threading.get_ident()] = rounded, exact
+        self._last[rounded.device] = rounded, exact
 
     def exchange(self, output: Any) -> Any:
         """Return an output of the model with the exact tensor in the place of the rounded one, and forget both."""
-        last = self._last.pop(threading.get_ident(), None)
-        if last is None:
-            return output
-        rounded, exact = last
-        return mapped(output, lambda tensor: exact if tensor is rounded else tensor)
+        exchanged = mapped(output, self._exact)
+        for tensor in tensors_in(output):
+            self._last.pop(tensor.device, None)
+        return exchanged
+
+    def _exact(self, tensor: Tensor) -> Tensor:
+        rounded, exact = self._last.get(tensor.device, (None, tensor))
+        return exact if tensor is rounded else tensor
 
 
 class _KeptForward(ReplacedForward):

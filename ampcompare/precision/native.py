@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import StepOutcome, all_applied
+from ampcompare.precision.base import Precision, StepOutcome, all_applied
+from ampcompare.precision.held_state import hold_state_in
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast
 from ampcompare.precision.late import LateOutcomes
+from ampcompare.precision.native_weights import NativeWeights
 from ampcompare.precision.unscale_once import UnscaleOnce
+from ampcompare.tensors.reduction import note_reduction_type
 from ampcompare.tensors.skippable_step import obeys_flag
 
-__all__ = ["Native"]
+__all__ = ["Native", "make_native"]
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -71,6 +74,8 @@ class Native(UnscaleOnce):
         dtype: float16 or bfloat16.
         init_scale, growth_factor, backoff_factor, growth_interval: as in `torch.amp.GradScaler`.
         keep_fp32: patterns of modules that run without autocast, as for `kept_in_fp32`.
+        state: type of the optimizers' state between steps; None for that of the weights.
+        reduce: type in which gradients are averaged over ranks; None for their own.
     """
 
     key = "scaler"
@@ -85,8 +90,12 @@ class Native(UnscaleOnce):
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         keep_fp32: str = "",
+        state: str | None = None,
+        reduce: str | None = None,
     ) -> None:
         super().__init__()
+        self.state_dtype = None if state is None else getattr(torch, state)
+        self._reduce: torch.dtype | None = None if reduce is None else getattr(torch, reduce)
         self.keep_fp32 = keep_fp32
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.device_type = torch.device(device).type
@@ -107,7 +116,13 @@ class Native(UnscaleOnce):
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
-            return list(models), list(optimizers)
+            for model in models:
+                if self._reduce is not None:
+                    note_reduction_type(model, self._reduce)
+        if self.state_dtype is not None:
+            for optimizer in optimizers:
+                hold_state_in(optimizer, self.state_dtype)
+        return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast(self.device_type, dtype=self.half_dtype)
@@ -137,8 +152,8 @@ class Native(UnscaleOnce):
             return all_applied(len(optimizers))
         return self._replay.add(flags)
 
-    def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
-        return None
+    def unrecordable(self, optimizers: Sequence[Optimizer]) -> str | None:
+        return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -172,3 +187,16 @@ class Native(UnscaleOnce):
         if self._enabled:
             self.scaler.load_state_dict(dict(state))
             self._replay = _ScaleReplay(self.scaler)
+
+
+def make_native(
+    *, device: str = "cpu", dtype: str = "float16", weights: str = "float32", masters: str = "none", **options: Any
+) -> Precision:
+    """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones.
+
+    Args:
+        options: those of `Native`, or of `NativeWeights`.
+    """
+    if weights == "float32":
+        return Native(device=device, dtype=dtype, **options)
+    return NativeWeights(device=device, master_weights=masters == "float32", **options)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast_floating", "first_floating_type", "mapped"]
+__all__ = ["cast_floating", "first_floating_type", "mapped", "tensors_in"]
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -29,14 +29,18 @@ def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     return mapped(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def first_floating_type(value: Any) -> torch.dtype | None:
-    """Return the type of the first floating tensor in `value`; None if it has none."""
-    found: list[torch.dtype] = []
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in `value`, in order."""
+    found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            found.append(tensor.dtype)
+        found.append(tensor)
         return tensor
 
     mapped(value, note)
-    return found[0] if found else None
+    return found
+
+
+def first_floating_type(value: Any) -> torch.dtype | None:
+    """Return the type of the first floating tensor in `value`; None if it has none."""
+    return next((tensor.dtype for tensor in tensors_in(value) if tensor.is_floating_point()), None)

@@ -29,6 +29,9 @@ class PrecisionWrapper(Precision):
         self.half_dtype = inner.half_dtype
         self.engine = inner.engine
         self.effective = inner.effective
+        self.state_dtype = inner.state_dtype
+        self.added_state = inner.added_state
+        self.kept_fp32 = inner.kept_fp32
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]

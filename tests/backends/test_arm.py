@@ -17,10 +17,11 @@ POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infin
 FLAG = st.booleans()
 DTYPE = st.sampled_from(["float16", "fp16", "half", "bfloat16", "bf16"])
 MODULES = st.lists(st.sampled_from(["*.norm", "lm_head", "LayerNorm", "layers.[0-3].?"]), min_size=1).map("|".join)
+FLOAT = st.sampled_from(["fp32", "float16", "bf16"])
 VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "fp32": {"tf32": FLAG},
     "apex": {
-        "opt_level": st.sampled_from(["O0", "O1", "O2", "O3"]),
+        "opt_level": st.sampled_from(["O0", "O1", "O2", "O3", "O4", "O5"]),
         "loss_scale": st.just("dynamic") | POSITIVE,
         "keep_batchnorm_fp32": FLAG,
         "master_weights": FLAG,
@@ -37,6 +38,11 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "backoff_factor": st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True),
         "growth_interval": st.integers(min_value=1),
         "keep_fp32": MODULES,
+        "weights": st.sampled_from(["fp32", "bf16"]),
+        "masters": st.sampled_from(["fp32", "none"]),
+        "state": FLOAT,
+        "grads": st.just("fp32"),
+        "reduce": FLOAT,
     },
     "half": {
         "dtype": DTYPE,
@@ -46,6 +52,11 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "init_scale": POSITIVE,
         "growth_interval": st.integers(min_value=1),
         "keep_fp32": MODULES,
+        "state": FLOAT,
+        "grads": st.just("fp32"),
+        "reduce": FLOAT,
+        "rounding": st.sampled_from(["nearest", "stochastic"]),
+        "kahan": FLAG,
     },
     "accelerate": {"mixed_precision": st.sampled_from(["no", "fp16", "bf16"])},
     "fabric": {"precision": st.sampled_from(["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true"])},
@@ -68,7 +79,29 @@ def arms(draw: st.DrawFn) -> Arm:
         options["loss_scale"] = "dynamic"  # of which these are options
     if options.get("opt_level") == "O0":
         options.pop("keep_fp32", None)  # which it refuses
+    _make_fit(backend, options)
     return Arm.make(backend, **options)
+
+
+def _make_fit(backend: str, options: dict[str, Any]) -> None:
+    """Leave out what the other options do not allow."""
+    if options.get("opt_level") in ("O4", "O5") and options.get("engine") == "nvidia":
+        del options["engine"]
+    if backend == "native":
+        if options.get("weights") == "bf16":
+            options["dtype"] = "bf16"
+        else:
+            options.pop("masters", None)
+        if options.get("masters") != "fp32":
+            options.pop("grads", None)
+    if backend == "half":
+        if options.get("master_weights"):
+            options.pop("rounding", None)
+            options.pop("kahan", None)
+        else:
+            options.pop("grads", None)
+        if options.get("dtype") not in ("bf16", "bfloat16") or options.get("kahan"):
+            options.pop("rounding", None)
 
 
 def test_every_option_is_drawn() -> None:
@@ -118,6 +151,12 @@ def test_order_of_options_does_not_matter(arm: Arm, shuffler: Any) -> None:
         ("half:bf16", "half:dtype=bf16"),
         ("half:master_weights,dynamic", "half:master_weights,loss_scale=dynamic"),
         ("half:dynamic,growth_interval=5,master_weights=no", "half:loss_scale=dynamic,growth_interval=5"),
+        ("half:bf16,masters=fp32", "half:dtype=bf16,master_weights"),
+        ("half:weights=bf16,masters=none", "half:dtype=bf16"),
+        ("half:bf16,rounding=stochastic,state=float32", "half:dtype=bf16,state=fp32,rounding=stochastic"),
+        ("half:bf16,kahan,rounding=nearest", "half:dtype=bf16,kahan"),
+        ("native:bf16,weights=bf16,masters=fp32,grads=fp32", "native:bf16,weights=bf16,masters=fp32,grads=fp32"),
+        ("native:weights=fp32,masters=none", "native:fp16"),
         ("half:keep_fp32=lm_head|*.norm|lm_head", "half:keep_fp32=*.norm|lm_head"),
         ("apex:O2,keep_fp32=LayerNorm", "apex:O2,keep_fp32=LayerNorm"),
         ("actnn:over=half:keep_fp32=*.norm+bf16", "actnn:bits=2,over=half:dtype=bf16+keep_fp32=*.norm"),
@@ -149,12 +188,13 @@ def test_level_written_with_a_zero(text: str) -> None:
     [
         ("natve:fp16", "unknown backend 'natve': did you mean 'native'?"),
         ("", "unknown backend ''.*known backends are fp32, apex, native, half"),
-        ("O4", "opt_level=O4 cannot be used: expected one of O0, O1, O2, O3"),
+        ("O6", "opt_level=O6 cannot be used: expected one of O0, O1, O2, O3, O4, O5"),
         ("bf61", "unknown backend 'bf61': did you mean 'bf16'?"),
         ("fp32,bf16", "'fp32,bf16' names 2 arms, fp32 and bf16, where one is expected"),
         ("apex:O2,loss_scael=1", "no option 'loss_scael': did you mean 'loss_scale'?"),
         ("fp32:loss_scale=1", "'fp32' has no option 'loss_scale'.*: tf32"),
-        ("apex:O4", "expected one of O0, O1, O2, O3"),
+        ("apex:O6", "expected one of O0, O1, O2, O3"),
+        ("apex:O5,engine=nvidia", "O5 is a level of ROCm's Apex"),
         ("apex:O2,O3", "names 2 arms, apex:O2 and O3"),
         ("apex:O1,O2=1", "no option 'O2'"),
         ("apex:O2,loss_scale=0", "loss_scale=0 cannot be used: expected dynamic or a finite number above 0"),
@@ -167,6 +207,16 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("native:backoff_factor=1", "between 0 and 1"),
         ("half:loss_scale=static", "loss_scale=static cannot be used"),
         ("half:loss_scale=8,init_scale=4", "init_scale is of a dynamic loss scale"),
+        ("half:bf16,masters=fp32,kahan", "masters lose none"),
+        ("half:bf16,grads=fp32", "add masters=fp32"),
+        ("half:rounding=stochastic", "is for bf16; write half:bf16,rounding=stochastic"),
+        ("half:bf16,rounding=stochastic,kahan", "keep the same updates"),
+        ("half:grads=bf16", "grads=bf16 cannot be used: expected fp32"),
+        ("native:fp16,weights=bf16", "write native:bf16,weights=bf16"),
+        ("native:weights=fp16", "GradScaler does not unscale fp16 gradients"),
+        ("native:bf16,masters=fp32", "the weights are fp32"),
+        ("native:bf16,weights=bf16,grads=fp32", "add masters=fp32"),
+        ("native:bf16,state=int8", "expected float32"),
         ("half:keep_fp32=a;b", "keep_fp32=a;b cannot be used: expected names or types of modules"),
         ("half:keep_fp32=a||b", "expected names or types of modules"),
         ("apex:O0,keep_fp32=a", "O0 keeps every module in fp32"),
@@ -198,6 +248,11 @@ def test_any_text_is_an_arm_or_a_config_error(text: str) -> None:
     except ConfigError:
         return
     assert Arm.parse(str(arm)) == arm
+
+
+def test_make_knows_the_second_names_of_options() -> None:
+    """Keywords have the aliases that the text has."""
+    assert Arm.make("half", weights="bf16", masters="fp32") == Arm.parse("half:dtype=bf16,master_weights")
 
 
 def test_make_ignores_what_is_not_given() -> None:

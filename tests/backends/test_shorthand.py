@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcompare.backends.arm import Arm, parse_arms, same_arm
@@ -19,6 +19,8 @@ SPELLINGS = {
     "apex:O1": ["O1", "o1", "apex", "APEX:O1", "apex:opt_level=o1"],
     "apex:O2": ["O2", "o2", "apex:o2", "Apex:O2"],
     "apex:O3": ["O3", "apex:O3"],
+    "apex:O4": ["O4", "apex:o4"],
+    "apex:O5": ["O5", "o5"],
     "native:fp16": ["fp16", "amp", "AMP", "float16", "native", "native:FP16", "amp:fp16"],
     "native:bf16": ["bf16", "BF16", "bfloat16", "native:bfloat16", "amp:bf16"],
     "half": ["half", "Half"],
@@ -46,6 +48,7 @@ def test_every_shorthand_is_tried() -> None:
     assert sum(len(spec.shorthands) for spec in BUILT_IN.values()) == len(SHORTHANDS)
 
 
+@settings(deadline=None)  # the first call imports
 @given(st.lists(st.sampled_from([case for case in CASES if case[1] != "half:dtype=bf16"]), min_size=1, max_size=6))
 def test_a_list_is_its_arms(cases: list[tuple[str, str]]) -> None:
     """Spellings joined by commas read as their arms, in order, whatever options stand between."""

@@ -40,7 +40,7 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["compare", "--reference", "fp32,half"], ["names 2 arms"]),
         (["compare", "--arm", "half", "--opt-level", "O2"], ["--arm cannot be combined with --opt-level"]),
         (["run", "--arm", "apex:02"], ["write O2"]),
-        (["compare", "--arm", "fp32", "--arm", "apex:O5"], ["opt_level=O5", "O0, O1, O2, O3"]),
+        (["compare", "--arm", "fp32", "--arm", "apex:O6"], ["opt_level=O6", "O0, O1, O2, O3"]),
         (["compare", "--arm", "fp32", "--arm", "fp32"], ["'fp32' is named twice"]),
         (["compare", "--seeds", "4-0"], ["seeds '4-0'"]),
         (["compare", "--set", "arm=half"], ["a comparison takes arms", "arm: half"]),

@@ -129,7 +129,7 @@ def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--opt-level", "02"], "'02' is not one of 'O0', 'O1', 'O2', 'O3'. Did you mean 'O2'?"),
+        (["run", "--opt-level", "02"], "'02' is not one of 'O0', 'O1', 'O2', 'O3', 'O4', 'O5'. Did you mean 'O2'?"),
         (["run", "--engine", "nvida"], "Did you mean 'nvidia'?"),
         (["compare", "--on-nan", "roll-back"], "Did you mean 'rollback'?"),
         (["exec", "--engine", "compt", "x.py"], "Did you mean 'compat'?"),

@@ -24,6 +24,10 @@ ARMS = [
     *("apex:O3,loss_scale=dynamic", "half:master_weights,loss_scale=64"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
     *("actnn:bits=2", "actnn:bits=8,over=native:bf16", "half:keep_fp32=2", "native:fp16,keep_fp32=BatchNorm*"),
+    *("apex:O4", "apex:O5", "apex:O5,loss_scale=dynamic", "apex:O5,keep_batchnorm_fp32=false,loss_scale=128"),
+    *("half:bf16,kahan", "half:bf16,rounding=stochastic,state=fp32", "half:bf16,masters=fp32,grads=fp32,reduce=bf16"),
+    *("half:state=fp16", "native:bf16,weights=bf16,masters=fp32", "native:bf16,weights=bf16,state=fp32"),
+    *("native:bf16,weights=bf16", "native:fp16,state=bf16,reduce=bf16"),
     *("apex:O2,keep_fp32=*.norm|lm_head", "apex:O1,keep_fp32=LayerNorm", "apex:O3,keep_fp32=2"),
 ]
 LIBRARIES = [
@@ -56,6 +60,9 @@ def _does(arm: str) -> dict[str, str]:
         ("half:master_weights,dynamic", "apex:O2,loss_scale=dynamic,keep_batchnorm_fp32=false"),
         ("half:master_weights,bn_fp32", "apex:O2,loss_scale=1,keep_batchnorm_fp32=true"),
         ("fp32:tf32", "apex:O0"),
+        ("apex:O4", "native:bf16"),
+        ("apex:O5", "half:bf16,bn_fp32,masters=fp32"),
+        ("apex:O5,loss_scale=128", "half:bf16,bn_fp32,masters=fp32,loss_scale=128"),
         ("half:keep_fp32=head", "apex:O3,keep_fp32=head"),
         ("apex:O3,keep_fp32=head", "half:keep_fp32=head"),
         ("apex:O2,keep_fp32=head", "native:fp16,keep_fp32=head"),
@@ -84,6 +91,11 @@ def test_words_follow_the_options() -> None:
     assert "in its place in the optimizer" in _does("half:master_weights")["master weights"]
     assert "begins at 8;" in _does("half:dynamic,init_scale=8")["loss scale"]
     assert "by default" not in _does("fp32:tf32")["TF32"]
+    assert "Kahan" in _does("half:bf16,kahan")["master weights"]
+    assert "at random" in _does("half:bf16,rounding=stochastic")["master weights"]
+    assert "held in bf16 between steps" in _does("native:bf16,state=bf16")["optimizer state"]
+    assert "fp16" not in " ".join(text for name, text in _does("apex:O5").items() if name != "loss scale")
+    assert "bf16" in _does("apex:O4")["cast to bf16"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +108,15 @@ def test_words_follow_the_options() -> None:
         ("native:fp16", 14, 18),
         ("half", 6, 8),
         ("half:master_weights", 16, 20),
+        ("apex:O4", 14, 18),
+        ("apex:O5", 16, 20),
+        ("half:bf16,kahan", 8, 10),
+        ("half:bf16,rounding=stochastic", 6, 8),
+        ("half:bf16,rounding=stochastic,state=fp32", 8, 12),
+        ("half:bf16,masters=fp32,state=bf16", 14, 16),
+        ("native:bf16,state=bf16", 12, 14),
+        ("native:bf16,weights=bf16", 6, 8),
+        ("native:bf16,weights=bf16,masters=fp32", 16, 20),
     ],
 )
 def test_bytes_per_parameter(arm: str, sgd: int, adam: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.apex.amp.frontend import opt_levels
+from ampcompare.apex.amp.frontend import Properties, opt_levels
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_casts import O1_TO_FP16, O1_TO_FP32, O1_WIDEST
@@ -29,6 +29,9 @@ def test_levels_are_those_of_the_engine(name: str) -> None:
         if option == "cast_model_type" and ours is not None:
             ours = getattr(torch, ours)
         assert ours == value, option
+    settled = Properties()
+    opt_levels[name](settled)
+    assert getattr(torch, level.half_dtype) is settled.half_dtype
 
 
 def test_the_scale_is_that_of_the_engine() -> None:

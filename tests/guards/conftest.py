@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
 import ampcompare.guards
 from ampcompare.apex import amp
@@ -17,6 +18,8 @@ from ampcompare.guards import GuardWarning, Violation
 from ampcompare.precision.cpu_half import EmulatedHalf
 
 NATIVE = """
+import warnings
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -45,6 +48,14 @@ batches = [(x, y)] * 6
 """
 
 Run = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def default_dtype_of_autocast() -> Iterator[None]:
+    """Restore autocast's default on a CPU, which scripts may change."""
+    dtype = torch.get_autocast_dtype("cpu")
+    yield
+    torch.set_autocast_dtype("cpu", dtype)
 
 
 @pytest.fixture

@@ -8,6 +8,52 @@ from ampcompare.errors import GuardError
 from ampcompare.guards import GUARDS
 
 NATIVE_MISTAKES = {
+    "autocast-elsewhere": """
+        for x, y in batches:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                context = torch.autocast("cuda")  # wrong
+                context = torch.autocast("cuda", enabled=False)  # right
+            with context:  # here
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "scaler-off": """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            off = torch.amp.GradScaler("cuda")  # wrong  # here
+            off = torch.amp.GradScaler("cuda", enabled=False)  # right
+        for x, y in batches:
+            off.scale(F.cross_entropy(model(x), y)).backward()
+            off.step(optimizer)
+            off.update()
+            optimizer.zero_grad()
+        """,
+    "scaler-with-bf16": """
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):  # here
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()  # wrong
+            loss.backward()  # right
+            scaler.step(optimizer)  # wrong
+            scaler.update()  # wrong
+            optimizer.step()  # right
+            optimizer.zero_grad()
+        """,
+    "autocast-without-dtype": """
+        torch.set_autocast_dtype("cpu", torch.float16)  # as it is on a GPU
+        for x, y in batches:
+            with torch.autocast("cpu"):  # here
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()  # wrong
+            scaler.scale(loss).backward()  # right
+            optimizer.step()  # wrong
+            scaler.step(optimizer)  # right
+            scaler.update()  # right
+            optimizer.zero_grad()
+        """,
     "step-twice": """
         for x, y in batches:
             with torch.autocast("cpu"):

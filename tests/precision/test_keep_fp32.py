@@ -89,6 +89,33 @@ def test_the_output_of_the_model_is_not_rounded(arm: str) -> None:
     assert not torch.equal(output, exact.to(precision.half_dtype).float())
 
 
+class WithHidden(Net):
+    """Gives the last activations too, before the logits."""
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.layers[0](x)
+        return {"hidden": hidden, "logits": self.lm_head(hidden)}
+
+
+def test_logits_among_other_outputs_are_not_rounded() -> None:
+    """The exact tensor is found wherever the model puts it; other outputs are what they were."""
+    _, model, _ = prepared("half:bf16", "lm_head", WithHidden())
+    with torch.no_grad():
+        output = model(X)
+    assert not torch.equal(output["logits"], output["logits"].bfloat16().float())
+    assert torch.equal(output["hidden"], output["hidden"].bfloat16().float())
+
+
+@pytest.mark.parametrize("arm", ["half:bf16", "native:bf16", "apex:O2,engine=compat"])
+def test_a_kept_module_does_not_break_a_graph(arm: str) -> None:
+    """torch.compile traces the whole model, and its result is the same."""
+    precision, model, _ = prepared(arm, "2", nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad(), precision.autocast():
+        assert torch.equal(compiled(X), model(X))
+
+
 @pytest.mark.parametrize("arm", AROUND)
 def test_under_casts_of_functions_a_kept_module_runs_without_them(arm: str) -> None:
     """Autocast and O1 are off inside: the bits are those of fp32, where they are not for the same layer unkept."""

@@ -1,4 +1,4 @@
-"""Apex's mixed precision: opt levels O0 to O3, loss scaling, O1's casts.
+"""Apex's mixed precision: opt levels O0 to O3, loss scaling, O1's casts; O4 and O5 of ROCm's.
 
 `_amp_state` is the state object of the session, which shadows the module of that name.
 

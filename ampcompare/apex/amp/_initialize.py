@@ -91,7 +91,7 @@ def check_optimizers(optimizers: list[Any]) -> None:
 def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Replace half entries of a state dict by fp32 copies; a state-dict hook of every submodule."""
     for key, value in state_dict.items():
-        if isinstance(value, Tensor) and value.dtype is torch.float16:
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             state_dict[key] = value.to(torch.float32)
 
 
@@ -176,7 +176,7 @@ def _initialize(
 
     if properties.patch_torch_functions:
         on_cuda = any(param.is_cuda for model in model_list for param in model.parameters())
-        amp_init(verbose=_amp_state.verbosity == 2, _cuda_only=on_cuda)
+        amp_init(verbose=_amp_state.verbosity == 2, _cuda_only=on_cuda, _half_dtype=properties.half_dtype)
         for optimizer in optimizer_list:
             _step_without_casts(optimizer)
     for optimizer in optimizer_list:

@@ -53,7 +53,7 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     """Install amp's methods on `optimizer`, and return the same object."""
     check_unprocessed(optimizer)
     master_weights = bool(properties.master_weights)
-    optimizer._amp_stash = AmpOptimizerState(master_weights)
+    optimizer._amp_stash = AmpOptimizerState(master_weights, properties.half_dtype)
     if properties.loss_scale == "dynamic" and not _amp_state.strict:
         device_skip.install(optimizer)
     if master_weights:
@@ -124,7 +124,7 @@ def _split_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor])
     for index, param in enumerate(params):
         if not param.requires_grad:
             continue
-        if param.dtype is torch.float16:
+        if param.dtype is stash.half_dtype:
             master = param.detach().clone().float()
             master.requires_grad = True
             params[index] = master
@@ -175,7 +175,7 @@ def lazy_init_no_master_weights(optimizer: Any) -> None:
 
 def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
     for param in params:
-        if param.dtype is torch.float16:
+        if param.dtype is stash.half_dtype:
             stash.all_fp16_params.append(param)
         elif param.dtype is torch.float32:
             stash.all_fp32_params.append(param)

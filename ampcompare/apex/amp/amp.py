@@ -37,7 +37,7 @@ _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
 def _wrapper_for(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
     name = getattr(function, "__name__", repr(function))
     if kind == _HALF:
-        return wrap.make_cast_wrapper(function, torch.float16, half_cast(handle, name), handle)
+        return wrap.make_cast_wrapper(function, torch.float16, half_cast(handle, name, dtype=torch.float16), handle)
     if kind == _FLOAT:
         return wrap.make_cast_wrapper(function, torch.float32, float_cast(handle, name), handle)
     return wrap.make_promote_wrapper(function, float_cast(handle, name), handle)
@@ -118,6 +118,7 @@ def init(
     allow_banned: bool = False,
     *,
     _cuda_only: bool | None = None,
+    _half_dtype: torch.dtype = torch.float16,
 ) -> AmpHandle | NoOpHandle:
     """Patch torch for O1, without preparing models or optimizers.
 
@@ -138,7 +139,7 @@ def init(
         return NoOpHandle()
     strict = _amp_state.strict
     cuda_only = torch.cuda.is_available() if _cuda_only is None else _cuda_only
-    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=cuda_only)
+    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=cuda_only, half_dtype=_half_dtype)
     previous = _amp_state.__dict__.get("handle")
     registered = list(_amp_state.registered)
     if previous is not None and previous._saved and not strict:
@@ -168,7 +169,7 @@ def _patch_registered(handle: AmpHandle, registered: list[tuple[Any, str, str]])
 def _patch_lists(handle: AmpHandle) -> None:
     for overrides in (functional_overrides, torch_overrides, tensor_overrides):
         for name in overrides.FP16_FUNCS:
-            wrap.cached_cast(overrides.MODULE, name, torch.float16, handle, try_caching=True)
+            wrap.cached_cast(overrides.MODULE, name, handle.half_dtype, handle, try_caching=True)
         for name in overrides.FP32_FUNCS:
             wrap.cached_cast(overrides.MODULE, name, torch.float32, handle)
     for overrides in (torch_overrides, tensor_overrides):

@@ -47,7 +47,7 @@ def initialize(
         models: an fp32 module or a list of them.
         optimizers: an optimizer, a list of them, or None.
         enabled: False returns everything untouched.
-        opt_level: "O0", "O1", "O2" or "O3" (letter O).
+        opt_level: "O0", "O1", "O2" or "O3" (letter O); "O4" and "O5", bfloat16's O1 and O2, are of ROCm's Apex.
         cast_model_type: dtype of the model's weights, or False; overrides the level, like the next four.
         patch_torch_functions: cast at torch functions (O1 only).
         keep_batchnorm_fp32: True, False, or these as strings.
@@ -90,8 +90,8 @@ def initialize(
         raise AmpOptionError("amp needs torch.backends.cudnn.enabled = True; it is False.")
     if opt_level not in opt_levels:
         raise AmpOptionError(
-            f"Unexpected optimization level {opt_level!r}.  Options are 'O0', 'O1', 'O2', 'O3'.  Note that in `O0`, "
-            "`O1`, etc., the prefix O is the letter O, not the number zero."
+            f"Unexpected optimization level {opt_level!r}.  Options are 'O0', 'O1', 'O2', 'O3', 'O4', 'O5'.  Note that "
+            "in `O0`, `O1`, etc., the prefix O is the letter O, not the number zero."
         )
     _choose_level(properties, opt_level)
     overrides = {

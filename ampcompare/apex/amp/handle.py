@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ._amp_state import _amp_state
@@ -51,8 +52,11 @@ class AmpHandle:
         *,
         strict: bool = False,
         cuda_only: bool = False,
+        half_dtype: torch.dtype = torch.float16,
     ) -> None:
         self.strict = strict
+        # What functions are cast to: bfloat16 at O4.
+        self.half_dtype = half_dtype
         # In a CUDA run, amp leaves CPU tensors alone.
         self.cuda_only = cuda_only
         self._enable_caching = enable_caching

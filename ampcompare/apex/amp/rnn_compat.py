@@ -53,11 +53,12 @@ def patch(handle: AmpHandle) -> None:
         wrap.replace(handle, kernels, name, functools.partial(_sequence_wrapper, name=name, handle=handle))
     wrap.replace(handle, rnn.RNNBase, "check_input", lambda original: _lenient_check(original, handle))
     for name in CELL_NAMES:
-        wrap.cached_cast(kernels, name, torch.float16, handle, try_caching=True)
+        wrap.cached_cast(kernels, name, handle.half_dtype, handle, try_caching=True)
 
 
 def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle) -> Callable[..., Any]:
     convert = half_cast(handle, name, caching=False)
+    half_dtype = handle.half_dtype
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not handle._is_active:
@@ -67,15 +68,15 @@ def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle
         # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
         positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
         cast = list(args)
-        cast[positions[-1]] = _flat_half(cast[positions[-1]]) or cast[positions[-1]]
+        cast[positions[-1]] = _flat_half(cast[positions[-1]], half_dtype) or cast[positions[-1]]
         for position in positions:
-            cast[position] = cast_tree(cast[position], torch.float16, convert)
+            cast[position] = cast_tree(cast[position], half_dtype, convert)
         return original(*cast)
 
     return wrapper
 
 
-def _flat_half(weights: Any) -> list[Tensor] | None:
+def _flat_half(weights: Any, dtype: torch.dtype) -> list[Tensor] | None:
     """Return half casts of weights that share one storage, laid out alike in one storage of their own; None for others.
 
     cuDNN takes a storage that `flatten_parameters` laid out as it is, and copies any other weights at every call.
@@ -85,7 +86,7 @@ def _flat_half(weights: Any) -> list[Tensor] | None:
     if len(weights) < 2 or len({weight.untyped_storage().data_ptr() for weight in weights}) > 1:
         return None
     first = weights[0]
-    flat = first.new_empty(first.untyped_storage().nbytes() // first.element_size(), dtype=torch.float16)
+    flat = first.new_empty(first.untyped_storage().nbytes() // first.element_size(), dtype=dtype)
     casts = []
     for weight in weights:
         # Not a view of `flat` to autograd: each cast has a history of its own.

@@ -36,7 +36,6 @@ __all__ = [
 
 Function = Callable[..., Any]
 
-_FLOAT16 = torch.float16
 _FLOAT32 = torch.float32
 
 
@@ -111,10 +110,10 @@ def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: tor
 
 
 def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, try_caching: bool = False) -> None:
-    """Make `module.name` receive float16 or float32; missing names are skipped."""
+    """Make `module.name` receive the handle's 16-bit type or float32; missing names are skipped."""
     if not hasattr(module, name):
         return
-    convert = half_cast(handle, name, caching=try_caching) if target is _FLOAT16 else float_cast(handle, name)
+    convert = float_cast(handle, name) if target is _FLOAT32 else half_cast(handle, name, caching=try_caching)
     cast_weight = cached_weight_cast(handle) if (module, name) == (torch.nn.functional, "linear") else None
 
     def make(original: Function) -> Function:
@@ -131,6 +130,7 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
         NotImplementedError: any other mix of floating-point dtypes.
     """
     cuda_only = handle.cuda_only
+    promoted = {handle.half_dtype, _FLOAT32}
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not handle._is_active:
@@ -138,10 +138,10 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
         dtypes = collect_dtypes(args, kwargs, cuda_only)
         if len(dtypes) <= 1:
             return original(*args, **kwargs)
-        if dtypes != _HALF_AND_FLOAT:
+        if dtypes != promoted:
             raise NotImplementedError(
-                f"O1 cannot choose a type for {_name(original)} of {_dtype_names(dtypes)}: it only promotes float16 to "
-                "float32.  Cast one of the arguments."
+                f"{_level(handle)} cannot choose a type for {_name(original)} of {_dtype_names(dtypes)}: it only "
+                f"promotes {_dtype_names({handle.half_dtype})} to float32.  Cast one of the arguments."
             )
         new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
         return original(*new_args, **{name: cast_tree(value, _FLOAT32, convert) for name, value in kwargs.items()})
@@ -149,7 +149,8 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
     return wrapper
 
 
-_HALF_AND_FLOAT = {_FLOAT16, _FLOAT32}
+def _level(handle: AmpHandle) -> str:
+    return "O1" if handle.half_dtype is torch.float16 else "O4"
 
 
 def _name(function: Function) -> str:
@@ -174,6 +175,7 @@ def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
     """Make a function of a sequence of tensors (`cat`, `stack`) promote half to float within it."""
     convert = float_cast(handle, name)
     strict = handle.strict
+    promoted = {handle.half_dtype, _FLOAT32}
 
     def make(original: Function) -> Function:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -182,17 +184,17 @@ def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
             if not handle._is_active:
                 return original(*args, **kwargs)
             if args:
-                return original(_promoted(args[0], convert), *args[1:], **kwargs)
-            return original(**{**kwargs, "tensors": _promoted(kwargs["tensors"], convert)})
+                return original(_promoted(args[0], promoted, convert), *args[1:], **kwargs)
+            return original(**{**kwargs, "tensors": _promoted(kwargs["tensors"], promoted, convert)})
 
         return wrapper
 
     replace(handle, module, name, make)
 
 
-def _promoted(sequence: Any, convert: Cast) -> Any:
+def _promoted(sequence: Any, promoted: set[torch.dtype], convert: Cast) -> Any:
     dtypes = {value.dtype for value in sequence if isinstance(value, Tensor)}
-    if dtypes != _HALF_AND_FLOAT:
+    if dtypes != promoted:
         return sequence
     return [value if value.dtype is _FLOAT32 else convert(value) for value in sequence]
 
@@ -202,6 +204,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
     if not hasattr(module, name):
         return
     to_half, to_float = half_cast(handle, name, caching=False), float_cast(handle, name)
+    half_dtype = handle.half_dtype
 
     def make(original: Function) -> Function:
         def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +212,7 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
                 return original(arg0, *args, **kwargs)
             assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
             dtype = arg0.dtype
-            if dtype is _FLOAT16:
+            if dtype is half_dtype:
                 convert = to_half
             elif dtype is _FLOAT32:
                 convert = to_float
@@ -225,25 +228,25 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
     replace(handle, module, name, make)
 
 
-def _is_half(value: Any, cuda_only: bool) -> bool:
+def _is_half(value: Any, handle: AmpHandle) -> bool:
     if isinstance(value, Tensor):
-        return value.dtype is _FLOAT16 and (value.is_cuda or not cuda_only)
-    return isinstance(value, (list, tuple)) and any(_is_half(entry, cuda_only) for entry in value)
+        return value.dtype is handle.half_dtype and (value.is_cuda or not handle.cuda_only)
+    return isinstance(value, (list, tuple)) and any(_is_half(entry, handle) for entry in value)
 
 
 def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | None = None) -> None:
     """Make `module.name` raise NotImplementedError for half arguments, casts on or off."""
     if not hasattr(module, name):
         return
-    cuda_only = handle.cuda_only
     text = message or (
-        f"O1 does not run {name} on float16 in place: its result would need float32.  Use the form without the "
+        f"{_level(handle)} does not run {name} on {_dtype_names({handle.half_dtype})} in place: its result would need "
+        "float32.  Use the form without the "
         "underscore."
     )
 
     def make(original: Function) -> Function:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if any(_is_half(value, cuda_only) for value in (*args, *kwargs.values())):
+            if any(_is_half(value, handle) for value in (*args, *kwargs.values())):
                 raise NotImplementedError(text)
             return original(*args, **kwargs)
 
@@ -257,15 +260,14 @@ def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
     if not hasattr(module, name):
         return
     convert = float_cast(handle, name)
-    cuda_only = handle.cuda_only
 
     def make(original: Function) -> Function:
         def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
             assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
-            if _is_half(arg0, cuda_only):
+            if _is_half(arg0, handle):
                 raise NotImplementedError(
-                    f"O1 does not run in-place method {name} on float16: its result would need float32.  Use the form "
-                    "without the underscore, or a float32 tensor."
+                    f"{_level(handle)} does not run in-place method {name} on {_dtype_names({handle.half_dtype})}: its "
+                    "result would need float32.  Use the form without the underscore, or a float32 tensor."
                 )
             new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
             return original(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
 from ampcompare.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
@@ -24,6 +25,7 @@ from ampcompare.errors import ConversionError
 
 __all__ = ["has_masters", "into_arm", "native_twin", "source_kind"]
 
+COMPENSATION = "compensation"  # in the state of each weight under `half:kahan`
 NEW_SCALER = {
     "scale": FIRST_SCALE,
     "growth_factor": 2.0,
@@ -54,6 +56,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     was_level = str(was.options.get("opt_level", "O1")) if was.backend == "apex" else None
     result = Conversion(copied(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
+    _drop_compensation(result.state, result)
     into_fp32(parts, result, was_level)
     key, entry = _precision_state(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
@@ -70,6 +73,14 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
         state_now["zeroed"] = []
     result.state = state_now
     return result
+
+
+def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
+    """Remove what the rounding of weights has cut off, which only an arm with Kahan's compensation keeps."""
+    entries = [entry for optimizer in as_list(state["optimizer"]) for entry in optimizer["state"].values()]
+    dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
+    if dropped:
+        result.lost.append(f"the compensation of {len(dropped)} weights: they are what their 16 bits hold")
 
 
 def _forget_scale(state: dict[str, Any]) -> None:
@@ -109,6 +120,8 @@ def native_twin(arm: str) -> str:
     level, scale = options.get("opt_level", "O1"), options.get("loss_scale")
     if level == "O0":
         return "fp32"
+    if level in ROCM_LEVELS:
+        return "native:bf16"
     if isinstance(scale, float):
         return str(Arm.parse(f"native:fp16,init_scale={scale:g},growth_interval={NEVER}"))
     return "native:fp16"

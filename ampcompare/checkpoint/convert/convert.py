@@ -108,7 +108,7 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
         at_place(result.state, scaler_path[:-1]).pop(scaler_path[-1], None)
     scaler_path = next(iter(parts.scalers), _scaler_place(result.state))
     replace(result.state, scaler_path, back.get(scaler_path[-1], "amp"), state)
-    if level in ("O2", "O3"):
+    if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
 
 
@@ -133,7 +133,7 @@ def _from_fp16_optimizer(root: Mapping[str, Any], parts: CheckpointContents, to:
     into_fp32(parts, result, None)
     if parts.nameless:
         result.lost.append(f"{parts.nameless} masters: no weight has their values as fp16, to tell their names")
-    if to == "apex" and level in ("O2", "O3"):
+    if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
     for place in parts.models:

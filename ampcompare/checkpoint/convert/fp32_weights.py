@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ __all__ = [
     "unfuse",
     "without_prefix",
 ]
+
+HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 PREFIX = "module."
 
@@ -82,7 +85,7 @@ def key_at(holder: Any, name: str) -> Any:
 
 
 def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
-    """Make weights and optimizer state fp32: from masters if any, else from the fp16 values.
+    """Make weights and optimizer state fp32: from masters if any, else from the 16-bit values.
 
     Args:
         level: opt level that they were saved at, if it was one of Apex.
@@ -93,7 +96,8 @@ def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) 
 
 def _full_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
     """Put masters in place of the half weights they belong to, and make what is left fp32."""
-    carried = halves = 0
+    carried = 0
+    halves: Counter[str] = Counter()
     for index, place in enumerate(parts.models):
         masters = parts.masters[index] if index < len(parts.masters) else {}
         with reading(*place):
@@ -102,30 +106,31 @@ def _full_weights(parts: CheckpointContents, result: Conversion, level: str | No
                 if name in masters:
                     model[name] = masters[name]
                     carried += 1
-                elif isinstance(value, Tensor) and value.dtype is torch.float16:
+                elif isinstance(value, Tensor) and value.dtype in HALF_NAMES:
                     model[name] = value.float()
-                    halves += 1
+                    halves[HALF_NAMES[value.dtype]] += 1
     if carried:
         result.changed.append(f"{carried} fp32 masters become the weights")
-    if halves:
-        result.changed.append(f"{halves} fp16 weights become fp32, with the values that fp16 has")
-    if not carried and (halves or level in ("O2", "O3")):
-        result.lost.append("the last bits of the weights: they were saved as fp16 values, without masters")
+    for kind, count in halves.items():
+        result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
+    if not carried and (halves or level in ("O2", "O3", "O5")):
+        kind = next(iter(halves), "bf16" if level == "O5" else "fp16")
+        result.lost.append(f"the last bits of the weights: they were saved as {kind} values, without masters")
 
 
 def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
     for place in parts.optimizers:
-        halves = 0
+        halves: Counter[str] = Counter()
         with reading(*place):
             optimizer = at_place(result.state, place)
             for entry in optimizer["state"].values():
                 for key, value in entry.items() if isinstance(entry, dict) else ():
-                    if isinstance(value, Tensor) and value.dtype is torch.float16:
+                    if isinstance(value, Tensor) and value.dtype in HALF_NAMES:
                         entry[key] = value.float()
-                        halves += 1
-        if halves:
-            result.changed.append(f"{halves} fp16 tensors of {'.'.join(place)} become fp32")
-            result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in fp16")
+                        halves[HALF_NAMES[value.dtype]] += 1
+        for kind, count in halves.items():
+            result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
+            result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         unfuse(optimizer, ".".join(place), result)
 
 

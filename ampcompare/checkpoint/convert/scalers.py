@@ -25,7 +25,7 @@ __all__ = [
 FIRST_SCALE = 65536.0
 APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
 NEVER = 2**31 - 1
-STATIC_LEVELS = ("O0", "O3")
+STATIC_LEVELS = ("O0", "O3", "O4", "O5")
 
 
 def scalers_from_apex(

@@ -23,7 +23,7 @@ __all__ = ["Names", "Owned", "owned_by", "require_fit", "require_training_fits"]
 
 MAX_NAMED = 10
 MOVING_SCALES = ("scale", "loss_scale")
-MOVING_COUNTS = ("unskipped", "_growth_tracker", "good_steps", "actnn_forwards")
+MOVING_COUNTS = ("unskipped", "_growth_tracker", "good_steps", "actnn_forwards", "rounding_steps")
 
 Names = Sequence[Sequence[tuple[int, str]]]
 """Per optimizer and parameter, in order: the index of the model, and the name of the parameter in it."""
@@ -106,10 +106,11 @@ def require_training_fits(
     for index, (optimizer, saved) in enumerate(zip(optimizers, saved_optimizers, strict=True)):
         key = "optimizer" if len(optimizers) == 1 else f"optimizer.{index}"
         types = [
-            torch.float32 if name in wanted[model] else param.dtype
+            precision.state_dtype or (torch.float32 if name in wanted[model] else param.dtype)
             for param, (model, name) in zip(owned_params(optimizer), owned.names[index], strict=True)
         ]
-        OptimizerFit(optimizer, types, owned.slots[index], key, stateless[index], own=own).require(saved)
+        fit = OptimizerFit(optimizer, types, owned.slots[index], key, stateless[index], own=own)
+        fit.require(saved, added=precision.added_state)
         if "arm" in state:
             require_settings(optimizer, saved, key, rates_stay=rates_stay, complete=own and _same_torch(state))
     _require_zeroed(state, optimizers)

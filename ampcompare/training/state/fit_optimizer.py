@@ -44,7 +44,12 @@ class OptimizerFit:
             f"{text}; use one of this recipe"
         )
 
-    def require(self, saved: Any) -> None:
+    def require(self, saved: Any, *, added: Sequence[str] = ()) -> None:
+        """Check a state dict.
+
+        Args:
+            added: what the precision keeps in the state of 16-bit parameters, in their type.
+        """
         if not isinstance(saved, Mapping) or not isinstance(saved.get("state"), Mapping):
             raise CheckpointError(f"{self.place} of the checkpoint has no state; use one of this recipe")
         numbers = self._numbers(saved.get("param_groups"))
@@ -59,7 +64,10 @@ class OptimizerFit:
             if self.stateless is not None and (at in self.stateless) != (not entry):
                 self.refuse(f"state.{number}", "is missing" if not entry else "exists, and did not when it was saved")
             if entry:
-                self._entry(entry, at, param, f"state.{number}")
+                names = added if param.dtype is not torch.float32 else ()
+                self._added(entry, names, param, f"state.{number}")
+                own_entry = {name: value for name, value in entry.items() if name not in names}
+                self._entry(own_entry, at, param, f"state.{number}")
 
     def _numbers(self, groups: Any) -> list[Any]:
         """Return the numbers of all parameters, group by group."""
@@ -76,6 +84,13 @@ class OptimizerFit:
         if self.own and numbers != list(range(len(numbers))):
             self.refuse("param_groups", "names the parameters in another order")
         return numbers
+
+    def _added(self, entry: Mapping[Any, Any], names: Sequence[str], param: Tensor, place: str) -> None:
+        for name in names:
+            if name not in entry and self.own:
+                self.refuse(place, f"has no {name}")
+            if name in entry and (fault := unlike(entry[name], param.detach(), same_type=self.own)):
+                self.refuse(f"{place}.{name}", fault)
 
     def _entry(self, entry: Mapping[Any, Any], at: int, param: Tensor, place: str) -> None:
         slots = self.slots[at]

@@ -130,7 +130,7 @@ def test_hard_override_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Warning:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("level", ["01", "o1", None, "O4", 1])
+@pytest.mark.parametrize("level", ["01", "o1", None, "O6", 1])
 def test_unknown_levels_are_refused(level: Any) -> None:
     """A level that is not one of four strings is a RuntimeError that speaks of the letter O."""
     model, optimizer = make()

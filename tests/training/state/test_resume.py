@@ -42,6 +42,7 @@ ARMS = [
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",
     "apex:O3,engine=compat",
+    "apex:O5,engine=compat",
     "apex:O1,engine=compat,loss_scale=128",
     "apex:O2,engine=compat,loss_scale=128",
     "native:fp16,init_scale=16777216,growth_interval=2",
@@ -49,6 +50,10 @@ ARMS = [
     "half:loss_scale=128",
     "half:bn_fp32",
     "half:dtype=bfloat16",
+    "half:bf16,rounding=stochastic",
+    "half:bf16,kahan,state=fp32,keep_fp32=BatchNorm2d",
+    "half:bf16,masters=fp32,state=bf16,grads=fp32",
+    "native:bf16,weights=bf16,state=fp32",
     "half:master_weights=true,loss_scale=dynamic,init_scale=16777216,growth_interval=2",
 ]
 
@@ -247,6 +252,16 @@ def test_a_converted_file_is_resumed(tmp_path: Path) -> None:
         folder = tmp_path / arm
         write_checkpoint(folder / "step-00000005.pt", conversion.state)
         assert [step.step for step in Played(config(arm), folder, resume=True).steps] == [5, 6, 7]
+
+
+def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
+    """What Kahan's summation keeps has no place in another arm: the conversion names the loss, and the arm trains."""
+    arm = "apex:O5,engine=compat"
+    first = Played(config("half:bf16,kahan"), tmp_path / "a", stop=5)
+    conversion = into_arm({"schema": 1, **(first.end or {})}, arm)
+    assert any("compensation of" in line for line in conversion.lost)
+    write_checkpoint(tmp_path / "b" / "step-00000005.pt", conversion.state)
+    assert [step.step for step in Played(config(arm), tmp_path / "b", resume=True).steps] == [5, 6, 7]
 
 
 def loads(*args: Any, **kwargs: Any) -> None:

@@ -19,19 +19,32 @@ from .errors import AmpScalingError
 if TYPE_CHECKING:
     from ampcompare.apex.amp.handle import AmpHandle
 
-__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast"]
+__all__ = ["Cast", "cached_weight_cast", "cast_tree", "collect_dtypes", "float_cast", "half_cast", "plain_cast"]
 
 Cast = Callable[[Tensor], Tensor]
 """Takes a floating-point tensor of another dtype, returns the cast one."""
 
 
-def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True) -> Cast:
-    """Return the cast to float16; with `caching`, fp32 parameters are cast once between two clearings of the cache."""
+def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype: torch.dtype | None = None) -> Cast:
+    """Return the cast to a 16-bit type.
 
-    convert = _announced(handle, Tensor.half, f"Float->Half ({name})")
+    Args:
+        caching: cast fp32 parameters once between two clearings of the cache.
+        dtype: None for that of the handle.
+    """
+    dtype = dtype or handle.half_dtype
+    convert = _announced(handle, plain_cast(dtype), f"Float->{_TYPE_NAMES[dtype]} ({name})")
     if caching and handle.has_cache:
         convert = _strictly_cached(handle, convert) if handle.strict else _cached(handle, convert)
     return _on_cuda_only(convert) if handle.cuda_only else convert
+
+
+def plain_cast(dtype: torch.dtype) -> Cast:
+    """Return the method of tensors that casts to a 16-bit type; twice as fast as `to`, which parses its arguments."""
+    return Tensor.half if dtype is torch.float16 else Tensor.bfloat16
+
+
+_TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 
 def float_cast(handle: AmpHandle, name: str = "") -> Cast:
@@ -60,13 +73,13 @@ def _on_cuda_only(convert: Cast) -> Cast:
 
 
 def cached_weight_cast(handle: AmpHandle) -> Cast | None:
-    """Return the cast to float16 of what is known to be an fp32 parameter; None where no casts are kept, or not so.
+    """Return the cast to 16 bits of what is known to be an fp32 parameter; None where no casts are kept, or not so.
 
     Nothing is kept under `no_grad`: a write through `.data`, as averaged weights are swapped in, leaves no trace.
     """
     if handle.verbose or handle.strict or not handle.has_cache:
         return None
-    return _cached_weight(handle, Tensor.half)
+    return _cached_weight(handle, plain_cast(handle.half_dtype))
 
 
 def _cached(handle: AmpHandle, convert: Cast) -> Cast:

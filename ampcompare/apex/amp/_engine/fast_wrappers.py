@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .casts import plain_cast
+
 if TYPE_CHECKING:
     from ampcompare.apex.amp.handle import AmpHandle
 
@@ -22,7 +24,6 @@ __all__ = ["lean_in_place", "lean_linear", "lean_promotion"]
 
 Function = Callable[..., Any]
 
-_FLOAT16 = torch.float16
 _FLOAT32 = torch.float32
 _NUMBERS = frozenset({int, float, bool})
 _MISSING: Any = object()
@@ -37,7 +38,8 @@ def lean_linear(original: Function, general: Function, convert: Cast, cast_weigh
     """
     cuda_only = handle.cuda_only
     cache = handle.cache
-    half = Tensor.half
+    half_dtype = handle.half_dtype
+    half = plain_cast(half_dtype)
     is_grad_enabled = torch.is_grad_enabled
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -54,7 +56,7 @@ def lean_linear(original: Function, general: Function, convert: Cast, cast_weigh
         dtype = input.dtype
         if dtype is _FLOAT32:
             input = convert(input)
-        elif dtype is not _FLOAT16:
+        elif dtype is not half_dtype:
             return general(input, weight, bias)
         # Inlines `cast_weight` for a weight that is not in the cache, the usual case for a layer.
         keep = is_grad_enabled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class AmpOptimizerState:
 
     any_masters: ClassVar[bool] = False  # whether this process ever made an optimizer with master weights
 
+    half_dtype: torch.dtype  # of the parameters that are not fp32
     lazy_init_called: bool
     already_patched: bool
     params_have_scaled_gradients: bool
@@ -58,7 +60,8 @@ class AmpOptimizerState:
     master_grad_buffers: list[Tensor | None]
     index_of_half: dict[int, int]
 
-    def __init__(self, master_weights: bool = False) -> None:
+    def __init__(self, master_weights: bool = False, half_dtype: torch.dtype = torch.float16) -> None:
+        self.half_dtype = half_dtype
         self.lazy_init_called = False
         self.already_patched = False
         self.params_have_scaled_gradients = False

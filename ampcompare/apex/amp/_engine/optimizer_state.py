@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
 __all__ = ["cast_state", "load_state_keeping_precision", "recast_through_state_dict"]
 
 
@@ -27,7 +29,7 @@ def cast_state(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
     """
     groups = optimizer.param_groups
     for param in list(chain.from_iterable(group["params"] for group in groups)):
-        if param not in optimizer.state or (keep_half_params_full and param.dtype is torch.float16):
+        if param not in optimizer.state or (keep_half_params_full and param.dtype in HALF_TYPES):
             continue
         state = optimizer.state[param]
         for key, value in state.items() if isinstance(state, dict) else ():
@@ -62,7 +64,7 @@ def load_state_keeping_precision(
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for saved_id, param in zip(saved_ids, params, strict=True):
         saved = state_dict["state"].get(saved_id)
-        if param.dtype is not torch.float16 or not isinstance(saved, dict):
+        if param.dtype not in HALF_TYPES or not isinstance(saved, dict):
             continue
         loaded = optimizer.state[param]
         for key, value in saved.items():

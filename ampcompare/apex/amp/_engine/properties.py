@@ -1,6 +1,7 @@
 """The options of an amp session, and what each opt level sets them to.
 
-Source: Apex 25.05, `apex/amp/frontend.py`; the briefs are printed, and scripts parse them.
+Source: Apex 25.05, `apex/amp/frontend.py`; the briefs are printed, and scripts parse them. O4 and O5 are those of
+ROCm's Apex, by the options that its `apex/amp/frontend.py` sets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .errors import AmpOptionValueError
 
 __all__ = ["OptLevel", "Properties", "opt_levels"]
 
+PATCHING = ("O1", "O4")
 _DEFAULTS: dict[str, Any] = {
     "enabled": False,
     "opt_level": None,
@@ -37,6 +39,11 @@ class Properties:
     def __init__(self) -> None:
         self.__dict__["options"] = dict(_DEFAULTS)
 
+    @property
+    def half_dtype(self) -> torch.dtype:
+        """The 16-bit type of the level."""
+        return torch.bfloat16 if self.opt_level in ("O4", "O5") else torch.float16
+
     def _update_options_dict(self, new_options: dict[str, Any]) -> None:
         for name, value in new_options.items():
             if name not in self.options:
@@ -56,15 +63,15 @@ class Properties:
         self.options[name] = value if check is None else check(value)
 
     def _check_cast_model_type(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None and value is not False and value is not torch.float32:
+        if self.opt_level in PATCHING and value is not None and value is not False and value is not torch.float32:
             warn_or_err(
-                f"O1 inserts casts around torch functions instead of casting the model, but cast_model_type={value} "
-                "was given.  Leave it out, or use O2 or O3."
+                f"{self.opt_level} inserts casts around torch functions instead of casting the model, but "
+                f"cast_model_type={value} was given.  Leave it out, or use O2 or O3."
             )
         return value
 
     def _check_patch_torch_functions(self, value: Any) -> Any:
-        if self.opt_level != "O1" and value:
+        if self.opt_level not in PATCHING and value:
             warn_or_err(
                 f"patch_torch_functions={value} was given with {self.opt_level}; only O1 patches torch functions.  "
                 "Use opt_level='O1'."
@@ -72,10 +79,10 @@ class Properties:
         return value
 
     def _check_keep_batchnorm_fp32(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None:
+        if self.opt_level in PATCHING and value is not None:
             warn_or_err(
-                f"keep_batchnorm_fp32={value} was given with O1, where batch norms keep fp32 weights and run in the "
-                "type of their input anyway.  Leave it out."
+                f"keep_batchnorm_fp32={value} was given with {self.opt_level}, where batch norms keep fp32 weights and "
+                "run in the type of their input anyway.  Leave it out."
             )
         if value == "False":
             return False
@@ -88,10 +95,10 @@ class Properties:
         return value
 
     def _check_master_weights(self, value: Any) -> Any:
-        if self.opt_level == "O1" and value is not None:
+        if self.opt_level in PATCHING and value is not None:
             warn_or_err(
-                f"master_weights={value} was given with O1, whose model weights are fp32 and need no masters.  "
-                "Leave it out."
+                f"master_weights={value} was given with {self.opt_level}, whose model weights are fp32 and need no "
+                "masters.  Leave it out."
             )
         return value
 
@@ -149,6 +156,26 @@ opt_levels = {
         patch_torch_functions=False,
         keep_batchnorm_fp32=None,
         master_weights=False,
+        loss_scale=1.0,
+    ),
+    "O4": OptLevel(
+        "O4",
+        "O4:  Insert automatic casts around Pytorch functions and Tensor methods.\n",
+        "Weights stay fp32; inputs of each operation are cast to bfloat16 or fp32.",
+        cast_model_type=None,
+        patch_torch_functions=True,
+        keep_batchnorm_fp32=None,
+        master_weights=None,
+        loss_scale=1.0,
+    ),
+    "O5": OptLevel(
+        "O5",
+        "O5:  BFLOAT16 training with FP32 batchnorm and FP32 master weights.\n",
+        "The model is bfloat16 except batch norms; the optimizer steps fp32 masters.",
+        cast_model_type=torch.bfloat16,
+        patch_torch_functions=False,
+        keep_batchnorm_fp32=True,
+        master_weights=True,
         loss_scale=1.0,
     ),
 }

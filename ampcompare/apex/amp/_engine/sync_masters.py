@@ -27,7 +27,8 @@ def watch_loads(models: list[nn.Module], optimizers: list[Any]) -> None:
 
 def refresh_masters(module: nn.Module, incompatible_keys: Any) -> None:
     """Copy a module's own half parameters into their masters; a load-state-dict post hook."""
-    half = [param for param in module._parameters.values() if param is not None and param.dtype is torch.float16]
+    types = (torch.float16, torch.bfloat16)
+    half = [param for param in module._parameters.values() if param is not None and param.dtype in types]
     if not half:
         return
     for reference in _amp_state.master_optimizers:

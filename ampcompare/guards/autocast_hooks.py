@@ -1,0 +1,74 @@
+"""Record where a script enters autocast, and which of its GradScalers torch has switched off."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ampcompare.guards.location import Location, user_location
+from ampcompare.guards.patches import Patches
+from ampcompare.guards.script_state import EnteredAutocast, ScriptState
+
+__all__ = ["watch_autocast", "watch_disabled_scalers"]
+
+MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
+DEVICES = ("cpu", "cuda", "xpu", "mps")
+ASKED = "_ampcompare_asked"
+
+
+def watch_autocast(patches: Patches, facts: ScriptState) -> None:
+    """Record each `with torch.autocast(...)` that is not asked to be off, with the devices that it is on for."""
+    kind: Any = torch.autocast
+    signature = inspect.signature(kind.__init__)
+
+    def init(original: Any, autocast: Any, *args: Any, **kwargs: Any) -> None:
+        original(autocast, *args, **kwargs)
+        given = signature.bind(autocast, *args, **kwargs).arguments
+        setattr(autocast, ASKED, (given.get("enabled", True), given.get("dtype") is not None))
+
+    def enter(original: Any, autocast: Any) -> Any:
+        result = original(autocast)
+        is_enabled, is_dtype_given = getattr(autocast, ASKED, (False, False))
+        if is_enabled:
+            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _own_location())
+            entry.on_for.update(_devices_on())
+            facts.autocasts.append(entry)
+            del facts.autocasts[:-MAX_ENTRIES]
+        return result
+
+    def leave(original: Any, autocast: Any, *exception: Any) -> Any:
+        if facts.autocasts:  # the state again: what stands in for a GPU may set that of the CPU after `enter`
+            facts.autocasts[-1].on_for.update(_devices_on())
+        return original(autocast, *exception)
+
+    patches.wrap(kind, "__init__", init)
+    patches.wrap(kind, "__enter__", enter)
+    patches.wrap(kind, "__exit__", leave)
+
+
+def _own_location() -> Location:
+    """Return the line of the script itself: a deprecated class of torch is called through another package."""
+    location = user_location()
+    return location.caller or location
+
+
+def _devices_on() -> list[str]:
+    return [
+        device for device in DEVICES if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    ]
+
+
+def watch_disabled_scalers(patches: Patches, facts: ScriptState) -> None:
+    """Record each GradScaler that is asked to be on, and is off since torch does not see its device."""
+    kind: Any = torch.amp.GradScaler
+    signature = inspect.signature(kind.__init__)
+
+    def init(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        given = signature.bind(scaler, *args, **kwargs).arguments
+        if given.get("enabled", True) and not scaler.is_enabled():
+            facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
+
+    patches.wrap(kind, "__init__", init)

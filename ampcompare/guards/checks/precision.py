@@ -1,0 +1,87 @@
+"""Guards of a precision that is asked for and not in force: autocast and scalers that do nothing, or do not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.guards.detector import Detector, guard_of
+from ampcompare.guards.script_state import EnteredAutocast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AutocastElsewhere", "AutocastWithoutDtype", "ScalerOff", "ScalerWithBf16"]
+
+
+class AutocastElsewhere(Detector):
+    """A forward pass in autocast for other devices only than that of its loss, or for one that torch does not see."""
+
+    guard = guard_of("autocast-elsewhere")
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        loss = _first(losses)
+        entered = self.facts.autocasts
+        if loss is None or not entered or any(_is_on(one, loss) for one in entered):
+            return
+        last = entered[-1]
+        self.report(f'autocast("{last.device}") casts nothing: the loss is on {loss.device.type}', last.location)
+
+
+class ScalerOff(Detector):
+    """A GradScaler that was not asked to be off, and is, while the script trains."""
+
+    guard = guard_of("scaler-off")
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        for device, location in self.facts.scalers_off:
+            self.report(f'GradScaler("{device}") scales nothing: torch sees no such device', location)
+        self.facts.scalers_off.clear()
+
+
+class ScalerWithBf16(Detector):
+    """A scaled loss of a forward pass in autocast whose dtype is given as bfloat16, each time that it was entered."""
+
+    guard = guard_of("scaler-with-bf16")
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        import torch
+
+        loss = _first(losses)
+        if loss is None or self.facts.blocks or not self.facts.is_scaled(loss):
+            return
+        entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
+        if entered and all(one.is_dtype_given and one.dtype is torch.bfloat16 for one in entered):
+            self.report("a GradScaler scales the loss of autocast in bfloat16", entered[-1].location)
+
+
+class AutocastWithoutDtype(Detector):
+    """A loss from autocast in fp16 that no dtype has asked for, and that nothing has scaled.
+
+    Silent if the loss ends in a product, which may be a scale of the script's own.
+    """
+
+    guard = guard_of("autocast-without-dtype")
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        import torch
+
+        loss = _first(losses)
+        if loss is None or grad_outputs is not None or self.facts.blocks or self.facts.is_scaled(loss):
+            return
+        if loss.grad_fn is None or loss.grad_fn.name().startswith("Mul"):
+            return
+        entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
+        if entered and all(not one.is_dtype_given and one.dtype is torch.float16 for one in entered):
+            device = loss.device.type
+            self.report(f'autocast("{device}") takes fp16 by default, and no loss is scaled', entered[-1].location)
+
+
+def _first(losses: Any) -> Tensor | None:
+    from torch import Tensor
+
+    loss = losses if isinstance(losses, Tensor) else next(iter(losses), None)
+    return loss if isinstance(loss, Tensor) else None
+
+
+def _is_on(entered: EnteredAutocast, loss: Tensor) -> bool:
+    return loss.device.type in entered.on_for

@@ -1,0 +1,47 @@
+"""Rounding of updated weights to 16 bits: to the nearest, at random in proportion, or with the error carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["StochasticRounding", "round_stochastically"]
+
+LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
+
+
+def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Return fp32 values in bfloat16, each rounded up or down with the probability that keeps its mean.
+
+    A number between two of bfloat16 becomes the upper one with the probability of its distance from the lower one, in
+    units of their gap. The bits that bfloat16 lacks count that distance: a random 16-bit number is added to them, and
+    the carry decides. Numbers that bfloat16 has, infinities and NaN stay what they are.
+    """
+    noise = torch.randint(0, 1 << LOW_BITS, value.shape, dtype=torch.int32, device=value.device, generator=generator)
+    bits = value.contiguous().view(torch.int32)
+    rounded = ((bits + noise) >> LOW_BITS << LOW_BITS).view(torch.float32).reshape(value.shape)
+    return torch.where(value.isfinite(), rounded, value).to(torch.bfloat16)
+
+
+class StochasticRounding:
+    """Rounds lists of weights with generators of its own, so that dropout draws the same numbers as without it.
+
+    Attributes:
+        seed, rounds: with which the next call seeds its generators; both together are the state.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rounds = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """Round each fp32 value into its bfloat16 target."""
+        self.rounds += 1
+        for device in {target.device for target in targets}:
+            generator = self._generators.setdefault(device, torch.Generator(device))
+            generator.manual_seed(self.seed * 2**32 + self.rounds)
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(round_stochastically(value, self._generators[target.device]))

@@ -1,0 +1,175 @@
+"""O4 and O5, which ROCm's Apex has: bfloat16's O1 and O2. No numbers of that Apex were recorded to compare with."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from ampcompare.apex import amp
+from ampcompare.errors import ConfigError
+from ampcompare.precision.factory import make_precision
+
+BF16, FP32 = torch.bfloat16, torch.float32
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
+
+
+@pytest.fixture(autouse=True)
+def closed_session() -> Iterator[None]:
+    """Take the patches off torch again."""
+    yield
+    amp._amp_state.close()
+
+
+def net() -> nn.Sequential:
+    """A network with batch norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+def initialized(level: str, **options: Any) -> tuple[Any, Any]:
+    """A network and its optimizer after `amp.initialize`."""
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared: tuple[Any, Any] = amp.initialize(
+            model, SGD(model.parameters(), lr=0.1, momentum=0.9), opt_level=level, verbosity=0, **options
+        )
+    return prepared
+
+
+def test_the_options_are_those_of_rocm() -> None:
+    """`apex/amp/frontend.py` of ROCm's Apex sets these."""
+    found = {}
+    for level in ("O4", "O5"):
+        initialized(level)
+        options = dict(amp._amp_state.opt_properties.options)
+        found[level] = {name: options[name] for name in options if name not in ("enabled", "opt_level")}
+        amp._amp_state.close()
+    assert found["O4"] == {
+        "cast_model_type": None,
+        "patch_torch_functions": True,
+        "keep_batchnorm_fp32": None,
+        "master_weights": None,
+        "loss_scale": 1.0,
+    }
+    assert found["O5"] == {
+        "cast_model_type": BF16,
+        "patch_torch_functions": False,
+        "keep_batchnorm_fp32": True,
+        "master_weights": True,
+        "loss_scale": 1.0,
+    }
+
+
+def test_o4_casts_as_o1_does_but_to_bfloat16() -> None:
+    """Products become bfloat16, sensitive functions fp32, mixed arguments the wider type; weights stay fp32."""
+    model, _ = initialized("O4")
+    narrow, full = torch.ones(2, 2, dtype=BF16), torch.ones(2, 2)
+    assert {param.dtype for param in model.parameters()} == {FP32}
+    assert model(X).dtype is BF16
+    assert (full @ full).dtype is BF16
+    assert F.conv1d(full[None], full[None]).dtype is BF16
+    assert nn.LSTM(2, 2)(full)[0].dtype is BF16
+    assert F.softmax(narrow, 0).dtype is FP32
+    assert narrow.exp().dtype is FP32
+    assert (narrow + full).dtype is FP32
+    assert torch.cat([narrow, full]).dtype is FP32
+    assert F.cross_entropy(narrow, torch.zeros(2, dtype=torch.long)).dtype is FP32
+    with pytest.raises(NotImplementedError):
+        F.binary_cross_entropy(narrow, narrow)
+    with pytest.raises(NotImplementedError, match=r"O4 cannot choose a type .* promotes bfloat16"):
+        torch.add(torch.ones(2, dtype=torch.float16), torch.ones(2))
+    amp._amp_state.close()
+    assert (full @ full).dtype is FP32
+
+
+def test_o1_after_o4_casts_to_fp16_again() -> None:
+    """A second `initialize` replaces the casts of the first."""
+    initialized("O4")
+    initialized("O1")
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float16
+
+
+def test_a_weight_is_cast_once_per_pass() -> None:
+    """The cache of casts serves O4 too: two uses of a weight share one cast, dropped when `scale_loss` ends."""
+    model, optimizer = initialized("O4")
+    with amp.scale_loss((model(X) + model(X)).float().sum(), optimizer) as loss:
+        assert {cast.dtype for _, cast, *_ in amp._amp_state.handle.cache.values()} == {BF16}
+        assert len(amp._amp_state.handle.cache) == 4
+        loss.backward()
+    assert not amp._amp_state.handle.cache
+    assert {param.grad.dtype for param in model.parameters()} == {FP32}
+
+
+def test_o5_holds_bfloat16_weights_and_fp32_masters() -> None:
+    """Weights but batch norm's are bfloat16, masters fp32, a state dict is fp32, loaded weights reach the masters."""
+    model, optimizer = initialized("O5")
+    with amp.scale_loss(model(X).square().mean(), optimizer) as loss:
+        loss.backward()
+    optimizer.step()
+    assert [param.dtype for param in model.parameters()] == [BF16, BF16, FP32, FP32, BF16, BF16]
+    assert {param.dtype for param in amp.master_params(optimizer)} == {FP32}
+    assert {value.dtype for name, value in model.state_dict().items() if "num_batches" not in name} == {FP32}
+    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 1}}
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    assert not any(param.any() for param in amp.master_params(optimizer))
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_bfloat16_weights_are_still_refused_elsewhere(level: str) -> None:
+    """Apex's own levels know fp16 and fp32 only."""
+    _, optimizer = initialized(level)
+    optimizer.zero_grad()
+    with pytest.raises(TypeError, match="float16 or float32"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, dtype=BF16))]})
+
+
+def _trained(arm: str, make: Any) -> list[Tensor]:
+    precision = make_precision(arm)
+    model: nn.Module = net()
+    (model,), (optimizer,) = precision.prepare([model], [make(model.parameters(), lr=0.05)])
+    for index in range(4):
+        with precision.autocast():
+            loss = model(X * (index + 1)).float().square().mean()
+        precision.backward(loss, [optimizer])
+        torch.nn.utils.clip_grad_norm_(precision.unscale(optimizer), 0.5)
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    amp._amp_state.close()
+    return [param.detach().clone() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [SGD, Adam])
+@pytest.mark.parametrize(
+    ("level", "twin"),
+    [
+        ("apex:O5,engine=compat", "half:bf16,bn_fp32,masters=fp32"),
+        ("apex:O5,keep_batchnorm_fp32=false,engine=compat", "half:bf16,masters=fp32"),
+    ],
+)
+def test_o5_has_the_bits_of_masters_by_hand(level: str, twin: str, make: Any) -> None:
+    """Two implementations that share no code of the step agree to the last bit."""
+    assert all(torch.equal(a, b) for a, b in zip(_trained(level, make), _trained(twin, make), strict=True))
+
+
+def test_o4_is_near_autocast() -> None:
+    """Where the lists of both agree, as here, O4 and torch.autocast train alike."""
+    for a, b in zip(_trained("apex:O4,engine=compat", SGD), _trained("native:bf16", SGD), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("level", ["O4", "O5"])
+def test_the_real_apex_is_refused(level: str) -> None:
+    """NVIDIA's Apex has no such level: the arm says so, and `auto` takes ampcompare's engine."""
+    with pytest.raises(ConfigError, match=f"{level} is a level of ROCm's Apex.*engine=compat"):
+        make_precision(f"apex:{level},engine=nvidia")
+    engine = make_precision(f"apex:{level}").engine
+    assert engine is not None
+    assert (engine.name, "ROCm" in engine.reason) == ("compat", True)
