@@ -53,11 +53,12 @@ def command(**parameters: Any) -> int:
     Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
     fp32, remove a fault. Exits with 0 whether or not there is a fault.
     """
-    from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+    from ampcompare.diagnosis.in_child import diagnose_in_child
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text
+    from ampcompare.report.diagnosis_files import write_diagnosis
 
     arm = str(Arm.parse(parameters["arm_text"]))
     config = collect_settings(request_from({**parameters, "arm_text": arm}), one_run=True).config
