@@ -19,7 +19,7 @@ from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.backends.arm import Arm, parse_arms, same_arm
 from ampcompare.claims.reproduce import Reproduction
 from ampcompare.claims.study import StudyOptions, run_study
-from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+from ampcompare.diagnosis.in_child import diagnose_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.doctor.examine import Examination, examine
 from ampcompare.errors import ConfigError, GateFailed
@@ -34,6 +34,7 @@ from ampcompare.explain.explain import explain_arm as _explain
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
+from ampcompare.report.diagnosis_files import write_diagnosis
 from ampcompare.settings.config import Recipe, RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.script import SCRIPT_ARMS, script_config

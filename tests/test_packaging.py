@@ -55,6 +55,7 @@ def test_public_names_are_pinned() -> None:
         "__version__",
         "compare",
         "convert_checkpoint",
+        "diagnose",
         "examine_machine",
         "explain_arm",
         "judge_table",

@@ -24,7 +24,7 @@ MAX_WIDTH = 120
     "diagnose",
     cls=Command,
     common=[
-        *("--arm", "--steps", "--at", "--reference", "--no-cures", "--arch", "--data", "--data-dir", "--batch-size"),
+        *("--arm", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--data-dir", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
     ],
     examples=[
@@ -45,7 +45,7 @@ MAX_WIDTH = 120
 )
 @option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
 @recipe_options
-@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="folder of diagnosis.json and .html  [default: none]")
+@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
 def command(**parameters: Any) -> int:
     """Find where numbers overflow, what underflows, and what to keep in fp32.
@@ -53,11 +53,12 @@ def command(**parameters: Any) -> int:
     Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
     fp32, remove a fault. Exits with 0 whether or not there is a fault.
     """
-    from ampcompare.diagnosis.in_child import diagnose_in_child, write_diagnosis
+    from ampcompare.diagnosis.in_child import diagnose_in_child
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text
+    from ampcompare.report.diagnosis_files import write_diagnosis
 
     arm = str(Arm.parse(parameters["arm_text"]))
     config = collect_settings(request_from({**parameters, "arm_text": arm}), one_run=True).config

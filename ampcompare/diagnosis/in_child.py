@@ -1,4 +1,4 @@
-"""A diagnosis of a recipe in a process of its own, and the files that it leaves. Needs no torch."""
+"""A diagnosis of a recipe in a process of its own. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from pathlib import Path
 
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.files.write import write_atomically
 from ampcompare.isolate.call import call_in_child
 from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.records.run import dump_json
-from ampcompare.report.formats import FORMATS
 
-__all__ = ["diagnose_in_child", "write_diagnosis"]
+__all__ = ["diagnose_in_child"]
 
 TIME_LIMIT = 3600.0
 PROGRAM = Path(__file__).resolve().parent / "diagnose_recipe.py"
@@ -44,19 +41,3 @@ def diagnose_in_child(options: DiagnoseOptions, *, seconds: float = TIME_LIMIT) 
     if "error" in answer.value:
         raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
     return Diagnosis.model_validate(answer.value)
-
-
-def write_diagnosis(diagnosis: Diagnosis, folder: Path) -> list[Path]:
-    """Write `diagnosis.json`, and `diagnosis.html` where the extra for it is installed; return the files.
-
-    Raises:
-        EnvironmentUnfit: the folder cannot be written.
-    """
-    written = [folder / "diagnosis.json"]
-    write_atomically(written[0], dump_json(diagnosis) + "\n")
-    if not FORMATS["html"].missing:
-        from ampcompare.report.html.diagnosis_page import diagnosis_page
-
-        written.append(folder / "diagnosis.html")
-        write_atomically(written[1], diagnosis_page(diagnosis))
-    return written

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
-from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.diagnosis.sites import calling_line
+from ampcompare.precision.keep_fp32 import without_casts
 
 __all__ = ["lines_in_fp32"]
 
@@ -74,9 +74,8 @@ def _without_casts() -> ExitStack:
     for device_type in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device_type):
             stack.enter_context(torch.autocast(device_type, enabled=False))
-    handle = getattr(_amp_state, "handle", None)  # there is none before the first `initialize`
-    if handle is not None:
-        stack.enter_context(handle._disable_casts())
+    if "ampcompare.apex.amp" in sys.modules:
+        stack.enter_context(without_casts(sys.modules["ampcompare.apex.amp"])())
     return stack
 
 

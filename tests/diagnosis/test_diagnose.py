@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ampcompare
 from ampcompare.diagnosis.measure import Conditions, measure
@@ -168,3 +169,40 @@ def test_a_loop_without_steps() -> None:
     """It is refused."""
     with pytest.raises(ConfigError, match="no step was watched"):
         ampcompare.diagnose(lambda precision: None, arm="half", device="cpu")
+
+
+class _Varied(nn.Module):
+    """A checkpointed block, and an LSTM whose kernel keeps a workspace of its own layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+        self.cell = nn.LSTM(4, 8, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = checkpoint(self.block, x, use_reentrant=False)
+        states, _ = self.cell(inner.reshape(-1, 4, 4))
+        out: torch.Tensor = self.head(states[:, -1])
+        return out
+
+
+@pytest.mark.parametrize("arm", ["apex:O2", "native:bf16"])
+def test_checkpointed_and_recurrent_modules(arm: str) -> None:
+    """Both run under a watch, and the block has its places in both passes."""
+
+    def loop(precision: Any) -> None:
+        model = _Varied()
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+        while True:
+            with precision.autocast():
+                loss = nn.functional.cross_entropy(model(torch.randn(4, 16)), torch.arange(4))
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    found = ampcompare.diagnose(loop, arm=arm, steps=2, device="cpu")
+    assert found.faults == []
+    assert {("block.0", "forward"), ("block.0", "backward")} <= {
+        (one.place.module, one.place.phase) for one in found.places
+    }
