@@ -147,7 +147,7 @@ def test_unknown_names_get_suggestions() -> None:
             call("resnet81")
         with pytest.raises(ConfigError, match="did you mean 'convnet"):
             call("convnett")
-        with pytest.raises(ConfigError, match="does not classify"):
+        with pytest.raises(ConfigError, match="not for classification"):
             call("fasterrcnn_resnet50_fpn")
 
 
