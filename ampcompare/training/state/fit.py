@@ -94,10 +94,12 @@ def require_training_fits(
     for index, (optimizer, saved) in enumerate(zip(optimizers, saved_optimizers, strict=True)):
         key = "optimizer" if len(optimizers) == 1 else f"optimizer.{index}"
         types = [
-            precision.state_dtype or (torch.float32 if name in wanted[model] else param.dtype)
+            torch.float32 if name in wanted[model] else param.dtype
             for param, (model, name) in zip(owned_params(optimizer), owned.names[index], strict=True)
         ]
-        fit = OptimizerFit(optimizer, types, owned.probes[index], key, stateless[index], own=own)
+        fit = OptimizerFit(
+            optimizer, types, owned.probes[index], key, stateless[index], own=own, held=precision.state_dtype
+        )
         fit.require(saved, added=precision.added_state)
         if "arm" in state:
             require_settings(optimizer, saved, key, rates_stay=rates_stay, complete=own and _same_torch(state))

@@ -31,7 +31,9 @@ class OptimizerFit:
         stateless: Sequence[int] | None,
         *,
         own: bool,
+        held: torch.dtype | None = None,
     ) -> None:
+        self.held = held
         self.stateless = stateless
         self.optimizer = optimizer
         self.types = types
@@ -105,6 +107,10 @@ class OptimizerFit:
             elif (wanted := slots[name]) is not None and wanted.dim():
                 if value is None and not self.own:
                     continue
+                # A step on fp32 copies leaves state in the type of the weights, whatever the optimizer would keep.
+                narrow = isinstance(value, Tensor) and value.dtype is self.types[at]
+                if wanted.shape == param.shape and (self.held is not None or narrow):
+                    wanted = wanted.to(self.held or self.types[at])
                 if fault := unlike(value, wanted, same_type=self.own):
                     self.refuse(f"{place}.{name}", fault)
             else:
