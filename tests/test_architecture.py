@@ -35,7 +35,7 @@ FLOORS = {
     "checkpoint": 3,
     "doctor": 3,
     "backends": 2,
-    "tasks": 2,
+    "tasks": 5,
     "apex": 1,
     "guards": 1,
     "environment": 0,

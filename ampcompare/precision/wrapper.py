@@ -64,6 +64,9 @@ class PrecisionWrapper(Precision):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         return self.inner.step(*optimizers)
 
+    def step_apart(self, optimizer: Optimizer, waiting: Sequence[Optimizer]) -> StepOutcome:
+        return self.inner.step_apart(optimizer, waiting)
+
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()
 

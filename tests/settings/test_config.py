@@ -100,6 +100,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.ema_decay": 0.5,
     "recipe.target": 90,
     "recipe.task": "module:factory",
+    "script": {"name": "train.py"},
     "recipe.tta": "flips",
     "recipe.compile": "inductor",
     "pin_memory": False,

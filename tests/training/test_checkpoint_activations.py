@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -21,7 +20,10 @@ from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
-ARMS = [arm.text for name in ("fp32", "apex", "native", "half") for arm in BUILT_IN[name].contract]
+ARMS = [
+    *("fp32", *(f"apex:O{level},engine=compat" for level in (1, 2, 3, 5))),
+    *("native:fp16", "native:bf16", "half:bn_fp32", "half:master_weights,dynamic"),
+]
 
 
 def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:

@@ -152,8 +152,8 @@ def test_per_image_results_are_saved_and_checked(tmp_path: Path) -> None:
     state = copy.deepcopy(Played(config("fp32"), tmp_path).end)
     assert state is not None
     *earlier, last = require_plain_parts(state).parts.tally.epochs  # type: ignore[union-attr]
-    assert [epoch["images"] for epoch in earlier] == [None] * len(earlier)
-    last["images"]["bits"] = "AAAA" + last["images"]["bits"][4:]
+    assert [epoch["per_sample"] for epoch in earlier] == [None] * len(earlier)
+    last["per_sample"]["bits"] = "AAAA" + last["per_sample"]["bits"][4:]
     state["parts"]["tally"]["epochs"] = [*earlier, last]
     with pytest.raises(CheckpointError, match=r"results of parts.tally.epochs.\d are damaged: their hash"):
         require_plain_parts(state)
