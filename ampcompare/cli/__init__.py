@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
-    "list": "List what there is to choose from, such as arms, models and optimizers.",
+    "list": "List arms, tasks, models, data, optimizers, runs and more.",
     "config": "Show where each setting came from; print the schema of files.",
 }
 SECTIONS = {  # a command that is in none of them stands under the last

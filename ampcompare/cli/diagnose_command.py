@@ -48,7 +48,7 @@ MAX_WIDTH = 120
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
 def command(**parameters: Any) -> int:
-    """Find where numbers overflow, what underflows, and what to keep in fp32.
+    """Find where numbers overflow or are lost, and what to keep in fp32.
 
     Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
     fp32, remove a fault. Exits with 0 whether or not there is a fault.

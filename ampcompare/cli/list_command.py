@@ -34,7 +34,7 @@ MAX_SHOWN = 4  # arms
 @click.argument("what", type=Choice([*KINDS, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
 def command(what: str, folder: str | None) -> int:
-    """List what there is to choose from, such as arms, models and optimizers.
+    """List arms, tasks, models, data, optimizers, runs and more.
 
     `list runs` shows the run directories in FOLDER, by default runs/, the newest first: when each changed, its arms and
     seeds, how many of its planned cells are done, and the headline of its report.

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.cli import main
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
-LEFT = "from apex.fp16_utils import network_to_half\nmodel = network_to_half(model)\n"
+LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
 
 
 def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     (tmp_path / "c.py").write_text("print 'apex'", encoding="utf-8")
     assert main(["migrate", "--write", str(tmp_path)]) == 1
     errors = capsys.readouterr().err
-    assert "a.py:2:9: by hand: network_to_half" in errors
+    assert "a.py:2:13: by hand: FP16_Optimizer" in errors
     assert "c.py: not migrated: line 1: not Python 3" in errors
     assert "1 line left by hand in 1 of them; 1 not migrated" in errors
     assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")

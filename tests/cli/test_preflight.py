@@ -28,7 +28,7 @@ for line in sys.stdin:
 """
 REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
-    (["run", "--arch", "deeplabv3_resnet50"], 2, "does not classify images"),
+    (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
     (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
     (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
     (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),

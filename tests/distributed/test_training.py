@@ -178,7 +178,7 @@ def test_evaluation_counts_each_sample_once(ranks: Run, world_size: int) -> None
         assert (together.samples, alone.samples) == (33, 33)
         assert together.counts == alone.counts
         assert together.loss == pytest.approx(alone.loss, rel=1e-6)
-        assert together.images == alone.images is not None
+        assert together.per_sample == alone.per_sample is not None
 
 
 def evaluated_with_padding() -> Any:
@@ -199,7 +199,7 @@ def evaluated_with_padding() -> Any:
 def test_padded_evaluation_has_no_images(ranks: Run) -> None:
     """Where one rank of two saw a repeated sample, neither has per-image results, and the counts stay."""
     for result in ranks(2, evaluated_with_padding):
-        assert (result.samples, result.images) == (34, None)
+        assert (result.samples, result.per_sample) == (34, None)
 
 
 def drift(what: str) -> str:

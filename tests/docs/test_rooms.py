@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ampcompare"
 MAP = ROOT / "docs" / "contributing" / "map.md"
 DESIGN = ROOT / "docs" / "design.md"
-MAX_IMPORTS = 4.8  # of other rooms, on average over the rooms
+MAX_IMPORTS = 5.0  # of other rooms, on average over the rooms
 ROWS = re.findall(
     r"^\| (.*\?) \| `([\w/.]+)` \| (?:`([\w.]+)` )?\|$", MAP.read_text(encoding="utf-8"), flags=re.MULTILINE
 )

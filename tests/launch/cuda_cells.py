@@ -34,8 +34,8 @@ class Autocast(torch.autocast):
 
 torch.autocast = Autocast  # type: ignore[misc]
 
+import ampcompare.training.build_loop as build_loop  # noqa: E402
 import ampcompare.training.loop as training_loop  # noqa: E402  what it binds must be the stand-ins
-import ampcompare.training.session as training_session  # noqa: E402
 from ampcompare.apex.amp import _amp_state  # noqa: E402
 from ampcompare.apex.amp._engine import device_skip  # noqa: E402
 from ampcompare.launch.worker import cell  # noqa: E402
@@ -96,7 +96,7 @@ def _in_phase(owner: Any, name: str, phase: str) -> None:
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         before, ledger.phase = ledger.phase, phase
-        ledger.updates += name == "update" and owner is training_session
+        ledger.updates += name == "update" and owner is build_loop
         try:
             return original(*args, **kwargs)
         finally:
@@ -105,7 +105,7 @@ def _in_phase(owner: Any, name: str, phase: str) -> None:
     setattr(owner, name, noted)
 
 
-_in_phase(training_session, "update", "step")  # where a session looks it up
+_in_phase(build_loop, "update", "step")  # where a loop is given it
 _in_phase(cell.Session, "_evaluate", "evaluation")
 _in_phase(training_loop.Loop, "_drain", "drain")
 _in_phase(ModelEma, "update", "average")
@@ -162,7 +162,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "devices_set": ledger.devices_set,
         "collectives_before_device": ledger.collectives_before_device,
         "evaluations": len(record.summary.epochs),
-        "images": record.summary.epochs[-1].images is not None if record.summary.epochs else None,
+        "images": record.summary.epochs[-1].per_sample is not None if record.summary.epochs else None,
         "averaged": record.summary.ema_metric_final is not None,
     }
 

@@ -138,7 +138,9 @@ def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
 def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
     """A script that still needs Apex would run on nothing."""
     script = tmp_path / "train.py"
-    script.write_text("from apex.fp16_utils import network_to_half\nmodel = network_to_half(model)\n", encoding="utf-8")
+    script.write_text(
+        "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n", encoding="utf-8"
+    )
     with pytest.raises(ConfigError, match="by hand"):
         verify_script(str(script), [], steps=2, target="torch", say=lambda line: None)
     with pytest.raises(ConfigError, match="no script"):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from ampcompare.records.images import pack_images, unpack_images
 from torch import Tensor, nn
 
 from ampcompare.precision.cpu_half import EmulatedHalf, cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.per_sample import pack_right, unpack_samples
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
@@ -139,7 +139,7 @@ def test_evaluation_knows_which_images_were_right() -> None:
     result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
     expected = (logits.argmax(1) == labels).numpy()
     assert expected.sum() == 18
-    assert result.images == pack_images(expected, labels.numpy())
+    assert result.per_sample == pack_right(expected, labels.numpy())
 
 
 @pytest.mark.parametrize("count", [20, 22])
@@ -147,7 +147,7 @@ def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> No
     """Padded or missing samples leave it open which image is which: there are counts and no bits."""
     logits, labels = torch.eye(7).repeat(4, 1)[:count], (torch.arange(28) % 7)[:count]
     result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21))
-    assert (result.samples, result.counts["top-1"], result.images) == (count, count, None)
+    assert (result.samples, result.counts["top-1"], result.per_sample) == (count, count, None)
 
 
 def test_evaluation_does_not_keep_the_batches() -> None:
@@ -161,17 +161,17 @@ def test_evaluation_does_not_keep_the_batches() -> None:
             yield samples.copy_(logits[start : start + 7]), targets.copy_(labels[start : start + 7])
 
     result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), reused(), CPU, indices=range(21))
-    assert result.images == pack_images((logits.argmax(1) == labels).numpy(), labels.numpy())
+    assert result.per_sample == pack_right((logits.argmax(1) == labels).numpy(), labels.numpy())
 
 
 def test_every_arm_has_per_image_results() -> None:
     """The bits of each arm's last evaluation sum to its count, and are of the same images."""
     ends = [play(config(arm))[1][-1] for arm in ("fp32", "apex:O2,engine=compat", "native:bf16", "half")]
     for end in ends:
-        bits = unpack_images(end)
+        bits = unpack_samples(end)
         assert bits is not None
         assert (len(bits), bits.sum()) == (64, end.counts["top-1"])
-    assert len({end.images.labels_sha256 for end in ends if end.images}) == 1
+    assert len({end.per_sample.labels_sha256 for end in ends if end.per_sample}) == 1
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:

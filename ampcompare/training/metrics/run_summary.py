@@ -65,9 +65,9 @@ class RunMetrics:
                 self.data_seconds.append(record.data_seconds)
 
     def add_epoch(self, result: EpochResult) -> None:
-        """Add an evaluation; only the last one keeps its per-image results."""
+        """Add an evaluation; only the last one keeps its results by sample."""
         if self.epochs:
-            self.epochs[-1] = self.epochs[-1].model_copy(update={"images": None})
+            self.epochs[-1] = self.epochs[-1].model_copy(update={"per_sample": None})
         self.epochs.append(result)
 
     def state_dict(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp
     one, two, three = (record(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved))
     assert (one.weights_moved, three.weights_moved) == (True, False)
     assert one.weights_sha256 == two.weights_sha256 != three.weights_sha256
-    assert one.epochs[-1].majority_correct is not None
+    assert one.epochs[-1].chance is not None
 
 
 def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., Cell]) -> None:

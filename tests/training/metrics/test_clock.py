@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ampcompare.records.images import pack_images
 
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.per_sample import pack_right
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import ScheduleConfig
 from ampcompare.training.metrics.clock import PeakMemory, make_clock, make_memory_meter
@@ -161,13 +161,13 @@ def test_tally_of_a_diverged_run_claims_no_final_accuracy() -> None:
 def test_only_the_last_evaluation_keeps_its_images() -> None:
     """Per-image results of earlier epochs are dropped, and those of the last survive a checkpoint."""
     tally = RunMetrics(warmup_steps=0, batch_size=1)
-    kept = [pack_images(np.arange(10) < count, np.arange(10)) for count in (5, 7)]
+    kept = [pack_right(np.arange(10) < count, np.arange(10)) for count in (5, 7)]
     for epoch, images in enumerate(kept):
-        tally.add_epoch(evaluation(epoch, 5 + 2 * epoch, images=images))
+        tally.add_epoch(evaluation(epoch, 5 + 2 * epoch, per_sample=images))
     restored = RunMetrics(warmup_steps=0, batch_size=1)
     restored.load_state_dict(tally.state_dict())
     for each in (tally, restored):
-        assert [epoch.images for epoch in each.epochs] == [None, kept[1]]
+        assert [epoch.per_sample for epoch in each.epochs] == [None, kept[1]]
 
 
 def test_equal_losses_have_equal_digests() -> None:
