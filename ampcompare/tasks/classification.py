@@ -15,7 +15,7 @@ from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import LabeledData
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
-from ampcompare.tasks.task import Task
+from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.views import make_views
 
 __all__ = ["Classification", "classification", "classification_loss"]
@@ -113,7 +113,7 @@ class Classification(Task):
             CLASSES: labels[:, None] == torch.arange(self.data.num_classes, device=labels.device),
         }
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+    def chance(self, sums: Sums, samples: int) -> float:
         return float(sums[CLASSES].max()) / samples
 
     def labels(self, batch: tuple[Any, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.randomness import generator
-from ampcompare.tasks.task import Phase, Task, require_no_views
+from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Gan", "gan"]
@@ -125,10 +125,10 @@ class Gan(Task):
     def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
         return {"real": _cells(batch[0]), "generated": _cells(outputs)}
 
-    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
-        return {DISTANCE.name: float((sums["generated"] - sums["real"]).abs().sum()) / (2 * samples)}
+    def values(self, sums: Sums, samples: int) -> dict[str, float]:
+        return {DISTANCE.name: float(abs(sums["generated"] - sums["real"]).sum()) / (2 * samples)}
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+    def chance(self, sums: Sums, samples: int) -> float:
         """Return the distance of a generator that always gives a point of the fullest cell."""
         return 1 - float(sums["real"].max()) / samples
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +15,7 @@ from ampcompare.errors import ConfigError
 from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.language_models import build_language_model, repeated_blocks
-from ampcompare.tasks.task import Task, require_no_views
+from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.tasks.text import BYTES, text_data
 
@@ -123,14 +124,16 @@ class LanguageModeling(Task):
             "bytes": counts.scatter_add_(1, targets.where(read, 0), read.float()),
         }
 
-    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
-        bits = sums[BITS_PER_BYTE.name] / samples
-        return {BITS_PER_BYTE.name: float(bits), PERPLEXITY.name: float(bits.exp2())}
+    def values(self, sums: Sums, samples: int) -> dict[str, float]:
+        bits = float(sums[BITS_PER_BYTE.name]) / samples
+        with np.errstate(over="ignore"):  # of a model that diverged
+            return {BITS_PER_BYTE.name: bits, PERPLEXITY.name: float(np.exp2(bits))}
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+    def chance(self, sums: Sums, samples: int) -> float:
         """Return the entropy of single bytes, in bits."""
-        shares = sums["bytes"] / sums["bytes"].sum()
-        return float(-(shares * shares.clamp_min(torch.finfo(shares.dtype).tiny).log2()).sum())
+        counts = sums["bytes"][sums["bytes"] > 0]
+        shares = counts / counts.sum()
+        return float(-(shares * np.log2(shares)).sum())
 
     def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return a hash of each sample's bytes, so that another text, or another version of it, is seen."""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,7 +18,7 @@ from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory
 from ampcompare.tasks.models import build_model
-from ampcompare.tasks.task import Task
+from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Regression", "regression"]
@@ -76,14 +78,14 @@ class Regression(Task):
         targets = batch[1].double()
         return {"loss": (outputs.flatten().double() - targets).square(), "squares": targets.square()}
 
-    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+    def values(self, sums: Sums, samples: int) -> dict[str, float]:
         return {RMSE.name: self._rmse(sums["loss"], samples)}
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+    def chance(self, sums: Sums, samples: int) -> float:
         """Return the RMSE of always guessing the mean of the training targets."""
         return self._rmse(sums["squares"], samples)
 
-    def _rmse(self, squares: Tensor, samples: int) -> float:
+    def _rmse(self, squares: NDArray[np.float64], samples: int) -> float:
         return self._unit * math.sqrt(float(squares) / samples)
 
 

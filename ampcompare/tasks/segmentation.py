@@ -13,7 +13,7 @@ from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.models import build_segmenter, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
-from ampcompare.tasks.task import Task, require_no_views
+from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Segmentation", "segmentation"]
@@ -88,7 +88,7 @@ class Segmentation(Task):
             "pixels": truth.sum((2, 3)),
         }
 
-    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+    def values(self, sums: Sums, samples: int) -> dict[str, float]:
         # A class that is neither there nor predicted has no IoU.
         seen = sums["union"] > 0
         by_class = sums["intersection"][seen] / sums["union"][seen]
@@ -97,7 +97,7 @@ class Segmentation(Task):
             PIXEL_ACCURACY.name: float(sums[PIXEL_ACCURACY.name]) / samples,
         }
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float:
+    def chance(self, sums: Sums, samples: int) -> float:
         """Return the mean IoU where every pixel has the most frequent class."""
         there = sums["pixels"] > 0
         return float(sums["pixels"].max() / sums["pixels"].sum()) / int(there.sum())

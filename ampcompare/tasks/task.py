@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,9 +18,10 @@ from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.batches import channels_last, split
 from ampcompare.tasks.data import Data
 
-__all__ = ["LossOf", "Phase", "Task", "require_no_views"]
+__all__ = ["LossOf", "Phase", "Sums", "Task", "require_no_views"]
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
+Sums = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,16 @@ class Task(abc.ABC):
             validation loss of each sample, if it has one. Every batch has the same names and further dimensions.
         """
 
-    def values(self, sums: Mapping[str, Tensor], samples: int) -> dict[str, float]:
+    def values(self, sums: Sums, samples: int) -> dict[str, float]:
         """Return the value of each metric, by name; by default the mean over samples of what has its name.
 
         Args:
-            sums: over the validation set of what `measure` returned: float64 on the CPU, without the first dimension.
+            sums: over the validation set of what `measure` returned: float64 on the host, without the first dimension.
             samples: that were measured.
         """
         return {metric.name: float(sums[metric.name]) / samples for metric in self.metrics}
 
-    def chance(self, sums: Mapping[str, Tensor], samples: int) -> float | None:
+    def chance(self, sums: Sums, samples: int) -> float | None:
         """Return the value of the first metric that a constant guess reaches; None where it is not known."""
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import SampleResults
 from ampcompare.records.per_sample import pack_right, pack_values
 from ampcompare.tasks.batches import in_fp32
-from ampcompare.tasks.task import Task
+from ampcompare.tasks.task import Sums, Task
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -84,13 +85,12 @@ def evaluate(
     counted = torch.tensor([samples], dtype=torch.float64, device=device)
     kept = _by_index(outcomes, indices if by_sample else None, device)
     flat = torch.cat([*(part.reshape(-1) for part in sums.values()), counted, kept])
-    whole = (flat if total is None else total(flat)).cpu()
-    sizes = [part.numel() for part in sums.values()]
-    *parts, count, by_index = whole.split([*sizes, 1, len(whole) - sum(sizes) - 1])
+    whole = np.array((flat if total is None else total(flat)).tolist())  # the one read from the device
+    ends = np.cumsum([part.numel() for part in sums.values()])
+    *parts, rest = np.split(whole, ends)
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    return _evaluation(
-        task, shaped, int(count), _per_sample(by_index.numpy(), right_or_wrong=first.over_samples == "share")
-    )
+    per_sample = _per_sample(rest[1:], right_or_wrong=first.over_samples == "share")
+    return _evaluation(task, shaped, int(rest[0]), per_sample)
 
 
 def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any) -> Mapping[str, Tensor]:
@@ -99,7 +99,7 @@ def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batc
     return task.measure(in_fp32(outputs), batch)
 
 
-def _evaluation(task: Task, sums: Mapping[str, Tensor], samples: int, per_sample: SampleResults | None) -> Evaluation:
+def _evaluation(task: Task, sums: Sums, samples: int, per_sample: SampleResults | None) -> Evaluation:
     return Evaluation(
         samples=samples,
         values=task.values(sums, samples),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +26,15 @@ RECIPE = {
 O1, O2 = "apex:O1,engine=compat", "apex:O2,engine=compat"
 
 
+def _for_this_model(arm: str) -> str:
+    """Return an arm that keeps modules of another model in fp32 with a pattern for the one trained here."""
+    return re.sub(r"keep_fp32=[^,]*", "keep_fp32=BatchNorm2d", arm)
+
+
 # On a GPU the libraries run 16 bits too.
 FURTHER = {"fp32:tf32": False, "half:bf16,dynamic": True, "mmengine:fp16": True}
 # Contract arms, and whether the host must know at each update if gradients overflowed; others wait for nothing.
-DYNAMIC = {arm.text: arm.skips_steps for spec in BUILT_IN.values() for arm in spec.contract} | FURTHER
+DYNAMIC = {_for_this_model(arm.text): arm.skips_steps for spec in BUILT_IN.values() for arm in spec.contract} | FURTHER
 ARMS = [arm for arm in DYNAMIC if (library := Arm.parse(arm).spec.library) is None or not library.missing()]
 ONE_READ = {arm for arm, dynamic in DYNAMIC.items() if dynamic}
 # Further settings of a cell: name, arm, changes of the recipe, other settings.

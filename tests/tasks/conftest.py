@@ -81,3 +81,12 @@ def unchanged_globals() -> Iterator[None]:
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(np.array_equal(now, then) for now, then in zip(np.random.get_state()[1:], before[1], strict=True))
     assert random.getstate() == before[2]
+
+
+@pytest.fixture(autouse=True)
+def closed_amp_session() -> Iterator[None]:
+    """Take O1's patches off torch again."""
+    yield
+    from ampcompare.apex.amp import _amp_state
+
+    _amp_state.close()

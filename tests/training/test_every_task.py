@@ -134,7 +134,7 @@ def test_measurements_do_not_depend_on_the_batches(task: str) -> None:
             for batch in made.data.val_batches(batch_size, device=CPU):
                 for name, part in made.measure(made.predict(models, batch), batch).items():
                     sums[name] = sums.get(name, torch.zeros(())) + part.sum(0, dtype=torch.float64)
-        return made.values(sums, 20)
+        return made.values({name: part.numpy() for name, part in sums.items()}, 20)
 
     assert values(7) == pytest.approx(values(20), rel=1e-5)
 
