@@ -247,6 +247,12 @@ def test_the_readme_has_what_is_tested() -> None:
     assert markers.count("run as python") == 2
 
 
+def test_a_task_of_ones_own_is_short() -> None:
+    """The README promises a whole task in forty lines; `test_commands_run` trains it."""
+    (task,) = [block.text for block in blocks(README) if block.marker == "file ratings.py"]
+    assert len(task.splitlines()) <= 40
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_in_the_readme(command: str) -> None:
     """A command that nobody can find does not exist."""

@@ -74,7 +74,7 @@ def test_a_comparison_at_80_columns(folder: Path, forked_python: Any) -> None:
     arms = r"(fp32, native:fp16|native:fp16, fp32)"
     assert re.fullmatch(rf"2 cells: 2 arms \({arms}\) x 1 seed \(0\); on cpu, 1 thread; into out", seen[0][1][0])
     shown = "\n".join("\n".join(lines) for _, lines in seen)
-    for phase in ("(starting|loading data)", "training", "evaluating"):
+    for phase in ("training", "evaluating"):  # what comes before can be too short to be drawn
         assert re.search(rf"^(fp32|native:fp16), seed 0  {phase} +[━─]+ ", shown, flags=re.MULTILINE), phase
     during = [(at, lines) for at, lines in seen if any(" 0/4  " in line for line in lines)]
     seconds = {line.split()[-1] for _, lines in during for line in lines if " 0/4  " in line}
