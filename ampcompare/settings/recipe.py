@@ -187,7 +187,7 @@ class Recipe(Frozen):
     task: str = Field(
         DEFAULT_TASK,
         min_length=1,
-        description="what is trained: classification, lm, segmentation, gan, regression or module:factory",
+        description="what is trained: classification, lm, segmentation, detection, gan, regression or module:factory",
     )
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -27,6 +27,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "epochs": 12,
         "batch_size": 32,
     },
+    "detection": {
+        "data": {"name": "shapes"},
+        "model": {"arch": "centernet"},
+        "optimizer": {"name": "adamw", "lr": 5e-3},
+        "epochs": 20,
+        "batch_size": 32,
+    },
     "gan": {
         "data": {"name": "gaussians"},
         "model": {"arch": "mlp"},

@@ -73,7 +73,7 @@ class TaskSpec:
         models: names that `--arch` takes, with their descriptions; `module:factory` besides.
         uses: settings of data, labels and evaluation that it uses.
         libraries: prefixes of `MODEL_LIBRARIES` that `--arch` takes too.
-        torchvision: kind of torchvision's models that `--arch` takes too: classification or segmentation.
+        torchvision: kind of torchvision's models that `--arch` takes too.
     """
 
     summary: str
@@ -108,6 +108,14 @@ TASKS = {
         {"unet": "a small U-Net; 30 thousand parameters at its default width"},
         frozenset({"image_size", "train_size", "val_size", "label_smoothing"}),
         torchvision="segmentation",
+    ),
+    "detection": TaskSpec(
+        "a box and a class for each object; AP50",
+        "ampcompare.tasks.detection:detection",
+        {"shapes": "discs, squares and triangles in noise, 32x32, with boxes, generated"},
+        {"centernet": "a small U-Net that maps centers and sides; 30 thousand parameters at its default width"},
+        frozenset({"image_size", "train_size", "val_size"}),
+        torchvision="detection",
     ),
     "gan": TaskSpec(
         "a generator and a discriminator, two losses and optimizers; total variation",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +102,7 @@ class LanguageModeling(Task):
         return mean * share.to(mean.dtype)
 
     def predict(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:
-        logits = models[0](self.example(batch))
+        logits = models[0](batch["tokens"][:, :-1].long())
         if not isinstance(logits, Tensor) or logits.dim() != 3:
             shape = f" of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else ""
             raise ConfigError(
@@ -143,9 +142,6 @@ class LanguageModeling(Task):
 
     def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
         return repeated_blocks(models[0])
-
-    def example(self, batch: Mapping[str, Tensor]) -> Any:
-        return batch["tokens"][:, :-1].long()
 
 
 def _targets(batch: Mapping[str, Tensor]) -> Tensor:

@@ -13,16 +13,25 @@ from torch.func import functional_call
 
 from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.catalog import BUILTIN_MODELS
+from ampcompare.tasks.centernet import CenterNet
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.networks import ConvNet, Mlp, Transformer
 from ampcompare.tasks.timm_models import timm_model
 from ampcompare.tasks.torchvision_loader import load_torchvision
 from ampcompare.tasks.unet import UNet
 
-__all__ = ["build_model", "build_segmenter", "build_torchvision", "check_arguments", "fixed_channels", "user_model"]
+__all__ = [
+    "build_detector",
+    "build_model",
+    "build_segmenter",
+    "build_torchvision",
+    "check_arguments",
+    "fixed_channels",
+    "user_model",
+]
 
 _NETWORKS: dict[str, Callable[..., nn.Module]] = {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer}
-_OWN = {"classification": tuple(_NETWORKS), "segmentation": ("unet",)}
+_OWN = {"classification": tuple(_NETWORKS), "segmentation": ("unet",), "detection": ("centernet",)}
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
 # Auxiliary heads would make the output a tuple; the slow initialization is deprecated in torchvision.
@@ -88,11 +97,41 @@ def build_segmenter(
     return UNet(num_classes, sample_shape, **arguments)
 
 
+def build_detector(
+    arch: str, *, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build the model called `arch` that finds boxes, in fp32 on the CPU.
+
+    Args:
+        arch: `centernet`, a torchvision model for detection, or `package.module:factory`; see `build_model`.
+        num_classes: with the background, which is 0.
+        sample_shape: (channels, height, width).
+        model_args: further keyword arguments; they override those above.
+
+    Raises:
+        ConfigError: unknown name, unknown arguments, or a model that needs more than boxes and labels.
+    """
+    arguments = dict(model_args or {})
+    if ":" in arch:
+        return user_model(arch, _offered(num_classes, sample_shape), arguments)
+    if arch == "centernet":
+        check_arguments(arch, CenterNet, arguments)
+        return CenterNet(num_classes, sample_shape, **arguments)
+    if arch.startswith(("maskrcnn_", "keypointrcnn_")):
+        raise ConfigError(f"{arch} is trained with masks or key points, and the task has boxes; choose another model")
+    if not arch.startswith("ssd"):  # which have one size; the others would enlarge an image to 800 pixels
+        sides = sample_shape[1:]
+        arguments = {"min_size": min(sides), "max_size": max(sides), **arguments}
+    return build_torchvision(
+        arch, kind="detection", num_classes=num_classes, sample_shape=sample_shape, model_args=arguments
+    )
+
+
 def fixed_channels(arch: str, kind: str = "classification") -> int | None:
     """Return how many channels `arch` requires: 3 for torchvision's; None if it adapts or is not known.
 
     Args:
-        kind: of model, classification or segmentation.
+        kind: of model, classification, segmentation or detection.
 
     Raises:
         ConfigError: unknown name.
@@ -131,10 +170,11 @@ def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, An
 def build_torchvision(
     arch: str, *, kind: str, num_classes: int, sample_shape: Sequence[int], model_args: Mapping[str, Any]
 ) -> nn.Module:
-    """Build a model of torchvision without weights from elsewhere, and run it once on meta tensors.
+    """Build a model of torchvision without weights from elsewhere, and run it once on meta tensors if it takes those.
 
     Args:
-        kind: of model, classification or segmentation; one for segmentation returns a dict with logits as `out`.
+        kind: of model, classification, segmentation or detection; one for segmentation returns a dict with logits as
+            `out`.
 
     Raises:
         ConfigError: there is none of this kind and name, or it cannot process such samples.
@@ -149,7 +189,7 @@ def build_torchvision(
             + " or ".join(name for name in _OWN[kind] if name != "transformer")
         )
     options: dict[str, Any] = {"weights": None, "num_classes": num_classes, **_SPECIAL_OPTIONS.get(arch, {})}
-    if kind == "segmentation":
+    if kind != "classification":
         options["weights_backbone"] = None  # torchvision would download those of ImageNet
     if arch.startswith("vit_"):
         if shape[1] != shape[2]:
@@ -164,7 +204,8 @@ def build_torchvision(
         raise ConfigError(
             f"{arch} cannot be built for samples of shape {shape} ({type(error).__name__}: {text}); {_REMEDY}"
         ) from error
-    _check_forward(arch, model, shape)
+    if kind != "detection":  # their boxes depend on values
+        _check_forward(arch, model, shape)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Generated images for segmentation: discs, squares and triangles of different brightness in noise."""
+"""Generated images for segmentation and detection: discs, squares and triangles of different brightness in noise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ampcompare.tasks.randomness import generator
 from ampcompare.tasks.tensor_data import TensorData
 
-__all__ = ["CLASSES", "shapes"]
+__all__ = ["CLASSES", "boxed_shapes", "shapes"]
 
 CLASSES = 4  # background, disc, square, triangle
 SIZE = 24
@@ -16,6 +16,8 @@ TRAIN, VAL = 512, 128
 SHAPES = 3  # in an image; a later one covers those before it
 RADIUS = (0.15, 0.2)  # least, and how much more the largest have, as shares of the size
 NOISE = 0.3
+BOXED_SIZE = 32
+MIN_PIXELS = 9  # a shape of which less can be seen is not asked for
 
 
 def shapes(
@@ -37,21 +39,67 @@ def shapes(
     Returns:
         Batches of float32 images (batch, channels, size, size) and int64 classes (batch, size, size).
     """
-    size = image_size or SIZE
-    parts = [
-        _draw(part, count, size) for part, count in (("training", train_size or TRAIN), ("validation", val_size or VAL))
-    ]
-    train, val = ((images.repeat(1, channels or 1, 1, 1), classes) for images, classes in parts)
+    train, val = (
+        (images.repeat(1, channels or 1, 1, 1), classes)
+        for images, classes, _ in _parts(train_size, val_size, image_size or SIZE)
+    )
     return TensorData.of("shapes", train, val, seed=seed)
 
 
-def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor]:
+def boxed_shapes(
+    *,
+    seed: int,
+    image_size: int | None = None,
+    channels: int | None = None,
+    train_size: int | None = None,
+    val_size: int | None = None,
+) -> TensorData:
+    """Generate images with a box around what can be seen of each shape; see `shapes` for the arguments.
+
+    Returns:
+        Batches of dicts: `image`, float32 (batch, channels, size, size), 32 pixels by default; `boxes`, float32
+        (batch, 3, 4), as left, top, right, bottom in pixels; `labels`, int64 (batch, 3), 0 where there is no box.
+    """
+    parts = []
+    for images, classes, owners in _parts(train_size, val_size, image_size or BOXED_SIZE):
+        boxes, labels = zip(*(_box(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True)
+        images = images.repeat(1, channels or 1, 1, 1)
+        parts.append({"image": images, "boxes": torch.stack(boxes, 1), "labels": torch.stack(labels, 1)})
+    return TensorData.of("shapes", *parts, seed=seed)
+
+
+def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the box and the class of what is seen of one shape in each image; zeros where that is too little.
+
+    Args:
+        seen: bool (count, size, size).
+        classes: int64 (count, size, size).
+    """
+    there = seen.flatten(1).sum(1) >= MIN_PIXELS
+    ends = []
+    for axis in (1, 2):  # columns, then rows
+        line = seen.any(axis).to(torch.uint8)
+        ends.append((line.argmax(1), line.shape[1] - line.flip(1).argmax(1)))
+    (left, right), (top, bottom) = ends
+    box = torch.stack([left, top, right, bottom], 1) * there[:, None]
+    return box.float(), (classes * seen).flatten(1).amax(1) * there
+
+
+def _parts(train_size: int | None, val_size: int | None, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return [
+        _draw(part, count, size) for part, count in (("training", train_size or TRAIN), ("validation", val_size or VAL))
+    ]
+
+
+def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images (count, 1, size, size), and for each pixel its class and the number of its shape, 0 for none."""
     draws = generator(f"shapes, {part}", size)
     rows = torch.arange(size, dtype=torch.float32)[:, None] / size
     columns = rows.T
     images = torch.zeros(count, size, size)
     classes = torch.zeros(count, size, size, dtype=torch.int64)
-    for _ in range(SHAPES):
+    owners = torch.zeros_like(classes)
+    for number in range(1, SHAPES + 1):
         row, column = torch.rand(2, count, 1, 1, generator=draws)
         radius = RADIUS[0] + RADIUS[1] * torch.rand(count, 1, 1, generator=draws)
         kind = torch.randint(1, CLASSES, (count, 1, 1), generator=draws)
@@ -63,5 +111,6 @@ def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor]:
         inside = torch.where(kind == 1, disc, torch.where(kind == 2, square, triangle))
         images = torch.where(inside, bright, images)
         classes = torch.where(inside, kind, classes)
+        owners = torch.where(inside, number, owners)
     noise = torch.randn(count, size, size, generator=draws)
-    return (images + NOISE * noise)[:, None].contiguous(), classes
+    return (images + NOISE * noise)[:, None].contiguous(), classes, owners

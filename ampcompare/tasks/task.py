@@ -130,10 +130,6 @@ class Task(abc.ABC):
         """Return the modules whose activations are computed again in the backward pass when that is asked for."""
         return ()
 
-    def example(self, batch: Any) -> Any:
-        """Return what `explain` calls the first model with; by default the first part of a batch."""
-        return batch[0]
-
 
 def require_no_views(recipe: Recipe, task: str) -> None:
     """Check that no test-time augmentation is asked for.

@@ -2,12 +2,14 @@
 
 A torchvision built for CUDA cannot load its compiled operators with a CPU build of torch. Two of them, `nms` and
 `qnms`, are expected at import, so the whole package fails although classifiers, data sets and transforms need none.
+Detectors need `nms` only, as torchvision aligns regions in Python where it has no operators.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import warnings
 from types import ModuleType
@@ -15,6 +17,7 @@ from types import ModuleType
 import torch
 
 from ampcompare.errors import BackendUnavailable
+from ampcompare.tasks.boxes import nms
 
 __all__ = ["load_torchvision"]
 
@@ -24,8 +27,7 @@ _INSTALL_HINT = "install the version that matches torch (2.13 takes torchvision 
 def load_torchvision() -> ModuleType:
     """Import torchvision and return it, defining the two operators that its import needs if they are missing.
 
-    A torchvision that imports normally is not changed. Detection operators (`nms`) still raise when called, if the
-    compiled ones could not be loaded.
+    A torchvision that imports normally is not changed. Without compiled operators its `nms` is ours.
 
     Raises:
         BackendUnavailable: torchvision is not installed, or cannot be imported for another reason.
@@ -41,9 +43,11 @@ def load_torchvision() -> ModuleType:
         del sys.modules[name]
     try:
         _define_missing_operators()
-        return _import()
+        vision = _import()
     except (RuntimeError, ImportError) as error:
         raise _unavailable(error) from error
+    _replace_operators_of_detectors()
+    return vision
 
 
 def _import() -> ModuleType:
@@ -61,6 +65,17 @@ def _define_missing_operators() -> torch.library.Library:
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
+
+
+def _replace_operators_of_detectors() -> None:
+    """Give torchvision's detectors operators that run without compiled ones."""
+    modules = [sys.modules.get(f"torchvision.ops.{name}") for name in ("boxes", "roi_align")]
+    if None in modules:  # a version that arranges them in another way
+        return
+    boxes, align = modules
+    boxes.nms = nms  # type: ignore[union-attr]
+    # torchvision compiles its version in Python, which takes minutes for each type of input.
+    align._roi_align = inspect.unwrap(align._roi_align)  # type: ignore[union-attr]
 
 
 def _unavailable(error: Exception) -> BackendUnavailable:

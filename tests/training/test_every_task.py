@@ -30,6 +30,7 @@ ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan"
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
     "segmentation": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
+    "detection": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
     "gan": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
     "lm": {
         "data": {"train_size": 32, "val_size": 20, "sequence_length": 8},
