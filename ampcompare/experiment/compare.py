@@ -19,7 +19,7 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
 from ampcompare.experiment.recorded_order import with_recorded_order
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
@@ -176,6 +176,8 @@ def run_comparison(
     observer = observer if observer is not None and is_main else Observer()
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
+    for refusal in grouped_refusals(refused_arms(plan.cells)):
+        observer.note(refusal)
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
 
     def save(comparison: Comparison, folder: Path) -> None:

@@ -24,6 +24,7 @@ from ampcompare.launch.script.output import OutputReader
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.rows import ScriptRows, read_rows
 from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.script_source.refusals import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 
@@ -50,6 +51,10 @@ class ScriptLauncher(Launcher):
         make_cell_folder(folder)
         (folder / RECORD).unlink(missing_ok=True)
         write_config(config, folder)
+        if reason := why_refused(config.script, config.parsed_arm):
+            refused = failed_script(config, reason, exit_code=2)
+            write_record(refused, folder)
+            return refused
         self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         code, printed = self._run(config, config.script, folder, on_progress)
