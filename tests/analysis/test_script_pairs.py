@@ -10,7 +10,7 @@ from ampcompare.settings.config import RunConfig
 
 
 def record(
-    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **others: Any
+    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **more: Any
 ) -> Any:
     config = RunConfig(arm=arm)
     facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files), **more)
