@@ -36,6 +36,7 @@ from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord
+from ampcompare.records.script_metrics import metrics_of
 from ampcompare.report.files import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
@@ -225,6 +226,8 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
 
 def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
     """Return what the runs will measure; None where only the task itself, which needs torch, can tell."""
+    if sources.config.script is not None:
+        return metrics_of(sources.config.script)
     return (TOP1, TOP5) if sources.config.recipe.task == DEFAULT_TASK else None
 
 
