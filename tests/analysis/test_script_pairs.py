@@ -9,9 +9,11 @@ from ampcompare.records.run import RunRecord, ScriptFacts
 from ampcompare.settings.config import RunConfig
 
 
-def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = ()) -> Any:
+def record(
+    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **more: Any
+) -> Any:
     config = RunConfig(arm=arm)
-    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files))
+    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files), **more)
     return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, script=facts)
 
 
@@ -30,3 +32,9 @@ def test_the_report_says_whether_runs_are_paired() -> None:
     first, second = script_sentences(apart, "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
     assert second.startswith("2 cells wrote /out, fp32, seed 0, first")
+
+
+def test_departures_are_named() -> None:
+    """Once for all arms that have them."""
+    alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
+    assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
