@@ -52,6 +52,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
     assert "is not checked: invalid measurement" in against.err
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
     words = [*PAIR, "--seeds", "0", "--jobs", "2", "--sweep", "batch_size=16,32", "--tag", "two <b>", "--json"]
