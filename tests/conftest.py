@@ -62,15 +62,26 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return max(2, cores if config.getoption("--unit") else cores * 3 // 2)
 
 
-# What exists once on a machine: tests that use one of these fixtures run in one process, one after the other.
-MACHINE_WIDE = ("slurm", "hosts")
+# Fixtures of what exists once on a machine, or takes seconds to make: tests that use one run in one process, one after
+# the other. So do tests of a file that use a fixture of the module.
+SHARED = ("slurm", "hosts", "replayed", "chromium")
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return the group of a test that must not be apart from others, or None."""
+    shared = sorted(set(SHARED) & set(getattr(item, "fixturenames", ())))
+    if shared:
+        return shared[0]
+    info = getattr(item, "_fixtureinfo", None)
+    made = info.name2fixturedefs.values() if info is not None else ()
+    return item.nodeid.partition("::")[0] if any(fixture[-1].scope == "module" for fixture in made) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that share something of the whole machine in one process of pytest-xdist; select those of `--unit`."""
+    """Keep tests that share something costly in one process of pytest-xdist; select those of `--unit`."""
     for item in items:
-        for fixture in set(MACHINE_WIDE) & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(fixture))
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
     if config.getoption("--unit"):
         others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
         items[:] = [item for item in items if item not in set(others)]
@@ -186,6 +197,12 @@ def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPat
 def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate --verify` run scripts in processes that have torch loaded."""
     monkeypatch.setattr("ampcompare.migrate.verify.subprocess", forking)
+
+
+@pytest.fixture
+def forked_scripts(forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the cells of `compare ... -- SCRIPT` run in processes that have torch loaded."""
+    monkeypatch.setattr("ampcompare.launch.script.launcher.psutil", types.SimpleNamespace(Popen=forked_python.popen))
 
 
 @pytest.fixture

@@ -57,6 +57,8 @@ TORCH_FREE = (
 )
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
+# One process of pytest reads all files, instead of each.
+pytestmark = pytest.mark.xdist_group("architecture")
 MAY_PRINT = ("apex", "legacy", "cli", "__main__")
 
 
@@ -85,6 +87,13 @@ def _targets(module: str, node: ast.AST) -> Iterator[str]:
             base = ".".join([*parents, *filter(None, [node.module])])
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names if f"{base}.{alias.name}" in MODULES)
+
+
+@cache
+def _imports(module: str) -> tuple[tuple[int, str], ...]:
+    """Return the line and the target of every import of a module, inside functions and for type checkers too."""
+    nodes = (node for node in ast.walk(_tree(module)) if isinstance(node, ast.Import | ast.ImportFrom))
+    return tuple((node.lineno, target) for node in nodes for target in _targets(module, node))
 
 
 def _at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
@@ -170,7 +179,7 @@ def test_no_circle() -> None:
     """No two files import each other, not even for types or inside a function."""
     edges = {}
     for module in MODULES:
-        targets = {target for node in ast.walk(_tree(module)) for target in _targets(module, node)}
+        targets = {target for _, target in _imports(module)}
         # `from package import name` names the package too; what counts is the module that defines the name.
         edges[module] = {target for target in targets if target in MODULES and not module.startswith(f"{target}.")}
     assert not _circles(edges)
@@ -187,12 +196,11 @@ def test_imports_go_down(module: str) -> None:
     """A file imports only from its own room and from lower floors, inside functions too."""
     room = _room(module)
     wrong = []
-    for node in ast.walk(_tree(module)):
-        for target in _targets(module, node):
-            other = _room(target) if target.split(".")[0] == "ampcompare" else ""
-            same = other in ("", room)
-            if not same and FLOORS[other] >= FLOORS[room]:
-                wrong.append(f"line {node.lineno}: {target}")  # type: ignore[attr-defined]
+    for line, target in _imports(module):
+        other = _room(target) if target.split(".")[0] == "ampcompare" else ""
+        same = other in ("", room)
+        if not same and FLOORS[other] >= FLOORS[room]:
+            wrong.append(f"line {line}: {target}")
     assert not wrong, f"{module} (floor {FLOORS[room]}) imports upwards or sideways: {wrong}"
 
 
@@ -213,8 +221,7 @@ def test_command_line_starts_light(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if _room(name) != "cli"])
 def test_click_lives_in_cli(module: str) -> None:
     """Only the command line knows click."""
-    found = [target for node in ast.walk(_tree(module)) for target in _targets(module, node)]
-    assert not [target for target in found if target.split(".")[0] == "click"]
+    assert not [target for _, target in _imports(module) if target.split(".")[0] == "click"]
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if _room(name) not in MAY_PRINT])

@@ -125,6 +125,10 @@ def command(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     forked_python: Any,
+    forked_children: None,
+    forked_ranks: None,
+    forked_runs: None,
+    forked_scripts: None,
     forked_servers: None,
 ) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
     """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.
@@ -175,6 +179,7 @@ def test_commands_run(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     command: Callable[[list[str]], tuple[int, str, str]],
+    forked_python: Any,
 ) -> None:
     """Each command of a page ends with exit code 0 and prints something, in the order of the page.
 
@@ -193,7 +198,8 @@ def test_commands_run(
             words = shlex.split(line)
             assert words[0] == "ampcompare", line
             if name(page) == AS_PROCESSES or "backend" in kind:
-                done = run([sys.executable, "-m", *words], tmp_path, *(plugin if "backend" in kind else ()))
+                path = os.pathsep.join([*(plugin if "backend" in kind else ()), os.environ["PYTHONPATH"]])
+                done = forked_python.run(["-m", *words], tmp_path, {**os.environ, "PYTHONPATH": path}, timeout=300)
                 code, out, err = done.returncode, done.stdout, done.stderr
             else:
                 code, out, err = command(words[1:])

@@ -19,7 +19,7 @@ from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired
 from ampcompare.errors import ConfigError
 from ampcompare.records.metric import TOP1, Metric
 
-__all__ = ["AccuracyMargin", "MarginRule", "margin_error", "parse_margin", "resolve_margin"]
+__all__ = ["AccuracyMargin", "MarginRule", "check_margin", "margin_error", "parse_margin", "resolve_margin"]
 
 MAX_ERROR_SHARE = 0.10
 NO_FLOOR = 1e-12  # of a spread: the Poisson total of counts says what a spread of 0 does not
@@ -38,16 +38,18 @@ class MarginRule:
         kind: points is a number in the unit of shown differences, percent of the values where ratios are compared. auto
             is the usual margin of the metric or, where that is less, 10 % of the reference's errors.
         amount: in the unit of the kind; 0 for auto.
+        unit: pp where a number was given in percentage points; "" is the metric's own unit.
     """
 
     kind: Literal["points", "errors", "sd", "auto"]
     amount: float = 0.0
+    unit: Literal["", "pp"] = ""
 
     @property
     def value(self) -> float | str:
         """The rule as a user gives it: a number of points, or a text such as `10%`."""
         if self.kind == "points":
-            return self.amount
+            return f"{self.amount}{self.unit}" if self.unit else self.amount
         return self.kind if self.kind == "auto" else f"{self.amount:g}{'%' if self.kind == 'errors' else 'sd'}"
 
 
@@ -88,7 +90,7 @@ def parse_margin(value: float | str) -> MarginRule:
         kind: Literal["points", "errors", "sd"] = (
             "errors" if match[2] == "%" else "sd" if match[2] == "sd" else "points"
         )
-        rule = MarginRule(kind, float(match[1]))
+        rule = MarginRule(kind, float(match[1]), "pp" if match[2] == "pp" else "")
     else:
         rule = MarginRule("points", float(value))
     if not (math.isfinite(rule.amount) and rule.amount > 0):
@@ -96,6 +98,23 @@ def parse_margin(value: float | str) -> MarginRule:
     if rule.kind == "errors" and rule.amount > 100:
         raise ConfigError(f"the margin is {value}; more than all errors of the reference cannot be a margin")
     return rule
+
+
+def check_margin(rule: MarginRule, metric: Metric) -> None:
+    """Check that a rule can give a margin of a metric.
+
+    Raises:
+        ConfigError: it is a share of errors, and the metric counts none, or it is in percentage points, and differences
+            of the metric are not.
+    """
+    if rule.kind == "errors" and not metric.has_errors and metric.difference == "points":
+        why = f"is a share of the reference's errors, and {metric.name} counts none"
+    elif rule.unit and metric.difference_unit != rule.unit:
+        why = f"is in percentage points, and differences of {metric.name} are not"
+    else:
+        return
+    unit = f"a number in {metric.difference_unit}" if metric.difference_unit else "a number (a difference)"
+    raise ConfigError(f"a margin of {rule.value} {why}; give {unit}, or 2sd")
 
 
 def resolve_margin(
@@ -121,8 +140,9 @@ def resolve_margin(
         least: take the lower 95 % limit of the reference's errors, for tests that know nothing of their error.
 
     Raises:
-        ConfigError: the rule needs errors, and the metric has none.
+        ConfigError: the rule does not fit the metric.
     """
+    check_margin(rule, metric)
     resolved = _resolved(rule, values, metric, resolution, reference, sd, least=least)
     return replace(resolved, metric=metric)
 
@@ -140,8 +160,6 @@ def _resolved(
     in_units = [_in_margin_unit(value, metric) for value in values]
     usual = _usual(metric, values)
     if rule.kind == "errors" and not metric.has_errors:
-        if metric.difference == "points":
-            raise ConfigError(_no_errors(rule, metric))
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
     if rule.kind == "points":
         return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference))
@@ -184,14 +202,6 @@ def _in_margin_unit(value: float, metric: Metric) -> float:
     if metric.difference == "points":
         return value
     return 100 * math.log(value / metric.factor) if value > 0 else math.nan
-
-
-def _no_errors(rule: MarginRule, metric: Metric) -> str:
-    unit = f" {metric.difference_unit}" if metric.difference_unit else ""
-    return (
-        f"a margin of {rule.value} is a share of the reference's errors, and {metric.name} counts none; give a number "
-        f"({'a difference' if not unit else f'in{unit}'}), or 2sd"
-    )
 
 
 def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:

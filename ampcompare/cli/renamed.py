@@ -25,6 +25,7 @@ OLD_NAMES = {
     "--no-save-apex-format": "--no-apex-layout",
     "--size": "--scale",
     "--sweep": "--vary",
+    "--target": "--target-top1",
     "--unsafe-load": "--trust-checkpoint",
 }
 

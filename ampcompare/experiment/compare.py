@@ -11,6 +11,7 @@ from typing import Any
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.analysis.margins import check_margin, parse_margin
 from ampcompare.errors import ConfigError, Ended
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.load import reload_comparison
@@ -34,13 +35,13 @@ from ampcompare.experiment.sources import (
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.records.script_metrics import metrics_of
 from ampcompare.report.files import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
-from ampcompare.settings.task_defaults import DEFAULT_TASK
+from ampcompare.tasks.catalog import TASKS
 
 __all__ = ["ComparisonOutcome", "PlannedComparison", "plan_comparison", "requested_seeds", "run_comparison"]
 
@@ -123,8 +124,10 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     """
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings)
-    gates = tuple(parse_gate(text, _known_metrics(sources)) for text in options.fail_on)
-    margin = _margin(options, sources)
+    margin, metrics = _margin(options, sources), _known_metrics(sources)
+    gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
+    if metrics is not None:
+        check_margin(parse_margin(margin), metrics[0])
     criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
@@ -225,10 +228,11 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
 
 
 def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
-    """Return what the runs will measure; None where only the task itself, which needs torch, can tell."""
+    """Return what the runs will measure; None where only a task from elsewhere can tell."""
     if sources.config.script is not None:
         return metrics_of(sources.config.script)
-    return (TOP1, TOP5) if sources.config.recipe.task == DEFAULT_TASK else None
+    spec = TASKS.get(sources.config.recipe.task)
+    return None if spec is None else spec.metrics
 
 
 def _margin(options: CompareOptions, sources: SettingsSources) -> float | str:

@@ -15,7 +15,7 @@ from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.records.published import Published
-from ampcompare.records.run import SCHEMA, RunRecord, read_model
+from ampcompare.records.run import SCHEMA, RunRecord, SchemaNumber, read_model
 
 __all__ = [
     "ArmSummary",
@@ -168,7 +168,7 @@ class NextStep(FrozenRecord):
 class Comparison(FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
-    schema_number: int = Field(SCHEMA, alias="schema")
+    schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     command: str
     reference: str
     seeds: list[int]

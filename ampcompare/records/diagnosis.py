@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from ampcompare.records.fields import FrozenRecord, Number
-from ampcompare.records.run import SCHEMA
 
 __all__ = [
     "Audit",
@@ -167,7 +166,7 @@ class Cure(FrozenRecord):
 class Diagnosis(FrozenRecord):
     """All that a diagnosis found."""
 
-    version: int = SCHEMA
+    version: int = 1
     arm: str
     subject: str = Field("", description="what was trained")
     verdict: str

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, parse_json, read_text
@@ -29,6 +29,7 @@ __all__ = [
     "Resumption",
     "RunRecord",
     "RunSummary",
+    "SchemaNumber",
     "ScriptFacts",
     "StepRecord",
     "SystemReadings",
@@ -42,7 +43,7 @@ __all__ = [
     "sealed_json",
 ]
 
-SCHEMA = 1
+SCHEMA = 2  # 1: results were top-1 and top-5, by these names
 MAX_STEPS_BYTES = 2**31
 
 # Fields of a summary in records that knew only the classification of images.
@@ -52,6 +53,7 @@ OLDER_FIELDS = {
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
 
 Stored = TypeVar("Stored", bound=FrozenRecord)
+SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
 
 
 class StepRecord(NamedTuple):
@@ -239,7 +241,7 @@ class ScriptFacts(FrozenRecord):
 class RunRecord(FrozenRecord):
     """Everything known about one cell."""
 
-    schema_number: int = Field(SCHEMA, alias="schema")
+    schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     cell: str
     arm: str
     status: Literal["completed", "diverged", "failed", "interrupted"]
@@ -332,7 +334,8 @@ def read_model(path: Path, model: type[Stored], what: str) -> Stored:
         raise RecordError(f"{path} is not a {what}: it has no schema number")
     if data["schema"] > SCHEMA:
         raise RecordError(
-            f"{path} has schema {data['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
+            f"{path} has schema {data['schema']}, written by a newer ampcompare, and this one reads up to {SCHEMA}; "
+            "upgrade ampcompare"
         )
     try:
         return model.model_validate(data)

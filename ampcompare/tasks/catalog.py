@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.records.metric import Metric
 from ampcompare.settings.task_defaults import DEFAULT_TASK
+from ampcompare.tasks.metrics import CLASSIFICATION, DETECTION, GAN, LANGUAGE_MODELING, REGRESSION, SEGMENTATION
 
 __all__ = [
     "BUILTIN_MODELS",
@@ -69,6 +71,7 @@ class TaskSpec:
     Attributes:
         summary: one line.
         implementation: `module:function`, which is called with the recipe.
+        metrics: what it measures; verdicts are about the first.
         data_sets: names that `--data` takes, with their descriptions.
         models: names that `--arch` takes, with their descriptions; `module:factory` besides.
         uses: settings of data, labels and evaluation that it uses.
@@ -78,6 +81,7 @@ class TaskSpec:
 
     summary: str
     implementation: str
+    metrics: Sequence[Metric]
     data_sets: Mapping[str, str]
     models: Mapping[str, str]
     uses: frozenset[str]
@@ -95,6 +99,7 @@ TASKS = {
     "classification": TaskSpec(
         "classes of images or vectors; top-1",
         "ampcompare.tasks.classification:classification",
+        CLASSIFICATION,
         DATA_SETS,
         BUILTIN_MODELS,
         frozenset({"dir", "download", "image_size", "train_size", "val_size", "augment", "label_smoothing", "tta"}),
@@ -104,6 +109,7 @@ TASKS = {
     "segmentation": TaskSpec(
         "a class for each pixel; mean IoU",
         "ampcompare.tasks.segmentation:segmentation",
+        SEGMENTATION,
         {"shapes": "discs, squares and triangles in noise, 24x24, 4 classes, generated"},
         {"unet": "a small U-Net; 30 thousand parameters at its default width"},
         frozenset({"image_size", "train_size", "val_size", "label_smoothing"}),
@@ -112,6 +118,7 @@ TASKS = {
     "detection": TaskSpec(
         "a box and a class for each object; AP50",
         "ampcompare.tasks.detection:detection",
+        DETECTION,
         {"shapes": "discs, squares and triangles in noise, 32x32, with boxes, generated"},
         {"centernet": "a small U-Net that maps centers and sides; 30 thousand parameters at its default width"},
         frozenset({"image_size", "train_size", "val_size"}),
@@ -120,6 +127,7 @@ TASKS = {
     "gan": TaskSpec(
         "a generator and a discriminator, two losses and optimizers; total variation",
         "ampcompare.tasks.gan:gan",
+        GAN,
         {"gaussians": "points of eight normal distributions around a circle, generated"},
         {"mlp": "generator and discriminator of fully connected layers"},
         frozenset({"train_size", "val_size"}),
@@ -127,6 +135,7 @@ TASKS = {
     "lm": TaskSpec(
         "the next byte of a text; bits per byte",
         "ampcompare.tasks.lm:lm",
+        LANGUAGE_MODELING,
         TEXTS,
         {"gpt": "a causal transformer; 133 thousand parameters at its default width"},
         frozenset({"sequence_length", "train_size", "val_size", "label_smoothing"}),
@@ -135,6 +144,7 @@ TASKS = {
     "regression": TaskSpec(
         "a number for each row of a table; RMSE",
         "ampcompare.tasks.regression:regression",
+        REGRESSION,
         {
             "diabetes": "442 patients, 10 measurements, and how their disease went on; bundled with scikit-learn",
             "module:factory": "your function that returns ((samples, targets), (samples, targets))",

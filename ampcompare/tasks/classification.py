@@ -14,6 +14,7 @@ from ampcompare.records.metric import TOP1, TOP5
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import LabeledData
 from ampcompare.tasks.load import load_data
+from ampcompare.tasks.metrics import CLASSIFICATION
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.views import make_views
@@ -65,7 +66,7 @@ class Classification(Task):
         tta: further views of an image whose logits are averaged with its own: none, flips or shifts.
     """
 
-    metrics = (TOP1, TOP5)
+    metrics = CLASSIFICATION
     unit = "images"
     data: LabeledData
 

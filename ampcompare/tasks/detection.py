@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ampcompare.errors import ConfigError
-from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
+from ampcompare.tasks.metrics import AP50, AP75, DETECTION
 from ampcompare.tasks.models import build_detector, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, boxed_shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
@@ -20,8 +20,6 @@ from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Detection", "detection"]
 
-AP50 = Metric(name="AP50", unit="%", factor=100.0, margin=2.0)
-AP75 = Metric(name="AP75", unit="%", factor=100.0, margin=2.0)
 OVERLAPS = {AP50.name: 0.5, AP75.name: 0.75}
 INTERVALS = 500  # of scores from 0 to 1, within which detections are not ordered
 
@@ -62,7 +60,7 @@ class Detection(Task):
         model: which one is built for them.
     """
 
-    metrics = (AP50, AP75)
+    metrics = DETECTION
     unit = "images"
     data: TensorData
 

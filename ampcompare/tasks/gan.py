@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
-from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
+from ampcompare.tasks.metrics import DISTANCE, GAN
 from ampcompare.tasks.randomness import generator
 from ampcompare.tasks.task import Phase, Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Gan", "gan"]
 
-DISTANCE = Metric(name="total variation", better="lower", unit="%", factor=100.0, margin=5.0)
 TRAIN, VAL = 2048, 4096
 MODES = 8  # on the unit circle
 SPREAD = 0.12  # standard deviation of a mode
@@ -77,7 +76,7 @@ class Gan(Task):
         model: `mlp`, or a factory that returns generator and discriminator.
     """
 
-    metrics = (DISTANCE,)
+    metrics = GAN
 
     def __init__(self, data: TensorData, model: ModelConfig | None = None) -> None:
         self.data = data

@@ -11,18 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
-from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.language_models import build_language_model, repeated_blocks
+from ampcompare.tasks.metrics import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY
 from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.tasks.text import BYTES, text_data
 
 __all__ = ["LanguageModeling", "lm"]
 
-BITS_PER_BYTE = Metric(name="bits per byte", better="lower", decimals=3, margin=0.02, over_samples="mean")
-# A difference of 0.02 bits is this log ratio of perplexities.
-PERPLEXITY = Metric(name="perplexity", better="lower", decimals=3, difference="log ratio", margin=0.02 * math.log(2))
 SEQUENCE_LENGTH = 64
 IGNORED = -100
 HASH_MULTIPLIER, HASH_MODULUS = 2_654_435_761, 2**31
@@ -62,7 +59,7 @@ class LanguageModeling(Task):
         label_smoothing: part of the target spread over all bytes, in [0, 1).
     """
 
-    metrics = (BITS_PER_BYTE, PERPLEXITY)
+    metrics = LANGUAGE_MODELING
     unit = "tokens"
 
     def __init__(

@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.errors import BackendUnavailable, ConfigError
-from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory
+from ampcompare.tasks.metrics import REGRESSION, RMSE
 from ampcompare.tasks.models import build_model
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Regression", "regression"]
 
-RMSE = Metric(name="RMSE", better="lower", decimals=3, difference="ratio", margin=0.02)
 HOLDOUT = 4  # every fourth row is for validation
 
 Part = tuple[Tensor, Tensor]
@@ -55,7 +54,7 @@ class Regression(Task):
         seed: of the order of each epoch.
     """
 
-    metrics = (RMSE,)
+    metrics = REGRESSION
 
     def __init__(
         self, train: Part, val: Part, model: ModelConfig | None = None, *, name: str = "table", seed: int = 0

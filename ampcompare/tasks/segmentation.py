@@ -9,17 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
-from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import ModelConfig, Recipe
+from ampcompare.tasks.metrics import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
 from ampcompare.tasks.models import build_segmenter, fixed_channels
 from ampcompare.tasks.shapes import CLASSES, shapes
 from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 
 __all__ = ["Segmentation", "segmentation"]
-
-MEAN_IOU = Metric(name="mean IoU", unit="%", factor=100.0, margin=1.0)
-PIXEL_ACCURACY = Metric(name="pixel accuracy", unit="%", factor=100.0, margin=0.5, over_samples="mean")
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
@@ -49,7 +46,7 @@ class Segmentation(Task):
         label_smoothing: part of the target spread over all classes, in [0, 1).
     """
 
-    metrics = (MEAN_IOU, PIXEL_ACCURACY)
+    metrics = SEGMENTATION
     unit = "images"
     data: TensorData
 

@@ -30,7 +30,7 @@ SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
         (0.5, MarginRule("points", 0.5), 0.5),
         (2, MarginRule("points", 2.0), 2.0),
         ("0.5", MarginRule("points", 0.5), 0.5),
-        (" .5 PP ", MarginRule("points", 0.5), 0.5),
+        (" .5 PP ", MarginRule("points", 0.5, "pp"), "0.5pp"),
         ("10%", MarginRule("errors", 10), "10%"),
         ("2.5 %", MarginRule("errors", 2.5), "2.5%"),
         ("2sd", MarginRule("sd", 2), "2sd"),

@@ -204,10 +204,10 @@ def test_nothing_is_lost_by_a_mistake(call: Call, tmp_path: Path) -> None:
         (lambda text: text[: len(text) // 2], "not JSON"),
         (lambda text: "", "not JSON"),
         (
-            lambda text: text.replace('"schema": 1', '"schema": 99'),
-            "schema 99, and this version reads up to 1; upgrade",
+            lambda text: text.replace('"schema": 2', '"schema": 99'),
+            "schema 99, written by a newer ampcompare, and this one reads up to 2; upgrade",
         ),
-        (lambda text: text.replace('"schema": 1,', ""), "no schema number"),
+        (lambda text: text.replace('"schema": 2,', ""), "no schema number"),
         (lambda text: text.replace('"completed"', '"splendid"'), "status"),
     ],
 )

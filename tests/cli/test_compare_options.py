@@ -52,6 +52,7 @@ def test_limits_are_checked(call: Call, tmp_path: Path) -> None:
     assert "is not checked: invalid measurement" in against.err
 
 
+@pytest.mark.usefixtures("forked_servers")
 def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
     words = [*PAIR, "--seeds", "0", "--jobs", "2", "--sweep", "batch_size=16,32", "--tag", "two <b>", "--json"]
@@ -164,3 +165,20 @@ def test_absent_tensorboard_is_said_before_training(
     assert len(done.lines) == 1
     assert done.lines[0].endswith("pip install tensorboard")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "margin", "why"),
+    [
+        ("lm", "10%", "10% is a share of the reference's errors, and bits per byte counts none; give a number"),
+        ("lm", "0.5pp", "0.5pp is in percentage points, and differences of bits per byte are not; give a number"),
+        ("regression", "0.5pp", "0.5pp is in percentage points, and differences of RMSE are not; give a number in %"),
+    ],
+)
+def test_a_margin_that_does_not_fit_the_task(call: Call, tmp_path: Path, task: str, margin: str, why: str) -> None:
+    """It is refused before anything runs, with exit code 2 and one line that says what fits."""
+    done = call("compare", "--task", task, "--arm", "fp32", "--margin", margin, "-o", str(tmp_path / "out"))
+    assert done.code == 2
+    (line,) = done.lines
+    assert why in line
+    assert not (tmp_path / "out").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +42,7 @@ def test_an_arm_whose_library_is_not_there(call: Call, monkeypatch: pytest.Monke
     assert "Native equivalent: native:bf16" in out
 
 
-def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path) -> None:
+def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path, forked_python: Any) -> None:
     """A package that registers `actnn` as well: `list` says so, and `run` ends with 2 and one line naming both."""
     metadata = tmp_path / "theirs-1.0.dist-info"
     metadata.mkdir()
@@ -52,15 +51,10 @@ def test_a_name_of_ours_that_another_package_takes_is_refused(tmp_path: Path) ->
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
 
     def ampcompare(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ampcompare", *words],
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
+        done: subprocess.CompletedProcess[str] = forked_python.run(
+            ["-m", "ampcompare", *words], tmp_path, {**os.environ, "PYTHONPATH": path}
         )
+        return done
 
     listed = ampcompare("list", "arms")
     assert "registered by another package (theirs:ActNN) and by this one" in listed.stdout

@@ -17,6 +17,7 @@ VALUES = {
     "--progress-interval": "5s",
     "--size": "small",
     "--sweep": "workers=0,1",
+    "--target": "97",
 }
 
 

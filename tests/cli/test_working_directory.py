@@ -35,6 +35,12 @@ def trapped(tmp_path: Path) -> Path:
     return folder
 
 
+def trap_runpy(folder: Path) -> None:
+    """Put traps there for what `python -m` would import first, which a start by script must pass too."""
+    for name in OF_RUNPY:
+        (folder / f"{name}.py").write_text((folder / "json.py").read_text())
+
+
 def start(command: list[str], words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the command there, with an environment in which Python puts the working directory first."""
     environment = isolated_environment()
@@ -54,9 +60,6 @@ def start(command: list[str], words: list[str], folder: Path) -> subprocess.Comp
             ["run", *TINY, "-o", "out", "--nproc-per-node", "2", "--launcher", "torchrun"],
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            BY_SCRIPT, ["compare", "--seeds", "0", *TINY, "-o", "out", "--arm", "apex:O2"], marks=pytest.mark.slow
-        ),
         pytest.param(BY_MODULE, ["doctor"], marks=pytest.mark.slow),
         pytest.param(BY_MODULE, ["explain", "apex:O1", "--arch", "mlp"], marks=pytest.mark.slow),
         pytest.param(BY_MODULE, ["reproduce", "seeds", "--list"], marks=pytest.mark.slow),
@@ -67,8 +70,7 @@ def test_no_file_of_the_working_directory_is_taken_for_a_library(
 ) -> None:
     """No command, and no process that it starts, imports one of them."""
     if command is BY_SCRIPT:
-        for name in OF_RUNPY:
-            (trapped / f"{name}.py").write_text((trapped / "json.py").read_text())
+        trap_runpy(trapped)
     done = start(command, words, trapped)
     assert not (trapped / "SPRUNG").exists(), (trapped / "SPRUNG").read_text()
     assert done.returncode == 0 or words == ["doctor"], done.stderr  # whose verdict is that of the machine
@@ -77,7 +79,8 @@ def test_no_file_of_the_working_directory_is_taken_for_a_library(
 
 @pytest.mark.slow
 def test_a_factory_of_the_working_directory_and_its_neighbor(trapped: Path) -> None:
-    """A factory there is found, imports its neighbors also when it is called, and gets the libraries themselves."""
+    """In a comparison a factory there is found, imports its neighbors also when called, and gets the libraries."""
+    trap_runpy(trapped)
     (trapped / "mymodel.py").write_text(
         "import json, torch\n"
         "assert json.dumps\n"
@@ -86,8 +89,8 @@ def test_a_factory_of_the_working_directory_and_its_neighbor(trapped: Path) -> N
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size(sample_shape), num_classes))\n"
     )
     (trapped / "neighbor.py").write_text("import math\ndef size(shape): return math.prod(shape)\n")
-    words = ["run", *TINY[:-2], "--arch", "mymodel:make", "-o", "out"]
-    done = start(BY_MODULE, words, trapped)
+    words = ["compare", "--seeds", "0", *TINY[:-2], "--arch", "mymodel:make", "--arm", "apex:O2", "-o", "out"]
+    done = start(BY_SCRIPT, words, trapped)
     assert not (trapped / "SPRUNG").exists(), (trapped / "SPRUNG").read_text()
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

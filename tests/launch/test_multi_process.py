@@ -52,6 +52,7 @@ def alive(text: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     """Two ranks of torchrun train one cell: one record with what concerns them all, every step once, progress told."""
     told: list[Progress] = []
@@ -106,6 +107,7 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
     assert not alive(str(tmp_path))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> None:
     """The cell starts again when what started its ranks was killed: no step is there twice, and nothing is left."""

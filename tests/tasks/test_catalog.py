@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from ampcompare.tasks import catalog, list_data, list_models
 from ampcompare.tasks.models import build_model
+from ampcompare.tasks.task import Task
 
 
 def test_lists_need_no_torch() -> None:
@@ -58,3 +60,13 @@ def test_listed_models_can_be_built() -> None:
     for name in names:
         assert build_model(name, num_classes=2, sample_shape=(1, 8, 8)).training
     assert {"unet", "gpt"} <= {name for name, *_ in rows}
+
+
+@pytest.mark.parametrize("name", catalog.TASKS)
+def test_a_task_measures_what_the_catalog_says(name: str) -> None:
+    """Margins and limits are checked against the metrics of the catalog before torch is imported."""
+    spec = catalog.TASKS[name]
+    module = importlib.import_module(spec.implementation.partition(":")[0])
+    classes = [made for made in vars(module).values() if isinstance(made, type)]
+    (task,) = (made for made in classes if issubclass(made, Task) and made is not Task)
+    assert tuple(task.metrics) == tuple(spec.metrics)

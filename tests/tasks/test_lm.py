@@ -17,7 +17,8 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.gpt import Gpt
-from ampcompare.tasks.lm import BITS_PER_BYTE, PERPLEXITY, LanguageModeling, lm
+from ampcompare.tasks.lm import LanguageModeling, lm
+from ampcompare.tasks.metrics import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.training.evaluate import Evaluation, evaluate
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import torch.distributed as dist
 
@@ -77,14 +73,13 @@ def test_a_lost_connection_waits_for_its_cause() -> None:
     assert not second.is_first_to_fail(RuntimeError("Connection closed by peer"))
 
 
-def launched(config: RunConfig, folder: Path, meanwhile: Callable[[], None] | None = None) -> RunRecord:
+def launched(config: RunConfig, folder: Path) -> RunRecord:
     with MultiProcessLauncher("spawn") as launcher:
-        if meanwhile is not None:
-            threading.Thread(target=meanwhile, daemon=True).start()
         return launcher.launch(config, folder)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_rank_that_hangs_in_code_of_a_user(
     user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,20 +94,13 @@ def test_a_rank_that_hangs_in_code_of_a_user(
 
 
 @pytest.mark.slow
-def test_the_first_rank_is_stopped(make_config: MakeConfig, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_ranks")
+def test_the_first_rank_is_stopped(
+    user_folder: Path, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGSTOP to rank 0, which writes the record as a rule, is found by the other one, and its stack shown too."""
-
-    def stop() -> None:
-        deadline = time.monotonic() + 100
-        path = tmp_path / "progress.json"
-        while not (path.exists() and json.loads(path.read_text())[0]) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        for process in psutil.Process(os.getpid()).children(recursive=True):
-            if process.environ().get("RANK") == "0" and str(tmp_path) in " ".join(process.cmdline()):
-                process.send_signal(signal.SIGSTOP)
-
-    config = make_config(processes=2, stall_timeout=3, recipe={"batch_size": 8, "epochs": 100_000})
-    record = launched(config, tmp_path, stop)
+    monkeypatch.chdir(user_folder)
+    record = launched(make_config("launched:rank_0_is_stopped", processes=2, stall_timeout=3), tmp_path)
     assert (record.error or "").startswith("rank 0 stands still")
     assert "its process is stopped" in (record.error or "")
     assert "most recent call first" in (tmp_path / "log.txt").read_text()
