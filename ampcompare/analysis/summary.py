@@ -15,6 +15,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.next_step import next_steps
+from ampcompare.analysis.other_precisions import precision_rows
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
@@ -91,6 +92,7 @@ def summarize(
         arms=rows,
         reading=[],
         excluded=excluded,
+        precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
         twins=twins,
         records=list(records),
         published=published,

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
+from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, RunRecord, read_model
 
@@ -188,6 +189,7 @@ class Comparison(FrozenRecord):
     headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
     next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
     reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
+    precisions: list[PrecisionRow] = Field([], description="trained weights in other precisions, if asked for")
     twins: list[Twin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
