@@ -124,7 +124,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     sources = collect_settings(options.settings)
     gates = tuple(parse_gate(text, _known_metrics(sources)) for text in options.fail_on)
     margin = _margin(options, sources)
-    criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
+    margins = {"time_margin": options.time_margin / 100, "loss_margin": options.loss_margin / 100}
+    criteria = Criteria(margin, prefer=options.objective, tag=options.tag, looks=options.looks, **margins)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:

@@ -35,7 +35,7 @@ SUMMARY_FIELDS = (
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
-VERDICTS = ("accuracy_verdict", "time_verdict")
+VERDICTS = ("accuracy_verdict", "time_verdict", "loss_verdict")
 FORMULA = ("=", "+", "-", "@")
 
 

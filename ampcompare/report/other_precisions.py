@@ -20,7 +20,8 @@ def precision_table(comparison: Comparison) -> NamedTable | None:
         return None
     moved = any(row.sample_difference is not None for row in rows)
     answered = any(row.disagreement is not None for row in rows)
-    headers = ["arm", "evaluated in", metric.head, "own", f"{metric.difference_head} to own"]
+    unit = f" ({metric.difference_unit})" if metric.difference_unit else ""
+    headers = ["arm", "evaluated in", metric.head, "own", f"Δ to own{unit}"]
     headers += ["differing answers %"] if answered else []
     headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
     legend = [

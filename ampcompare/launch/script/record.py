@@ -17,6 +17,7 @@ from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.metrics.loss_curve import Tracer
+from ampcompare.training.metrics.loss_tail import loss_tail
 
 __all__ = ["failed_script", "metrics_of", "script_record"]
 
@@ -147,6 +148,7 @@ def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_
         iqr = three_quarters - quarter
     return RunSummary(
         num_steps=len(steps),
+        **loss_tail(losses),
         losses_sha256=hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest(),
         skipped_steps=sum(not all(step.applied) for step in steps),
         warmup_steps=config.warmup_steps,

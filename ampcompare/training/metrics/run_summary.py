@@ -17,6 +17,7 @@ from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunSummary, StepRecord
 from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.loss_curve import Tracer
+from ampcompare.training.metrics.loss_tail import loss_tail
 from ampcompare.training.policies.divergence import DivergenceDetector
 
 __all__ = ["RunMetrics"]
@@ -120,6 +121,7 @@ class RunMetrics:
             epochs=epochs,
             num_steps=self.num_steps,
             losses_sha256=_sha256(self.losses),
+            **loss_tail(self.losses),
             skipped_steps=self.skipped_steps,
             warmup_steps=self.warmup_steps,
             step_seconds_median=median,
