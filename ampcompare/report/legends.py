@@ -13,7 +13,7 @@ __all__ = ["legend", "margin_words", "overview_legend", "verdict_legend"]
 
 
 def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
-    """Return at most two lines: what the verdicts of the one table go by, and what its columns mean.
+    """Return a few lines: what the verdicts of the one table go by, and what its columns mean.
 
     Args:
         shown: heads of its columns.
