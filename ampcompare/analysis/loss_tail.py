@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, equal_losses
-from ampcompare.analysis.learning import NO_VERDICT, idle_verdict
+from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import Pair, divergence_verdict
 from ampcompare.analysis.script_pairs import began_apart
@@ -88,6 +88,7 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], tail: TailLos
         or (f"not comparable ({differs})" if differs else "")
         or idle_verdict(records)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
+        or idle_pairs(pairs)
         or (IDENTICAL if equal_losses(pairs) else "")
     )
 

@@ -126,7 +126,8 @@ def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss_difference is None or is_reference(row, comparison):
         return Cell()
     word = word_and_detail(row.loss_verdict)[0]
-    return Cell(f"{100 * row.loss_difference:+.2f} {word}".strip(), tone_of(word))
+    percent = round(100 * row.loss_difference, 2) + 0.0  # never -0.00
+    return Cell(f"{percent:+.2f} {word}".strip(), tone_of(word))
 
 
 def _step(row: ArmSummary, comparison: Comparison) -> Cell:

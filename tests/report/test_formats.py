@@ -78,7 +78,7 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
 
 
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
-    """Start times stand where ways to start are compared, the exchange where ranks trained, losses where runs keep them."""
+    """Start times stand where ways to start are compared, the exchange where ranks trained, losses where kept."""
     comparison = make_comparison(["fp32", "half"])
     assert set(COLUMNS) - set(columns(comparison)) == {
         *("metric", "other metrics", "throughput", "start (s)", "first batch (s)", "all-reduce %", "tail loss")
