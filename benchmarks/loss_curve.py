@@ -41,9 +41,9 @@ from ampcompare.analysis.loss_tail import tail_loss
 from ampcompare.analysis.statistics import ERROR_RATE, decide
 from ampcompare.analysis.summary import summarize
 from ampcompare.launch.worker.cell import run_cell
+from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.metrics.loss_tail import loss_tail
 
 STEPS = 500
 MARGIN = 0.01

@@ -12,12 +12,12 @@ from typing import Any, Literal
 from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.metrics.loss_curve import Tracer
-from ampcompare.training.metrics.loss_tail import loss_tail
 
 __all__ = ["failed_script", "metrics_of", "script_record"]
 
