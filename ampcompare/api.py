@@ -124,6 +124,7 @@ def compare(
     force: bool = False,
     margin: float | str | None = None,
     time_margin: float = 2.0,
+    loss_margin: float = 1.0,
     looks: int | None = None,
     objective: Preference = "time",
     prefer: Preference | None = None,
@@ -162,6 +163,7 @@ def compare(
             errors, "2sd" (standard deviations over seeds) or "auto", the smaller of 0.5 points and 10 % of the errors.
             By default that of the recipe or file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
+        loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
         looks: how often these runs are tested in all as seeds are added; 1 if never again, None leaves it open.
         objective: what the recommended arm improves while it keeps the accuracy.
         prefer: the former name of `objective`.
@@ -200,6 +202,7 @@ def compare(
         sweep=tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items()),
         margin=margin,
         time_margin=time_margin,
+        loss_margin=loss_margin,
         looks=looks,
         objective=prefer or objective,
         tag=tag,

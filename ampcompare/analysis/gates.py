@@ -13,6 +13,7 @@ from ampcompare.analysis.comparability import accuracy_reason, memory_reason, ti
 from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.loss_tail import loss_verdicts
 from ampcompare.analysis.pairs import conditional, conditional_on, counterparts, pairs_by_seed
 from ampcompare.analysis.scores import value_of
 from ampcompare.analysis.step_time import step_times, time_verdicts
@@ -34,6 +35,7 @@ EXAMPLES = (
 )
 RATIOS = ("time", "memory")
 COUNTS = ("diverged", "failed")
+TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
 # The verdicts that show what a gate asks for, by their first words.
@@ -93,7 +95,7 @@ class VerdictGate:
 
     Attributes:
         text: as the user wrote it.
-        measure: the metric of verdicts, or time.
+        measure: the metric of verdicts, time or tail-loss.
         word: worse, non-inferior, equivalent or better.
     """
 
@@ -124,13 +126,15 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         measure, word = asked.groups()
         if measure in (*COUNTS, "memory"):
             raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {EXAMPLES}")
-        if metrics is not None and measure != "time":
+        if metrics is not None and measure not in ("time", TAIL_LOSS):
             _judged(measure, text, metrics)
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")
     measure, sign, number, unit = match.groups()
+    if measure == TAIL_LOSS:
+        raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
     if metrics is not None and measure not in (*RATIOS, *COUNTS):
         _named(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
@@ -207,7 +211,7 @@ def check_gates(
                 if baseline is not None:
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, verdicts[gate.measure == "time"].get(row.arm, "")))
+                checks.append(_check_verdict(gate, row.arm, verdicts[_kind(gate)].get(row.arm, "")))
             else:
                 runs = [record for record in comparison.records if record.arm == row.arm]
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
@@ -230,13 +234,18 @@ def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdicts(comparison: Comparison, baseline: Comparison | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the verdicts of each arm on accuracy, and on time: those of its row, or against its runs in a baseline."""
+def _kind(gate: VerdictGate) -> str:
+    return gate.measure if gate.measure in ("time", TAIL_LOSS) else METRIC
+
+
+def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, dict[str, str]]:
+    """Return by kind the verdicts of each arm: those of its row, or against its runs in a baseline."""
     if baseline is None:
-        return (
-            {row.arm: row.accuracy_verdict for row in comparison.arms},
-            {row.arm: row.time_verdict for row in comparison.arms},
-        )
+        return {
+            METRIC: {row.arm: row.accuracy_verdict for row in comparison.arms},
+            "time": {row.arm: row.time_verdict for row in comparison.arms},
+            TAIL_LOSS: {row.arm: row.loss_verdict for row in comparison.arms},
+        }
     criteria = criteria_of(comparison)
     sides: dict[str, tuple[list[RunRecord], list[RunRecord]]] = {}
     for row in comparison.arms:
@@ -255,10 +264,12 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> tuple[dict
     time = time_verdicts(
         {arm: (sides[arm][0], step_times(pairs[arm], same_software=False)) for arm in sides}, criteria, design
     )
-    return (
-        {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
-        {arm: verdict.word for arm, verdict in time.items()},
-    )
+    loss = loss_verdicts({arm: (sides[arm][0], pairs[arm]) for arm in sides}, criteria, design, same_software=False)
+    return {
+        METRIC: {arm: conditional(accuracy[arm], *sides[arm]).word for arm in sides},
+        "time": {arm: verdict.word for arm, verdict in time.items()},
+        TAIL_LOSS: {arm: conditional(loss[arm], *sides[arm]).word for arm in sides},
+    }
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: str) -> Check:

@@ -102,6 +102,7 @@ def _terms(look: Look) -> dict[str, str]:
     return {
         "margin": look.margin if isinstance(look.margin, str) else f"{look.margin:g} {look.margin_unit}".strip(),
         "time margin": f"{100 * look.time_margin:g} %",
+        "loss margin": f"{100 * look.loss_margin:g} %",
         "reference": look.reference,
         "seeds": "auto" if look.pilot else "given",
         "planned looks": "open" if look.planned is None else f"{look.planned}",

@@ -17,7 +17,9 @@ from typing import Any
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
 from ampcompare.settings.config import settings_digest
 
@@ -101,6 +103,17 @@ def implausible(record: RunRecord) -> str:
     for epoch in summary.epochs:
         if fault := _evaluation_fault(record, epoch):
             return f"epoch {epoch.epoch} has {fault}"
+    return next(filter(None, (_precision_fault(record, result) for result in summary.in_precisions)), "")
+
+
+def _precision_fault(record: RunRecord, result: PrecisionResult) -> str:
+    """Return what an evaluation in another precision cannot have; "" if there is nothing."""
+    if (result.differing or 0) > (result.answers or 0):
+        return f"{result.differing} of {result.answers} answers differ in {result.precision}"
+    for metric in record.metrics:
+        value = result.values.get(metric.name)
+        if value is not None and metric.over_samples == "share" and not 0 <= value <= 1:
+            return f"{metric.name} in {result.precision} is {value}, and a share is 0 to 1"
     return ""
 
 
@@ -246,6 +259,9 @@ def _steps_fault(path: Path, record: RunRecord) -> str:
         found = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
         if found != summary.losses_sha256:
             return f"losses_sha256 is {summary.losses_sha256[:12]}, and the losses of steps.jsonl give {found[:12]}"
+    tail = loss_tail(losses)["loss_tail"]
+    if summary.loss_tail is not None and not _equal(summary.loss_tail, tail):
+        return f"loss_tail is {summary.loss_tail}, and the last losses of steps.jsonl give {tail}"
     skipped = sum(not all(step.applied) for step in steps)
     if skipped != summary.skipped_steps:
         return f"it counts {summary.skipped_steps} skipped steps, and steps.jsonl has {skipped}"

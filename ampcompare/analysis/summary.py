@@ -14,7 +14,9 @@ from ampcompare.analysis.counterparts import find_twins, twin_sentence
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.loss_tail import loss_verdicts, tail_loss
 from ampcompare.analysis.next_step import next_steps
+from ampcompare.analysis.other_precisions import precision_rows
 from ampcompare.analysis.pairs import Pair, conditional, counterparts, finished, pairs_by_seed
 from ampcompare.analysis.recommendation import details
 from ampcompare.analysis.record_checks import unique_runs
@@ -84,6 +86,7 @@ def summarize(
         margin_rule=str(terms.margin),
         margin_reason=margin.reason,
         time_margin=terms.time_margin,
+        loss_margin=terms.loss_margin,
         error_rate=design.error_rate,
         look=design.look,
         looks=list(design.looks),
@@ -91,6 +94,7 @@ def summarize(
         arms=rows,
         reading=[],
         excluded=excluded,
+        precisions=precision_rows({arm: by_arm[arm] for arm in arms}, metric),
         twins=twins,
         records=list(records),
         published=published,
@@ -124,6 +128,7 @@ def _rows(
     accuracy = accuracy_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, margin, design)
     times = {arm: step_times(pairs[arm]) for arm in arms}
     time = time_verdicts({arm: (by_arm[arm], times[arm]) for arm in others}, terms, design)
+    losses = loss_verdicts({arm: (by_arm[arm], pairs[arm]) for arm in others}, terms, design)
     against = by_arm.get(reference, [])
     effects = {arm: accuracy_effect(pairs[arm]) for arm in arms}
     return [
@@ -140,6 +145,7 @@ def _rows(
         ).model_copy(
             update={
                 **_memory(by_arm[arm], against),
+                **_loss(conditional(losses[arm], by_arm[arm], against), tail_loss(pairs[arm]).effect),
                 "samples": compare_samples(pairs[arm], effects[arm], accuracy.get(arm, Verdict()), margin.of_scores()),
             }
             if arm != reference
@@ -147,6 +153,18 @@ def _rows(
         )
         for arm in arms
     ]
+
+
+def _loss(verdict: Verdict, effect: Effect | None) -> dict[str, float | str | None]:
+    """Return the fields of a row on the training loss at the end, as ratios to the reference's."""
+    low, high = (None if bound is None else math.expm1(-bound) for bound in (verdict.high, verdict.low))
+    return {
+        "loss_difference": None if effect is None else math.expm1(-effect.mean),
+        "loss_difference_low": low,
+        "loss_difference_high": high,
+        "loss_difference_confidence": verdict.confidence,
+        "loss_verdict": verdict.word,
+    }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -228,6 +246,7 @@ def _row(
         pairs=len(pairs),
         diverged_low=rate[0],
         diverged_high=rate[1],
+        loss_tail=_mean(record.summary.loss_tail for record in ran),
         final_loss_scale=_mean(record.summary.final_loss_scale for record in ran),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,

@@ -66,6 +66,15 @@ __all__ = ["command", "options_from"]
     help="such as 0-4 or 0,2,7; auto: as many as the margin needs  [default: 0-2]",
 )
 @margin_options
+@option(
+    "--loss-margin",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="PERCENT",
+    group=COMPARISON,
+    help="equivalence margin of the training loss over the last fifth of the steps",
+)
 @objective_option
 @option(
     "--looks",
@@ -166,6 +175,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         "seeds",
         "margin",
         "time_margin",
+        "loss_margin",
         "looks",
         "objective",
         "tag",

@@ -63,6 +63,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--augment", "recipe.data.augment", DATA),
     ("--label-smoothing", "recipe.label_smoothing", DATA),
     ("--tta", "recipe.tta", DATA),
+    ("--eval-precision", "eval_precision", DATA),
     ("--optimizer", "recipe.optimizer.name", OPTIMIZER),
     ("--lr", "recipe.optimizer.lr", OPTIMIZER),
     ("--momentum", "recipe.optimizer.momentum", OPTIMIZER),
@@ -138,7 +139,7 @@ TEXTS: dict[str, Name | Place] = {  # settings that are free text, with the name
     "recipe.data.dir": FOLDER,
     "saving.resume": CHECKPOINT,
 }
-METAVARS = {"stall_timeout": "SECONDS", int: "N", float: "NUMBER"}
+METAVARS = {"stall_timeout": "SECONDS", "eval_precision": "PRECISIONS", int: "N", float: "NUMBER"}
 
 
 def _field(path: str) -> Any:
@@ -181,7 +182,7 @@ def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]
 
 def _text(description: str | None, default: object) -> str:
     """Return the help of a setting with its default, unless that is to do nothing."""
-    if default in (None, False, "none"):
+    if default in (None, False, "none", ()):
         return description or ""
     return f"{description or ''}  [default: {'on' if default is True else default}]".strip()
 

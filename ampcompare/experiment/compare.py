@@ -128,7 +128,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
     if metrics is not None:
         check_margin(parse_margin(margin), metrics[0])
-    criteria = Criteria(margin, options.time_margin / 100, options.objective, options.tag, options.looks)
+    margins = {"time_margin": options.time_margin / 100, "loss_margin": options.loss_margin / 100}
+    criteria = Criteria(margin, prefer=options.objective, tag=options.tag, looks=options.looks, **margins)
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:

@@ -202,6 +202,7 @@ class Journal:
                 "written": datetime.now().astimezone().isoformat(timespec="seconds"),
                 "accuracy": {row.arm: row.accuracy_verdict for row in comparison.arms if row.accuracy_verdict},
                 "time": {row.arm: row.time_verdict for row in comparison.arms if row.time_verdict},
+                "loss": {row.arm: row.loss_verdict for row in comparison.arms if row.loss_verdict},
             }
         )
         append_look(self.folder, look)
@@ -224,6 +225,7 @@ class Journal:
             margin=self.terms.margin,
             margin_unit=metric_of(records).difference_unit,
             time_margin=self.terms.time_margin,
+            loss_margin=self.terms.loss_margin,
             planned=self.terms.looks,
             pilot=sorted(self.pilot),
         )
@@ -247,5 +249,5 @@ class Journal:
 
 def _same(one: Look, other: Look) -> bool:
     """Return whether two looks are at the same runs under the same terms."""
-    keys = ("cells", "lost", "arms", "reference", "margin", "time_margin", "pilot")
+    keys = ("cells", "lost", "arms", "reference", "margin", "time_margin", "loss_margin", "pilot")
     return all(getattr(one, key) == getattr(other, key) for key in keys)

@@ -179,7 +179,9 @@ def _checked_report(path: Path, raw: Mapping[str, Any], comparison: Comparison, 
         reference=chosen,
         command=comparison.command,
         order=comparison.order,
-        terms=terms if look is None else replace(terms, margin=look.margin, time_margin=look.time_margin),
+        terms=terms
+        if look is None
+        else replace(terms, margin=look.margin, time_margin=look.time_margin, loss_margin=look.loss_margin),
         design=_design_of_report(comparison, look)
         if chosen == comparison.reference
         else Design(0, 0, notes=(NO_JOURNAL,)),
@@ -225,7 +227,7 @@ def _first_difference(stored: Comparison, again: Comparison) -> str:
         if not isclose(one, other, rel_tol=1e-6):
             return f"{what} of {factor * one:g}, not {factor * other:g}"
     for row, other in zip(stored.arms, again.arms, strict=True):
-        for name in ("accuracy_verdict", "time_verdict"):
+        for name in ("accuracy_verdict", "time_verdict", "loss_verdict"):
             one_word, other_word = (getattr(each, name).partition(" (")[0] for each in (row, other))
             if one_word != other_word:
                 return f"that {row.arm} is {one_word or 'without a verdict'}, not {other_word or 'without one'}"

@@ -105,6 +105,7 @@ class CompareOptions:
         sweep: settings with the values that are crossed with the arms; see `ampcompare.experiment.plan.parse_vary`.
         margin: equivalence margin of the metric as in `Criteria`; by default that of recipe and file, or else "auto".
         time_margin: equivalence margin in percent of the step time.
+        loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
         looks: how often the runs are looked at in all, as planned beforehand; None leaves it open.
         objective: what the recommended arm improves while it keeps the accuracy.
         tag: label of the report and its folder.
@@ -129,6 +130,7 @@ class CompareOptions:
     sweep: tuple[tuple[str, Sequence[Any]], ...] = ()
     margin: float | str | None = None
     time_margin: float = 2.0
+    loss_margin: float = 1.0
     looks: int | None = None
     objective: Preference = "time"
     tag: str = ""

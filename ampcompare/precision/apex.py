@@ -16,7 +16,7 @@ from ampcompare.backends.apex_engine import select_engine
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
-from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.precision.base import NO_CONTEXT, Precision, StepOutcome
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_casts
 from ampcompare.records.run import EngineInfo
 
@@ -83,6 +83,10 @@ class Apex(Precision):
             )
         self._scalers = self.amp._amp_state.loss_scalers
         return prepared_models, prepared_optimizers
+
+    def suspended(self) -> AbstractContextManager[None]:
+        casts_off: AbstractContextManager[None] = without_casts(self.amp)() if self._patches else NO_CONTEXT
+        return casts_off
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False

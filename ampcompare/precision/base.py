@@ -125,6 +125,10 @@ class Precision:
         """Return the context for the forward pass and the loss; never for the backward pass."""
         return NO_CONTEXT
 
+    def suspended(self) -> AbstractContextManager[None]:
+        """Return a context in which other models compute as plain torch does, whatever `prepare` did to the process."""
+        return NO_CONTEXT
+
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampcompare.precision.base import Precision
-from ampcompare.precision.tf32 import require_tf32, set_tf32
+from ampcompare.precision.base import NO_CONTEXT, Precision
+from ampcompare.precision.tf32 import require_tf32, set_tf32, tf32_as, tf32_switches
 
 __all__ = ["FP32"]
 
@@ -29,6 +30,7 @@ class FP32(Precision):
         if tf32:
             require_tf32(torch.device(device), "fp32:tf32")
         self.tf32 = tf32
+        self._switches = tf32_switches()
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
@@ -36,6 +38,9 @@ class FP32(Precision):
         if self.tf32:
             set_tf32(True)
         return list(models), list(optimizers)
+
+    def suspended(self) -> AbstractContextManager[None]:
+        return tf32_as(self._switches) if self.tf32 else NO_CONTEXT
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
         return None

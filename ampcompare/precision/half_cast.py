@@ -15,12 +15,14 @@ from ampcompare.precision.tensor_tree import cast_floating
 
 __all__ = ["cast_model", "cast_state", "cast_weights"]
 
+CASTS = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16, torch.float64: Tensor.double}
+
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
     """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
 
     Args:
-        dtype: float16 or bfloat16.
+        dtype: float16 or bfloat16; float64 for an evaluation.
         bn_fp32: keep the weights and statistics of batch norm in fp32.
     """
     cast_weights(model, dtype, bn_fp32=bn_fp32)
@@ -37,13 +39,13 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None
 
 
 class _CastForward(ReplacedForward):
-    """Casts what goes into a model to a 16-bit type, and what comes out to fp32."""
+    """Casts what goes into a model to one floating type, and what comes out to fp32."""
 
     def __init__(self, module: nn.Module, original: Callable[..., Any], dtype: torch.dtype) -> None:
         super().__init__(module, original)
         self.dtype = dtype
         # Twice as fast as `to`, which parses its arguments at each call.
-        self.cast = Tensor.half if dtype is torch.float16 else Tensor.bfloat16
+        self.cast = CASTS[dtype]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dtype = self.dtype

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ampcompare.errors import BackendUnavailable
 
-__all__ = ["require_tf32", "set_tf32"]
+__all__ = ["require_tf32", "set_tf32", "tf32_as", "tf32_switches"]
 
 MIN_CAPABILITY = (8, 0)
 
@@ -37,3 +40,19 @@ def set_tf32(on: bool) -> None:
     """Switch TF32 on or off for fp32 matrix products and convolutions of this process."""
     torch.backends.cuda.matmul.allow_tf32 = on
     torch.backends.cudnn.allow_tf32 = on
+
+
+def tf32_switches() -> tuple[bool, bool]:
+    """Return torch's two switches: for matrix products, and for convolutions."""
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+@contextmanager
+def tf32_as(switches: tuple[bool, bool]) -> Iterator[None]:
+    """Set both switches to what `tf32_switches` returned, and back on exit."""
+    before = tf32_switches()
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = switches
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

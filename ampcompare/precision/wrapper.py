@@ -48,6 +48,9 @@ class PrecisionWrapper(Precision):
     def autocast(self) -> AbstractContextManager[None]:
         return self.inner.autocast()
 
+    def suspended(self) -> AbstractContextManager[None]:
+        return self.inner.suspended()
+
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from ampcompare.records.fields import FrozenRecord, Number
-from ampcompare.records.look import Look
+from ampcompare.records.look import LOSS_MARGIN, Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
+from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.published import Published
 from ampcompare.records.run import SCHEMA, RunRecord, SchemaNumber, read_model
 
@@ -119,6 +120,14 @@ class ArmSummary(_Row):
     accuracy_verdict: str = ""
     samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
     time_verdict: str = ""
+    loss_tail: Number | None = Field(None, description="mean over runs of the training loss of their last fifth")
+    loss_difference: float | None = Field(
+        None, description="its ratio to the reference's - 1, a geometric mean over pairs"
+    )
+    loss_difference_low: float | None = Field(None, description="of the interval of the test behind `loss_verdict`")
+    loss_difference_high: float | None = None
+    loss_difference_confidence: float | None = Field(None, description="two-sided, of that interval")
+    loss_verdict: str = Field("", description="empty where runs keep no such loss")
     memory_difference: int | None = Field(None, description="bytes of the largest peak over the reference's")
     memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
@@ -180,6 +189,7 @@ class Comparison(FrozenRecord):
     margin_rule: str = Field("", description="as it was given: a number, 10%, 2sd or auto; empty in older reports")
     margin_reason: str = Field("", description="where the number of the rule comes from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
+    loss_margin: float = Field(LOSS_MARGIN, description="share of the training loss at the end that does not matter")
     error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
     look: int | None = Field(None, description="number of this look at the run directory; None if not counted")
     looks: list[Look] = Field([], description="all looks at the run directory, this one included")
@@ -188,6 +198,7 @@ class Comparison(FrozenRecord):
     headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
     next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
     reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
+    precisions: list[PrecisionRow] = Field([], description="trained weights in other precisions, if asked for")
     twins: list[Twin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")

@@ -6,7 +6,9 @@ from pydantic import Field
 
 from ampcompare.records.fields import FrozenRecord
 
-__all__ = ["Look"]
+__all__ = ["LOSS_MARGIN", "Look"]
+
+LOSS_MARGIN = 0.01
 
 
 class Look(FrozenRecord):
@@ -24,8 +26,10 @@ class Look(FrozenRecord):
     margin: float | str = Field(description="of the metric, as it was asked for: a number, or a rule")
     margin_unit: str = Field("pp", description="of a margin that is a number")
     time_margin: float
+    loss_margin: float = LOSS_MARGIN
     planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
     pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
     changes: list[str] = Field([], description="in what it differs from earlier looks, apart from more runs")
     accuracy: dict[str, str] = Field({}, description="the verdict on each arm")
     time: dict[str, str] = Field({}, description="the verdict on each arm")
+    loss: dict[str, str] = Field({}, description="the verdict on each arm's training loss at the end")

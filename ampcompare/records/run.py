@@ -19,6 +19,7 @@ from ampcompare.files.read import FileFault, parse_json, read_text
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.fields import Count, Finite, FrozenRecord, Number, to_float
 from ampcompare.records.metric import TOP1, TOP5, Metric
+from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.settings.config import RunConfig
 
 __all__ = [
@@ -114,7 +115,10 @@ class RunSummary(FrozenRecord):
     others_final: dict[str, Number] = Field({}, description="of the other metrics, by name")
     loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
     epochs: list[EpochResult] = Field([])
+    in_precisions: list[PrecisionResult] = Field([], description="the weights at the end in other precisions, if asked")
     num_steps: Count = 0
+    loss_tail: Number | None = Field(None, description="mean training loss of the last `loss_tail_steps` steps")
+    loss_tail_steps: Count = 0
     losses_sha256: str | None = Field(None, description="over the losses of all steps, as little-endian float64")
     skipped_steps: Count = 0
     warmup_steps: Count = Field(0, description="first steps left out of the times below")

@@ -24,6 +24,7 @@ __all__ = [
     "asked_columns",
     "columns",
     "difference_interval",
+    "loss_interval",
     "margin_limits",
     "metric_interval",
     "metric_text",
@@ -142,6 +143,16 @@ def difference_interval(row: ArmSummary, comparison: Comparison) -> str:
     )
 
 
+def loss_interval(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the difference in percent of the training loss at the end, with the interval of the deciding test."""
+    if row.loss_difference is None:
+        return "-"
+    low, high = (None if end is None else 100 * end for end in (row.loss_difference_low, row.loss_difference_high))
+    margin = comparison.loss_margin
+    limits = (100 * (1 / (1 + margin) - 1), 0.0, 100 * margin)
+    return format_interval(100 * row.loss_difference, low, high, limits, decimals=2, sign="+")
+
+
 def metric_interval(value: float, low: float | None, high: float | None, metric: Metric, margin: float) -> str:
     """Return a difference of a metric with an interval, without its unit.
 
@@ -203,6 +214,10 @@ def _has_ranks(comparison: Comparison) -> bool:
     return any(row.allreduce_share is not None for row in comparison.arms)
 
 
+def _keeps_loss(comparison: Comparison) -> bool:
+    return any(row.loss_tail is not None for row in comparison.arms)
+
+
 def _metric_columns(comparison: Comparison) -> dict[str, Column]:
     """Return the final and the best value of the metric that verdicts are about."""
     metric = comparison.metric
@@ -248,6 +263,7 @@ COLUMNS: dict[str, Column | ColumnsOf] = {
     "step (ms)": of_arm(step_milliseconds),
     "throughput": _throughput,
     "rel. time": of_arm(_ratio),
+    "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped),
     "status": of_arm(lambda row: printable(row.status, 60)),
@@ -262,12 +278,17 @@ COLUMNS: dict[str, Column | ColumnsOf] = {
 def verdict_columns(comparison: Comparison) -> dict[str, Callable[[ArmSummary], str]]:
     """Return the table of verdicts: the text of each column by its head."""
     metric = comparison.metric
+    of_loss: dict[str, Callable[[ArmSummary], str]] = {
+        "Δ tail loss (%)": lambda row: loss_interval(row, comparison),
+        "tail loss verdict": lambda row: printable(row.loss_verdict, 60) or "-",
+    }
     return {
         "arm": arm_name,
         metric.difference_head: lambda row: difference_interval(row, comparison),
         f"{metric.quality} verdict": lambda row: printable(row.accuracy_verdict, 60) or "-",
         "rel. time": lambda row: ratio_interval(row, comparison),
         "time verdict": lambda row: printable(row.time_verdict, 60) or "-",
+        **(of_loss if any(row.loss_verdict for row in comparison.arms) else {}),
         "Δ peak MiB": _memory_difference,
         "paired seeds": lambda row: str(row.pairs),
     }

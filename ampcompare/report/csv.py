@@ -11,6 +11,7 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.base import Reporter
 from ampcompare.report.columns import columns
+from ampcompare.report.other_precisions import values_in_precisions
 
 __all__ = ["Csv", "safe_text"]
 
@@ -34,7 +35,7 @@ SUMMARY_FIELDS = (
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
-VERDICTS = ("accuracy_verdict", "time_verdict")
+VERDICTS = ("accuracy_verdict", "time_verdict", "loss_verdict")
 FORMULA = ("=", "+", "-", "@")
 
 
@@ -63,19 +64,23 @@ class Csv(Reporter):
         of_publication = [f"published_{name}" for name in PUBLISHED] if published else []
         of_runs = {name: column.of_run for name, column in columns(comparison).items() if column.of_run is not None}
         others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
+        weights = [values_in_precisions(record) for record in comparison.records]
+        of_weights = list(dict.fromkeys(name for values in weights for name in values))
         of_metrics = [*METRIC_FIELDS, *(f"{tag}_final" for tag in others)]
-        writer.writerow(
-            [*HEAD, *of_metrics, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error", *of_publication, *of_runs]
-        )
+        heads = [*HEAD, *of_metrics, *SUMMARY_FIELDS, *PROCESS_FIELDS, *VERDICTS, "error"]
+        writer.writerow([*heads, *of_publication, *of_runs, *of_weights])
         arms = {row.arm: row for row in comparison.arms}
-        for record in comparison.records:
+        for record, its_weights in zip(comparison.records, weights, strict=True):
             row = arms.get(record.arm)
             verdicts = [safe_text(getattr(row, name)) if row else "" for name in VERDICTS]
             line = published.get(record.arm)
             published_values = [_cell(getattr(line, name, None)) for name in PUBLISHED] if published else []
             run_values = [_cell(of_run(record)) for of_run in of_runs.values()]
             error = safe_text(record.error or "")
-            writer.writerow([*self._row(record, others), *verdicts, error, *published_values, *run_values])
+            weight_values = [_cell(its_weights.get(name)) for name in of_weights]
+            writer.writerow(
+                [*self._row(record, others), *verdicts, error, *published_values, *run_values, *weight_values]
+            )
         return out.getvalue()
 
     @staticmethod

@@ -13,7 +13,7 @@ __all__ = ["legend", "margin_words", "overview_legend", "verdict_legend"]
 
 
 def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:
-    """Return at most two lines: what the verdicts of the one table go by, and what its columns mean.
+    """Return a few lines: what the verdicts of the one table go by, and what its columns mean.
 
     Args:
         shown: heads of its columns.
@@ -42,6 +42,11 @@ def overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]
     ]
     if "rel. time" in shown:
         lines[0] += f" rel. time: step time / that of {printable(comparison.reference, 60)}."
+    if "Δ tail loss (%)" in shown:
+        lines.append(
+            "Δ tail loss: training loss over the last fifth of the steps, to that of the reference; "
+            f"margin ±{100 * comparison.loss_margin:g} %, tested apart at the same error rate."
+        )
     if table and table.within:
         names = " and ".join(printable(name, 40) for name in table.within)
         lines.append(
@@ -78,9 +83,11 @@ def verdict_legend(comparison: Comparison) -> str:
         f"error rate {100 * comparison.error_rate:g} % over all arms (Holm). [ ]: interval of the test "
         "that decided, two-sided 1 - 2 alpha for equivalent and non-inferior, 1 - alpha otherwise"
     )
+    judged = any(row.loss_verdict for row in comparison.arms)
+    loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
         f"Verdicts against {printable(comparison.reference, 60)}, paired by seed. Equivalence margins: "
-        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time; "
+        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
         f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
         + samples_of_verdicts(comparison)
     )

@@ -11,6 +11,7 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
@@ -66,7 +67,8 @@ class Markdown(Reporter):
                 pipe_table(verdicts, verdict_columns(comparison)),
                 escaped(verdict_legend(comparison)),
             ]
-        for table in sample_tables(comparison):
+        weights = precision_table(comparison)
+        for table in [*([] if weights is None else [weights]), *sample_tables(comparison)]:
             parts += [f"## {table.title}", pipe_table(table.rows, table.headers), escaped(table.legend)]
         published = published_table(comparison)
         if published is not None:

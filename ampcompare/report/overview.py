@@ -122,6 +122,14 @@ def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(text, tone_of(word), short=word, note=detail if text != word else "")
 
 
+def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
+    if row.loss_difference is None or is_reference(row, comparison):
+        return Cell()
+    word = word_and_detail(row.loss_verdict)[0]
+    percent = round(100 * row.loss_difference, 2) + 0.0  # never -0.00
+    return Cell(f"{percent:+.2f} {word}".strip(), tone_of(word))
+
+
 def _step(row: ArmSummary, comparison: Comparison) -> Cell:
     text = step_milliseconds(row)
     return Cell(text, "" if is_number(text) else "muted")
@@ -170,6 +178,7 @@ def ran_columns(metric: Metric) -> dict[str, OverviewColumn]:
         printable(metric.head): OverviewColumn(_quality, shorten=7, lacking=f"sd of {printable(metric.name)}"),
         printable(metric.difference_head): DIFFERENCE,
         "verdict": VERDICT,
+        "Δ tail loss (%)": OverviewColumn(_loss, needs_others=True, drop=1, lacking="tail losses"),
         "step (ms)": OverviewColumn(_step, drop=5, lacking="step times"),
         "rel. time": RATIO,
         "peak MiB": OverviewColumn(_peak, drop=4, lacking="peak memory"),

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from ampcompare.analysis.samples import samples_noun, two_digits
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison
 from ampcompare.report.columns import difference_interval, metric_interval
+from ampcompare.report.tables import NamedTable
 
-__all__ = ["SampleTable", "sample_tables", "samples_of_verdicts"]
-
-
-@dataclass(frozen=True)
-class SampleTable:
-    """A table of its own, with a title and a line that says what it means."""
-
-    title: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    legend: str
+__all__ = ["sample_tables", "samples_of_verdicts"]
 
 
 def samples_of_verdicts(comparison: Comparison) -> str:
@@ -35,7 +25,7 @@ def samples_of_verdicts(comparison: Comparison) -> str:
     return f"Verdicts on {comparison.metric.quality} are about these {count} validation {noun}."
 
 
-def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
+def sample_tables(comparison: Comparison) -> Iterable[NamedTable]:
     """Yield the tables for which the comparison has results of single samples."""
     compared = [(row, row.samples) for row in comparison.arms if row.samples is not None]
     noun, metric = samples_noun(comparison.records), comparison.metric
@@ -44,7 +34,7 @@ def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
     if new:
         margin = metric.margin_text(comparison.margin)
         disagree = any(its.models for _, its in compared)
-        yield SampleTable(
+        yield NamedTable(
             f"These {noun}, or new ones",
             ["arm", f"on these {noun}", f"on new {noun}", f"{noun} for ±{margin}", *(["disagree"] if disagree else [])],
             [row if disagree else row[:-1] for row in new],
@@ -56,7 +46,7 @@ def sample_tables(comparison: Comparison) -> Iterable[SampleTable]:
     single = [(row, pair) for row, its in compared if row.pairs < MIN_PAIRS for pair in its.models]
     if single:
         reference = printable(comparison.reference, 60)
-        yield SampleTable(
+        yield NamedTable(
             "These two models",
             ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
             [_two_models(row, pair) for row, pair in single],

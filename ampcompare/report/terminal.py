@@ -13,6 +13,7 @@ from ampcompare.report.color import Tone, paint
 from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows
 from ampcompare.report.layout import lay_out
 from ampcompare.report.legends import legend, margin_words, overview_legend, verdict_legend
+from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
@@ -43,6 +44,9 @@ class Terminal(Reporter):
         published = published_table(comparison)
         if published is not None:
             parts += [grid(published[1], published[0], self.width), self._text([published_legend(comparison)])]
+        if (weights := precision_table(comparison)) is not None:
+            parts += [f"{weights.title}\n\n{grid(weights.rows, weights.headers, self.width)}"]
+            parts += [self._text([weights.legend])]
         if comparison.next_steps:
             parts.append("\n".join(self._next_steps(comparison)))
         if self.details:

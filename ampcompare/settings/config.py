@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
+from ampcompare.settings.eval_precisions import parse_eval_precisions
 from ampcompare.settings.recipe import (
     OLDER_TARGET,
     DataConfig,
@@ -53,6 +54,8 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "optimizer": {"skip_on_device": False, "args": {}},
     "data": {"sequence_length": None},
 }
+# The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
+LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": []}
 NO_DEFAULT = object()
 
 
@@ -159,6 +162,11 @@ class RunConfig(Frozen):
         "or not checked",
     )
     stall_timeout: Positive = Field(300.0, description="seconds that ranks wait for a stalled one before the run fails")
+    eval_precision: tuple[str, ...] = Field(
+        (),
+        description="evaluate the trained weights in these precisions too, joined by commas: fp32, bf16, fp16, "
+        "float64, autocast:bf16, autocast:fp16",
+    )
     saving: SavingConfig = SavingConfig()
     script: ScriptConfig | None = Field(
         None, description="a user's own script, which then trains in place of the recipe"
@@ -219,6 +227,14 @@ class RunConfig(Frozen):
                 raise ValueError(f"cuda_graph repeats one recorded step, and {obstacle}; leave one of them out")
         return self
 
+    @model_validator(mode="after")
+    def _scripts_evaluate_themselves(self) -> RunConfig:
+        if self.script is not None and self.eval_precision:
+            raise ValueError(
+                "eval_precision evaluates the model of a task, and a script evaluates its own; leave out one of them"
+            )
+        return self
+
     @property
     def total_batch_size(self) -> int:
         """Samples in one update of all processes."""
@@ -229,6 +245,18 @@ class RunConfig(Frozen):
     def _canonical(cls, text: str) -> str:
         try:
             return str(Arm.parse(text))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("eval_precision", mode="before")
+    @classmethod
+    def _known_precisions(cls, given: Any) -> Any:
+        if not isinstance(given, str) and not (
+            isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
+        ):
+            return given
+        try:
+            return parse_eval_precisions(given)
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
@@ -255,9 +283,11 @@ def settings_digest(values: Mapping[str, Any]) -> str:
 
     A run that may resume from the checkpoint of another arm is another cell: its weights are not the work of its arm.
     """
-    numeric = {name: value for name, value in values.items() if name not in NON_NUMERIC_SETTINGS}
-    if numeric.get("script") is None:  # as records of earlier versions, which have no such setting
-        numeric.pop("script", None)
+    numeric = {
+        name: value
+        for name, value in values.items()
+        if name not in NON_NUMERIC_SETTINGS and LATER_RUN_SETTINGS.get(name, NO_DEFAULT) != value
+    }
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _known_to_all(recipe)

@@ -105,7 +105,7 @@ class Classification(Task):
 
     def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
         labels = batch[1]
-        best = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+        best = _best(outputs)
         hits = best == labels[:, None]
         return {
             TOP1.name: hits[:, 0],
@@ -114,8 +114,16 @@ class Classification(Task):
             CLASSES: labels[:, None] == torch.arange(self.data.num_classes, device=labels.device),
         }
 
+    def answers(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return _best(outputs)[:, 0]
+
     def chance(self, sums: Sums, samples: int) -> float:
         return float(sums[CLASSES].max()) / samples
 
     def labels(self, batch: tuple[Any, Tensor]) -> Tensor:
         return batch[1]
+
+
+def _best(logits: Tensor) -> Tensor:
+    """Return the five best classes of each sample, or all: int64 (batch, classes)."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices  # of equal logits it may take others than `argmax`

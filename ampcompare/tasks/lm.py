@@ -120,6 +120,9 @@ class LanguageModeling(Task):
             "bytes": counts.scatter_add_(1, targets.where(read, 0), read.float()),
         }
 
+    def answers(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return outputs.argmax(-1).masked_fill(_targets(batch) == IGNORED, IGNORED)
+
     def values(self, sums: Sums, samples: int) -> dict[str, float]:
         bits = float(sums[BITS_PER_BYTE.name]) / samples
         with np.errstate(over="ignore"):  # of a model that diverged

@@ -97,6 +97,17 @@ class Task(abc.ABC):
             validation loss of each sample, if it has one. Every batch has the same names and further dimensions.
         """
 
+    def answers(self, outputs: Any, batch: Any) -> Tensor | None:
+        """Return what the models decide, by which evaluations in two precisions are compared; None for no decisions.
+
+        Args:
+            outputs: as for `measure`.
+
+        Returns:
+            (samples, ...) of whole numbers, such as the class of each sample; below 0 where nothing is asked.
+        """
+        return None
+
     def values(self, sums: Sums, samples: int) -> dict[str, float]:
         """Return the value of each metric, by name; by default the mean over samples of what has its name.
 

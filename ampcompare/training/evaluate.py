@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ from ampcompare.records.per_sample import pack_right, pack_values
 from ampcompare.tasks.batches import in_fp32
 from ampcompare.tasks.task import Sums, Task
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "Extra", "evaluate"]
+
+Extra = Callable[[Any, Mapping[str, Tensor], Any], Mapping[str, Tensor]]
+EXTRA = "extra: "  # before the names of further numbers, apart from those of the task
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Evaluation:
         loss: mean over samples; None for a task without a validation loss.
         chance: value of the first metric that a constant guess reaches; None where it is not known.
         per_sample: the first metric of each sample; None where it is no mean over them, or indices are not known.
+        extras: sums over samples of what `extra` returned.
     """
 
     samples: int
@@ -38,6 +42,7 @@ class Evaluation:
     loss: float | None = None
     chance: float | None = None
     per_sample: SampleResults | None = None
+    extras: Mapping[str, float] = field(default_factory=dict)
 
 
 def evaluate(
@@ -49,6 +54,7 @@ def evaluate(
     total: Callable[[Tensor], Tensor] | None = None,
     indices: range | None = None,
     any_batch: Callable[[], Any] | None = None,
+    extra: Extra | None = None,
 ) -> Evaluation:
     """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
@@ -57,6 +63,7 @@ def evaluate(
         indices: of the samples of `batches` in the validation set, in order: `range(rank, num_val, world_size)`. If
             any rank gets another number of samples, such as padded batches, there are no results by sample.
         any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
+        extra: returns further numbers of each sample, (samples,), from outputs, what the task measured, and the batch.
     """
     first = task.metrics[0]
     by_sample = indices is not None and first.over_samples != "no"
@@ -68,7 +75,7 @@ def evaluate(
     samples = 0
     with torch.no_grad():
         for batch in batches:
-            measured = _measure(task, models, precision, batch)
+            measured = _measure(task, models, precision, batch, extra)
             for name, value in measured.items():
                 part = value.sum(0, dtype=torch.float64)
                 sums[name] = sums[name] + part if name in sums else part
@@ -78,7 +85,7 @@ def evaluate(
                 # A new tensor: data may write the next batch into the same memory.
                 outcomes.append(torch.stack([value, torch.zeros_like(value) if labels is None else labels.double()]))
         if not sums and any_batch is not None:
-            shapes = _measure(task, models, precision, any_batch())
+            shapes = _measure(task, models, precision, any_batch(), extra)
             sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}
     for model, training in zip(models, modes, strict=True):
         model.train(training)
@@ -93,10 +100,15 @@ def evaluate(
     return _evaluation(task, shaped, int(rest[0]), per_sample)
 
 
-def _measure(task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any) -> Mapping[str, Tensor]:
+def _measure(
+    task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, extra: Extra | None
+) -> Mapping[str, Tensor]:
     with precision.autocast():
-        outputs = task.predict(models, batch)
-    return task.measure(in_fp32(outputs), batch)
+        outputs = in_fp32(task.predict(models, batch))
+    measured = task.measure(outputs, batch)
+    if extra is None:
+        return measured
+    return {**measured, **{EXTRA + name: value for name, value in extra(outputs, measured, batch).items()}}
 
 
 def _evaluation(task: Task, sums: Sums, samples: int, per_sample: SampleResults | None) -> Evaluation:
@@ -107,6 +119,7 @@ def _evaluation(task: Task, sums: Sums, samples: int, per_sample: SampleResults 
         loss=float(sums["loss"]) / samples if "loss" in sums else None,
         chance=task.chance(sums, samples),
         per_sample=per_sample,
+        extras={name.removeprefix(EXTRA): float(part) for name, part in sums.items() if name.startswith(EXTRA)},
     )
 
 

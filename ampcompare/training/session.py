@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.randomness import derive
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
-from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.policies.divergence import DivergenceDetector
 from ampcompare.training.policies.factory import make_policies
 from ampcompare.training.policies.rollback import Rollback
@@ -101,8 +102,7 @@ class Session:
         checkpoint contains.
         """
         assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
-        share: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.size, "workers": assembly.workers}
-        share["pin_memory"] = self.config.pin_memory
+        share = self._share()
         for policy in self.policies:
             policy.begin(position.step)
         for epoch in range(position.epoch, recipe.epochs):
@@ -127,8 +127,8 @@ class Session:
             if ranks.size > 1:
                 self._require_equal_ranks(epoch)
             self._enter("evaluating")
-            result = self._evaluate(share)
-            averaged = self._evaluate_average(share)
+            result = self._evaluate()
+            averaged = self._evaluate_average()
             position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
             event = EpochResult(
                 epoch=epoch,
@@ -162,7 +162,7 @@ class Session:
             None on all ranks but the first.
         """
         assembly, config = self.assembly, self.config
-        of_ranks = rank_states(assembly.replicas, self._gpus(), assembly.ranks)
+        of_ranks = rank_states(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine
@@ -200,7 +200,7 @@ class Session:
                 part.load_state_dict(state["parts"][name])
         seed = derive("resume", self.config.recipe.seed, self.position.step, assembly.ranks.rank)
         # Last: building or loading anything else may draw from the generators.
-        restore_rank(state, assembly.replicas, self._gpus(), assembly.ranks, seed)
+        restore_rank(state, assembly.replicas, self.gpus(), assembly.ranks, seed)
 
     def _diverges_after(self, records: Sequence[StepRecord]) -> bool:
         """Apply the policies to a block of steps; return whether the run ends here as diverged.
@@ -244,31 +244,59 @@ class Session:
         if self.on_phase is not None:
             self.on_phase(phase)
 
-    def _evaluate(self, share: dict[str, Any]) -> Evaluation:
+    def evaluate_with(
+        self, models: Sequence[nn.Module], precision: Precision, extra: Extra | None = None
+    ) -> Evaluation:
+        """Measure models on the validation data of the run; every rank calls it.
+
+        Args:
+            extra: as for `evaluate`.
+        """
         assembly, ranks = self.assembly, self.assembly.ranks
         data, batch_size = assembly.task.data, self.config.recipe.batch_size
-        result = evaluate(
+        return evaluate(
             assembly.task,
-            assembly.replicas,
-            assembly.precision,
-            data.val_batches(batch_size, device=assembly.device, **share),
+            models,
+            precision,
+            data.val_batches(batch_size, device=assembly.device, **self._share()),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             range(ranks.rank, data.num_val, ranks.size),
             lambda: next(iter(data.val_batches(1, device=assembly.device))),
+            extra,
         )
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
+        average, ranks = self.assembly.average, self.assembly.ranks
+        assert average is not None
+        if ranks.size > 1:
+            average.equalize_buffers(ranks)
+        with average.applied(self.precision):
+            yield
+
+    def _share(self) -> dict[str, Any]:
+        """Return which part of the data this process reads, and how."""
+        ranks = self.assembly.ranks
+        return {
+            "rank": ranks.rank,
+            "world_size": ranks.size,
+            "workers": self.assembly.workers,
+            "pin_memory": self.config.pin_memory,
+        }
+
+    def _evaluate(self) -> Evaluation:
+        result = self.evaluate_with(self.assembly.replicas, self.precision)
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()
         return result
 
-    def _evaluate_average(self, share: dict[str, Any]) -> Evaluation | None:
-        average, ranks = self.assembly.average, self.assembly.ranks
-        if average is None:
+    def _evaluate_average(self) -> Evaluation | None:
+        if self.assembly.average is None:
             return None
-        if ranks.size > 1:
-            average.equalize_buffers(ranks)
-        with average.applied(self.precision):
-            return self._evaluate(share)
+        with self.averaged():
+            return self._evaluate()
 
     def _require_equal_ranks(self, epoch: int) -> None:
         """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0.
@@ -288,7 +316,7 @@ class Session:
         remedy = f"seen at the end of epoch {epoch}; every rank must apply the same gradients"
         require_equal(self.assembly.ranks, "state of training", state, remedy)
 
-    def _gpus(self) -> list[torch.device]:
+    def gpus(self) -> list[torch.device]:
         """Return the GPUs that this process trains on."""
         device = self.assembly.device
         if device.type != "cuda":

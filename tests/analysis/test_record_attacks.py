@@ -68,6 +68,15 @@ ATTACKS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "faster than its throughput": (_summary(step_seconds_median=0.005), "batch size over step_seconds_median gives"),
     "other losses": (_summary(losses_sha256="0" * 64), "losses_sha256 is 000000000000, and the losses of steps.jsonl"),
     "more steps": (_summary(num_steps=600), "it counts 600 steps, and steps.jsonl has 60"),
+    "a better tail": (_summary(loss_tail=0.001), "loss_tail is 0.001, and the last losses of steps.jsonl give 0.04"),
+    "answers that differ beyond all": (
+        _summary(in_precisions=[{"precision": "fp16", "answers": 5, "differing": 6}]),
+        "6 of 5 answers differ in fp16",
+    ),
+    "top-1 of 900 % in fp16": (
+        _summary(in_precisions=[{"precision": "fp16", "values": {"top-1": 9.0}}]),
+        "top-1 in fp16 is 9.0, and a share is 0 to 1",
+    ),
     "hidden skips": (_summary(skipped_steps=7), "it counts 7 skipped steps, and steps.jsonl has 0"),
     "skips beyond steps": (_summary(skipped_steps=61), "61 of 60 steps were skipped"),
     "two first epochs": (

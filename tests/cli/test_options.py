@@ -34,7 +34,7 @@ def test_an_option_follows_its_field(path: str) -> None:
     else:
         assert not isinstance(option.type, click.Choice)
     default = "on" if field.default is True else field.default
-    shown = "" if default in (None, False, "none") else f"  [default: {default}]"
+    shown = "" if default in (None, False, "none", ()) else f"  [default: {default}]"
     assert option.help == f"{field.description}{shown}"
 
 

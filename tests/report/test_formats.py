@@ -78,10 +78,10 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
 
 
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
-    """Start times stand where ways to start are compared, the exchange where ranks trained; elsewhere neither does."""
+    """Start times stand where ways to start are compared, the exchange where ranks trained, losses where kept."""
     comparison = make_comparison(["fp32", "half"])
     assert set(COLUMNS) - set(columns(comparison)) == {
-        *("metric", "other metrics", "throughput", "start (s)", "first batch (s)", "all-reduce %")
+        *("metric", "other metrics", "throughput", "start (s)", "first batch (s)", "all-reduce %", "tail loss")
     }
     first = comparison.records[0]
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})

@@ -101,6 +101,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.target": 90,
     "recipe.task": "module:factory",
     "script": {"name": "train.py"},
+    "eval_precision": "bf16",
     "recipe.tta": "flips",
     "recipe.compile": "inductor",
     "pin_memory": False,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord
 from ampcompare.records.script_metrics import metrics_of
 from ampcompare.settings.config import RunConfig
@@ -130,6 +131,7 @@ def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_
         iqr = three_quarters - quarter
     return RunSummary(
         num_steps=len(steps),
+        **loss_tail(losses),
         losses_sha256=hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest(),
         skipped_steps=sum(not all(step.applied) for step in steps),
         warmup_steps=config.warmup_steps,

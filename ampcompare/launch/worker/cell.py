@@ -50,6 +50,7 @@ from ampcompare.training.device import resolve_device
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
+from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.session import Session
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest
@@ -265,6 +266,10 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
             "weights_moved": None if initial is None else parameters_sha256(models) != initial,
         }
     )
+    if summary.metric_final is not None and not session.interrupted:
+        # After the peak of memory was read, and before the facts of processes.
+        results = evaluate_in_others(session, cell.compute)
+        summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
     steps_done = session.position.step

@@ -21,6 +21,7 @@ from ampcompare.report.html.runs import ArmRuns, arms_with_runs, time_marks
 from ampcompare.report.html.scaling_curves import scaling_charts
 from ampcompare.report.html.shared_settings import arm_facts, chosen_settings, shared_environment, shared_settings
 from ampcompare.report.legends import legend, overview_legend, verdict_legend
+from ampcompare.report.other_precisions import precision_table
 from ampcompare.report.overview import make_overview
 from ampcompare.report.published import published_legend, published_table
 from ampcompare.report.samples import sample_tables
@@ -77,6 +78,7 @@ class Html(Reporter):
             verdicts=[[arm or "(no name)", *cells] for arm, *cells in verdict_rows(comparison)],
             verdict_legend=verdict_legend(comparison),
             sample_tables=list(sample_tables(comparison)),
+            precisions=precision_table(comparison),
             published=published_table(comparison),
             published_legend=published_legend(comparison),
             learning=learning,

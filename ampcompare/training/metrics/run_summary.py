@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunSummary, StepRecord
 from ampcompare.training.metrics.clock import PeakMemory
@@ -120,6 +121,7 @@ class RunMetrics:
             epochs=epochs,
             num_steps=self.num_steps,
             losses_sha256=_sha256(self.losses),
+            **loss_tail(self.losses),
             skipped_steps=self.skipped_steps,
             warmup_steps=self.warmup_steps,
             step_seconds_median=median,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ampcompare.errors import CheckpointError
 
-__all__ = ["random_states", "require_random_states", "set_random_states"]
+__all__ = ["kept_random_states", "random_states", "require_random_states", "set_random_states"]
 
 WORDS = 624
 """Length of the state of a Mersenne Twister, in words of 32 bits."""
@@ -37,6 +38,16 @@ def set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device]
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(_of_numpy(states["numpy"]))
+
+
+@contextmanager
+def kept_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
+    """Leave all global generators on exit as they were on entry."""
+    states = random_states(devices)
+    try:
+        yield
+    finally:
+        set_random_states(states, devices)
 
 
 def require_random_states(states: Any, path: str) -> None:

@@ -67,6 +67,7 @@ def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     assert (record.status, record.summary.metric_final, record.metric.better) == ("completed", 18.5, "lower")
     assert (record.summary.num_steps, record.summary.final_loss_scale) == (20, 8.0)
     assert record.summary.step_seconds_median == pytest.approx(0.1)
+    assert (record.summary.loss_tail, record.summary.loss_tail_steps) == (17.5, 4)
     assert not implausible(record)
     assert not contradiction(record)
 

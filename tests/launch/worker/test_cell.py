@@ -18,7 +18,7 @@ from ampcompare.launch.worker.cell import Cell, build, configure_process, record
 from ampcompare.parallel.ranks import SingleProcess
 from ampcompare.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.metrics.weights_hash import parameters_sha256
+from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
 from ampcompare.training.session import Session
 
 MakeConfig = Callable[..., RunConfig]
@@ -45,6 +45,17 @@ def build_cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., Cell]:
         return build(make_config(drain_every=1, **options), tmp_path, CPU, SingleProcess())
 
     return make
+
+
+def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., Cell]) -> None:
+    """They are evaluated after the last step, with the final weights, and the tail of the losses is kept."""
+    cell = build_cell(arm="native:bf16", eval_precision="fp32,autocast:bf16")
+    run(cell)
+    summary = record(cell, None, start_seconds=0.0, seconds=1.0).summary
+    fp32, own = summary.in_precisions
+    assert (fp32.precision, own.differing, own.values) == ("fp32", 0, summary.epochs[-1].values)
+    assert summary.weights_sha256 == weights_sha256(cell.session.assembly.replicas)
+    assert summary.loss_tail is not None
 
 
 @pytest.mark.usefixtures("process_switches")

@@ -1,0 +1,129 @@
+"""The trained weights of a run, evaluated in other precisions than the arm's own.
+
+Each precision gets models of its own: built again in fp32, given the trained weights, then cast. The models that were
+trained stay as they are, and so do all random generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.precision.base import Precision
+from ampcompare.precision.evaluation import EvaluationPrecision
+from ampcompare.records.other_precisions import PrecisionResult
+from ampcompare.tasks.batches import in_fp32
+from ampcompare.tasks.task import Task
+from ampcompare.training.evaluate import Evaluation, Extra
+from ampcompare.training.session import Session
+from ampcompare.training.state.generators import kept_random_states
+
+__all__ = ["evaluate_in_others"]
+
+ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
+
+
+def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
+    """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
+
+    A precision in which the model cannot run has the error as its result. Every rank calls it.
+
+    Args:
+        session: after its last step.
+        compute: the context of the arm's own steps.
+    """
+    names = session.config.eval_precision
+    if not names:
+        return []
+    with kept_random_states(session.gpus()):
+        results = [_result(session, name, compute, averaged=False) for name in names]
+        if session.assembly.average is not None:
+            with session.averaged():
+                results += [_result(session, name, compute, averaged=True) for name in names]
+    return results
+
+
+def _result(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
+    try:
+        return _evaluated(session, name, compute, averaged=averaged)
+    except Exception as error:  # a precision that this model or device lacks is a row of the table
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return PrecisionResult(precision=name, averaged=averaged, error=reason)
+
+
+def _evaluated(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
+    assembly, own = session.assembly, session.precision
+    other = EvaluationPrecision(name, assembly.device, choice=session.config.cpu_half, outside=own)
+    models = _built_again(assembly.task, assembly.replicas, assembly.device, session.config.recipe.channels_last)
+    models, _ = other.prepare(models, [])
+    with _in_evaluation(assembly.replicas):
+        found = session.evaluate_with(models, other, _compared(assembly.task, assembly.replicas, own, compute))
+    own.weights_replaced()  # casts that were cached carry no gradient
+    return _as_result(found, name, other.mode, averaged=averaged)
+
+
+def _built_again(
+    task: Task, trained: Sequence[nn.Module], device: torch.device, channels_last: bool
+) -> list[nn.Module]:
+    """Return models of the task in fp32 with the weights of others, which keep theirs."""
+    models = [model.to(device) for model in task.make_models()]
+    for model, source in zip(models, trained, strict=True):
+        if channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.load_state_dict(source.state_dict())
+    return models
+
+
+@contextmanager
+def _in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, training in zip(models, modes, strict=True):
+            model.train(training)
+
+
+def _compared(task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]) -> Extra:
+    """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
+    first = task.metrics[0]
+
+    def extra(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
+        with compute, own.autocast():
+            theirs = in_fp32(task.predict(models, batch))
+        here, there = task.answers(outputs, batch), task.answers(theirs, batch)
+        reference = task.measure(theirs, batch)
+        if here is None and first.over_samples == "share":
+            here, there = measured[first.name].long(), reference[first.name].long()
+        found: dict[str, Tensor] = {}
+        if here is not None and there is not None:
+            asked = there >= 0
+            found[ANSWERS] = asked.flatten(1).sum(1) if asked.dim() > 1 else asked
+            differs = asked & (here != there)
+            found[DIFFERING] = differs.flatten(1).sum(1) if differs.dim() > 1 else differs
+        if first.over_samples == "mean":
+            found[MOVED] = (measured[first.name].double() - reference[first.name].double()).abs()
+        return found
+
+    return extra
+
+
+def _as_result(found: Evaluation, name: str, mode: str | None, *, averaged: bool) -> PrecisionResult:
+    extras = found.extras
+    return PrecisionResult(
+        precision=name,
+        averaged=averaged,
+        half=mode,
+        samples=found.samples,
+        values=found.values,
+        loss=found.loss,
+        answers=round(extras[ANSWERS]) if ANSWERS in extras else None,
+        differing=round(extras[DIFFERING]) if DIFFERING in extras else None,
+        sample_difference=extras[MOVED] / found.samples if MOVED in extras else None,
+    )
