@@ -22,8 +22,12 @@ __all__ = ["AtLevel2", "at_level_2"]
 NAME = "FP16_Optimizer"
 CONVERTERS = ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network")
 OPTIONS = ("init_optimizer", "static_loss_scale", "dynamic_loss_scale", "dynamic_loss_args", "verbose")
-# Attributes that the optimizer inside has as well, with the same meaning.
-SHARED = ("step", "param_groups", "state", "state_dict", "load_state_dict", "add_param_group", "zero_grad")
+# What the class has and the optimizer inside has not. Any other attribute is one of the optimizer without fp16 too.
+OWN = (
+    "all_fp16_params", "all_fp32_from_fp16_params", "cur_iter", "dynamic_loss_scale", "first_closure_call_this_step",
+    "fp16_groups", "fp16_groups_flat", "fp32_from_fp16_groups", "fp32_from_fp32_groups", "fp32_groups_flat",
+    "inspect_master_grad_data", "loss_scaler", "optimizer", "overflow", "scale_factor", "scale_window",
+)  # fmt: skip
 OF_MODELS = ("parameters", "named_parameters", "train", "eval", "state_dict")
 SCALE = ("loss_scale", "cur_scale")
 CLIP = "clip_each_group"
@@ -93,7 +97,7 @@ def _wrapped(tree: Tree, use: ast.AST) -> _Wrapped:
     inner = dotted(given.get("init_optimizer"))
     if key is None or inner is None or len(statement.targets) > 1:
         raise Unsure(call, f"{NAME} is not made from a plain name")
-    if not set(given) <= set(OPTIONS) or not _is_none(given.get("dynamic_loss_args")):
+    if not set(given) <= set(OPTIONS) or not _begins_at_default(given.get("dynamic_loss_args")):
         raise Unsure(call, f"{NAME} has arguments that cannot be followed")
     return _Wrapped(call, statement, key, inner, _scale(tree, given))
 
@@ -106,8 +110,17 @@ def _scale(tree: Tree, given: dict[str, ast.expr]) -> str:
     return '"dynamic"' if isinstance(dynamic, ast.Constant) else f'"dynamic" if {tree.source(dynamic)} else {fixed}'
 
 
-def _is_none(node: ast.expr | None) -> bool:
-    return node is None or (isinstance(node, ast.Constant) and node.value is None)
+def _begins_at_default(options: ast.expr | None) -> bool:
+    """Return whether `dynamic_loss_args` are not given, or only name the first scale that GradScaler has anyway."""
+    if options is None or (isinstance(options, ast.Constant) and options.value is None):
+        return True
+    if not isinstance(options, ast.Dict):
+        return False
+    given = {ast.unparse(key): value for key, value in zip(options.keys, options.values, strict=True) if key}
+    first = given.get("'init_scale'")
+    return set(given) <= {"'init_scale'", "'scale_window'"} and (
+        first is None or ast.unparse(first) in ("2 ** 16", "2.0 ** 16", "65536", "65536.0")
+    )
 
 
 class _Rewriter:
@@ -287,7 +300,7 @@ class _Rewriter:
             self._edits.remove(statement)
         elif node.attr == "zero_grad" and call is not None and (call.args or call.keywords):
             self._edits.replace(call, f"{key}.zero_grad()")
-        elif node.attr not in SHARED:
+        elif node.attr in (*OWN, *SCALE, "clip_master_grads", "update_master_grads"):
             raise Unsure(node, f"{node.attr} of {NAME} has no twin")
 
     def _clip_groups(self) -> None:
@@ -329,8 +342,11 @@ def _tests(tree: Tree, statement: ast.stmt) -> set[str]:
     for outer in tree.ancestors(statement):
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             break
-        if isinstance(outer, ast.If):
-            found.add(("" if below in outer.body else "not ") + ast.unparse(outer.test))
+        if isinstance(outer, ast.If) and below in outer.body:
+            both = isinstance(outer.test, ast.BoolOp) and isinstance(outer.test.op, ast.And)
+            found |= {ast.unparse(each) for each in (outer.test.values if both else [outer.test])}  # type: ignore[attr-defined]
+        elif isinstance(outer, ast.If):
+            found.add(f"not {ast.unparse(outer.test)}")
         if isinstance(outer, ast.stmt):
             below = outer
     return found
