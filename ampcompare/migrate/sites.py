@@ -337,6 +337,9 @@ def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
             for each in node.targets
         ):
             return isinstance(node.value, ast.Constant) and node.value.value is True
+        if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
+            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in ast.walk(node.value)):
+                return True
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
