@@ -158,7 +158,7 @@ class _Rewriter:
         if len({self._tree.function(each.call) for each in self._wrapped}) > 1:
             raise Unsure(self._wrapped[1].call, f"{NAME} is made in two functions")
         if any(meaning.startswith("apex.amp.") for _, meaning in self._names.uses):
-            raise Unsure(first.call, f"{NAME} stands beside apex.amp")
+            raise Unsure(first.call, f"{NAME} is used together with apex.amp")
         for node in self._tree.nodes:
             if isinstance(node, ast.Name) and node.id in ("scaled_loss", CLIP, "amp"):
                 raise Unsure(node, f"{node.id} has another meaning here")
@@ -166,7 +166,7 @@ class _Rewriter:
     # the model
 
     def _models(self) -> list[str]:
-        """Return the models that become fp16 before, or beside, the optimizer, and take the casts away."""
+        """Return the models that become fp16 in the function that makes the optimizer, and take the casts away."""
         tree = self._tree
         function = tree.function(self._wrapped[0].call)
         tests = _tests(tree, self._wrapped[0].statement)
