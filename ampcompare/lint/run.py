@@ -34,7 +34,7 @@ def lint_files(files: Iterable[Path], selection: Selection, *, fix: bool = False
         except FileFault as error:
             report.unread.append(Unread(path, str(error)))
         except SourceInvalid as error:
-            report.unread.append(Unread(path, f"not Python 3: {error}", error.line))
+            report.unread.append(Unread(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
     return report
 
 

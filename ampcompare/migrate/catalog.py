@@ -151,7 +151,8 @@ TABLE = (
         "in a file that only evaluates; left in one that trains"),
     Row("amp.init(enabled=True)", 'torch.autocast("cuda", dtype=torch.float16).__enter__()', REWRITES,
         "in a file that only evaluates; left in one that trains"),
-    Row("apex.fp16_utils.FP16_Optimizer", "as for O2", LEFT, "the API before `amp.initialize`"),
+    Row("optimizer = FP16_Optimizer(optimizer, ...); optimizer.backward(loss)", "as for O2", NOTED,
+        "where the fp16 model, the backward passes and the steps are in the same file; else left with a comment"),
     Row("apex.contrib, apex.mlp, apex.transformer, amp_C", "none", STAYING, "current Apex still has them"),
 )  # fmt: skip
 

@@ -34,13 +34,15 @@ def create_precision(core: Core, initialize: Initialize) -> None:
         if value is None or (isinstance(value, ast.Constant) and value.value is None):
             continue
         text = tree.source(value)
-        if isinstance(value, ast.Constant):
+        if isinstance(value, ast.Constant) or _is_choice(value):
             arguments.append(f"{option}={text}")
         else:
             arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
     for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
         if option in given:
             raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+    if initialize.sometimes - {"verbosity"}:
+        raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
     models = given.get("models", None)
     if models is None:
         raise Unsure(initialize.call, "amp.initialize without models")
@@ -72,6 +74,11 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     if not any(each.block for each in core.sites.backwards) and optimizers is not None:
         raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
     edits.replace_statement(initialize.statement, lines)
+
+
+def _is_choice(value: ast.expr) -> bool:
+    """Return whether a value is chosen by a test, and is not None at least in one case."""
+    return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
 
 
 OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")

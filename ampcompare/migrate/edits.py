@@ -208,7 +208,7 @@ class Edits:
             if line.after:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
-                below = [self._indentation(first) + content for first, content in line.after]
+                below = [content and self._indentation(first) + content for first, content in line.after]
                 joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
                 self._put(spans, stop, stop, joined)
         return self._apply(spans)

@@ -99,7 +99,7 @@ def migrate_file(path: Path, target: str = "torch") -> FileMigration:
     try:
         return FileMigration(path, document, migrate_text(document.text, target))
     except SourceInvalid as error:
-        where = f"line {document.place(error.line).line}: not Python 3: " if error.line else ""
+        where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
     except RecursionError:
         return FileMigration(path, document, fault="nested too deep")

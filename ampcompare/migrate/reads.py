@@ -137,8 +137,35 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
             return
+    _refuse_mixed(core, optimizer, step, reads)
     statements = {_collapsed(core, read) for read in reads}
     _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
+
+
+def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+    """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
+    first = min(read.statement.lineno for read in reads)
+    for backward in core.sites.backwards:
+        if backward.function is not step.function or not first < backward.statement.lineno < step.statement.lineno:
+            continue
+        if optimizer not in backward.optimizers or _is_in_another_branch(core.tree, backward.statement, step.statement):
+            continue
+        raise Unsure(
+            reads[0].node,
+            "gradients are read here, and another backward pass follows before the step; GradScaler unscales once "
+            "between two steps",
+        )
+
+
+def _is_in_another_branch(tree: Tree, one: ast.stmt, other: ast.stmt) -> bool:
+    """Return whether two statements are in different branches of one `if`, so that only one of them runs."""
+    around = [other, *tree.ancestors(other)]
+    for outer in tree.ancestors(one):
+        if isinstance(outer, ast.If) and outer in around:
+            return [each in around for each in outer.body] != [
+                each is one or each in tree.ancestors(one) for each in outer.body
+            ]
+    return False
 
 
 def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ampcompare.migrate.branches import join_branches
 from ampcompare.migrate.casts import cast_notes
 from ampcompare.migrate.core import rewrite_core
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
+from ampcompare.migrate.fp16_optimizer import at_level_2
 from ampcompare.migrate.imports import import_from_engine, import_functools, rewrite_imports, torch_name
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.sites import Unsure
@@ -64,6 +65,8 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
         return Migration(text, [])
     edits, findings, unsure = Edits(tree), [], None
     torch, above = torch_name(tree, names, edits)
+    if (earlier := _without_fp16_optimizer(tree, names, torch, target)) is not None:
+        return earlier
     try:
         findings += rewrite_core(tree, names, edits, torch, target)
     except Unsure as error:
@@ -98,6 +101,21 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
     _mark(tree, edits, findings)
     result = join_branches(edits.result()) if edits else text
     return Migration(result, findings, len(names.uses), len(kept))
+
+
+def _without_fp16_optimizer(tree: Tree, names: Names, torch: str, target: str) -> Migration | None:
+    """Return the migration of a module with `FP16_Optimizer`; None without one, or where a line remains by hand."""
+    try:
+        level_2 = at_level_2(tree, names, torch)
+    except Unsure:
+        return None
+    if level_2 is None:
+        return None
+    result = migrate_text(level_2.text, target)
+    if any(each.kind == BY_HAND for each in result.findings):
+        return None
+    moved = [replace(each, line=level_2.lines.get(each.line, each.line)) for each in result.findings]
+    return Migration(result.text, sorted({*moved, *level_2.notes}), len(names.uses), result.left)
 
 
 def _for_precision(

@@ -105,7 +105,11 @@ def _read_scale(tree: Tree, given: dict[str, ast.expr], settings: ScalerSettings
             settings.arguments.append(NO_GROWTH)
         settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
         return
-    dynamic = f'{text} in (None, "dynamic")'
+    if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
+        dynamic, text = tree.source(scale.test), tree.source(scale.orelse)
+    else:
+        text = text if _is_plain(scale) else f"({text})"
+        dynamic = f'{text} in (None, "dynamic")'
     settings.arguments += [
         f"init_scale=2.0**16 if {dynamic} else float({text})",
         f"growth_interval=2000 if {dynamic} else 2**31 - 1",

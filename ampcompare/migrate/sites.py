@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.names import Names
+from ampcompare.migrate.options import UNSEEN, entries
 from ampcompare.migrate.tree import Function, Tree
 from ampcompare.source.syntax import dotted
 
@@ -29,6 +30,8 @@ INITIALIZE = (
 )
 # Words in the names of what a loop over parameters goes over; `hparams` is none.
 PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
+# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
+WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
 
@@ -46,12 +49,17 @@ class Unsure(Exception):
 
 @dataclass
 class Initialize:
-    """A call of `amp.initialize`."""
+    """A call of `amp.initialize`.
+
+    Attributes:
+        sometimes: arguments that only some runs give, by `**options`; torch.amp has no twin of theirs.
+    """
 
     call: ast.Call
     statement: ast.stmt
     function: Function | None
     arguments: dict[str, ast.expr]
+    sometimes: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -133,8 +141,11 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
         if not isinstance(call, ast.Call) or call.func is not node:
             raise Unsure(node, f"amp.{what} is passed on as a value; call it where it is meant")
         if what == "initialize":
-            bound = _bind(call, INITIALIZE)
-            sites.initializes.append(Initialize(call, tree.statement(call), tree.function(call), bound))
+            bound = _bind(call, INITIALIZE, tree)
+            kept = {name: value for name, value in bound.items() if value is not UNSEEN}
+            sites.initializes.append(
+                Initialize(call, tree.statement(call), tree.function(call), kept, frozenset(set(bound) - set(kept)))
+            )
         elif what == "scale_loss":
             sites.backwards.append(_block(tree, call))
         elif what == "master_params":
@@ -161,14 +172,22 @@ def _optimizers_of(initialize: Initialize) -> list[str]:
     return [key for key in keys if key is not None and key != "_"]
 
 
-def _bind(call: ast.Call, names: tuple[str, ...]) -> dict[str, ast.expr]:
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
-        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+def _bind(call: ast.Call, names: tuple[str, ...], tree: Tree | None = None) -> dict[str, ast.expr]:
+    """Return the arguments of a call by name.
+
+    Args:
+        tree: to look up the dict of `**options` in; without it such a call is refused.
+    """
+    spread = [each.value for each in call.keywords if each.arg is None]
     bound = dict(zip(names, call.args, strict=False))
-    for keyword in call.keywords:
-        if keyword.arg not in names:
-            raise Unsure(call, f"Apex has no argument {keyword.arg}")
-        bound[str(keyword.arg)] = keyword.value
+    bound |= {str(each.arg): each.value for each in call.keywords if each.arg is not None}
+    options = entries(tree, spread[0], WITHOUT_TWIN) if tree is not None and len(spread) == 1 else None
+    if any(isinstance(each, ast.Starred) for each in call.args) or (spread and options is None):
+        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+    bound |= options or {}
+    unknown = next((name for name in bound if name not in names), None)
+    if unknown is not None:
+        raise Unsure(call, f"Apex has no argument {unknown}")
     return bound
 
 
@@ -298,10 +317,35 @@ def _reads_grad(tree: Tree, node: ast.AST) -> bool:
     if dotted(node) in ("torch.autograd.grad", "autograd.grad"):
         return False
     statement = tree.statement(node)
+    if _is_own_leaf(tree, node.value):
+        return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
         return not (isinstance(statement.value, ast.Constant) and statement.value.value is None)
     test = tree.parent(node)  # whether there is a gradient is no matter of its scale
     return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
+
+
+def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
+    """Return whether a function makes the tensor whose gradient it reads, as attacks on inputs do.
+
+    It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
+    """
+    key = dotted(owner)
+    for node in ast.walk(tree.function(owner) or tree.module):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
+            for each in node.targets
+        ):
+            return isinstance(node.value, ast.Constant) and node.value.value is True
+        if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
+            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in ast.walk(node.value)):
+                return True
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function = node.value.func
+            if isinstance(function, ast.Attribute) and function.attr == "requires_grad_":
+                if dotted(function.value) == key:
+                    return True
+    return False
 
 
 def _reading(tree: Tree, node: ast.AST) -> ast.stmt:

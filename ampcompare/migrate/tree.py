@@ -39,19 +39,22 @@ class Tree(SourceLines):
         first = NEWLINE.search(text)
         self.newline = first.group() if first else "\n"
         self._parents: dict[ast.AST, ast.AST] = {}
+        self._functions: dict[ast.AST, Function | None] = {}
         self.nodes: list[ast.AST] = []
         self._walk()
         self.unit = self._find_unit()
 
     def _walk(self) -> None:
         waiting: list[ast.AST] = [self.module]
-        parents, nodes = self._parents, self.nodes
+        parents, functions, nodes = self._parents, self._functions, self.nodes
         while waiting:
             node = waiting.pop()
             nodes.append(node)
-            children = list(ast.iter_child_nodes(node))
+            inside = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else functions.get(node)
+            children = _children(node)
             for child in children:
                 parents[child] = node
+                functions[child] = inside
             waiting.extend(reversed(children))
 
     def _find_unit(self) -> str:
@@ -130,10 +133,7 @@ class Tree(SourceLines):
 
     def function(self, node: ast.AST) -> Function | None:
         """Return the innermost function around a node; None at the top of the module or of a class."""
-        for outer in self.ancestors(node):
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                return outer
-        return None
+        return self._functions.get(node)
 
     def class_of(self, function: Function | None) -> ast.ClassDef | None:
         """Return the class whose method a function is."""
@@ -143,3 +143,15 @@ class Tree(SourceLines):
         while isinstance(parent, (ast.If, ast.Try)):
             parent = self.parent(parent)
         return parent if isinstance(parent, ast.ClassDef) else None
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in twice the time."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in value if isinstance(each, ast.AST)]
+    return found

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import ast
+import sys
 import warnings
 
 __all__ = ["SourceInvalid", "dotted", "parse_tree"]
+
+
+# What Python's parser says of statements that Python 2 had.
+PYTHON_2 = (
+    "Missing parentheses in call to",
+    "inconsistent use of tabs",
+    "leading zeros in decimal integer literals",
+    "multiple exception types must be parenthesized",
+)
 
 
 class SourceInvalid(ValueError):
@@ -13,11 +23,14 @@ class SourceInvalid(ValueError):
 
     Attributes:
         line: from 1, where the parser stopped; 0 where it does not say.
+        kind: "not Python 3, but Python 2", or that this version of Python cannot parse it: its syntax may be newer.
     """
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
         self.line = line
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        self.kind = "not Python 3, but Python 2" if message.startswith(PYTHON_2) else f"not Python {version}"
 
 
 def parse_tree(text: str) -> ast.Module:

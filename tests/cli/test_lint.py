@@ -35,7 +35,7 @@ def test_findings(call: Call, project: Path) -> None:
 
     assert done.code == 1
     assert [line.partition(" ")[0] for line in done.out.splitlines()] == ["train.py:1:1:", "train.py:2:39:"]
-    assert done.lines[0].startswith("note: not read: old.py:2: not Python 3: ")
+    assert done.lines[0].startswith("note: not read: old.py:2: not Python 3, but Python 2: ")
     assert done.lines[1] == "2 findings in 1 of 2 files; --fix corrects 1 of them; 1 file not read"
 
 

@@ -242,6 +242,24 @@ HARMLESS = {
             if not args.amp:
                 loss.backward()
     """,
+    "one loss in every round, another in some, each with its own step": """
+        class Trainer:
+            def fit(self, loader):
+                for step, batch in enumerate(loader):
+                    self.train(self.model(batch))
+                    if step % 2 == 0:
+                        self.train_other(self.model(batch))
+            def train(self, loss):
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            def train_other(self, loss):
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+    """,
     "words in a text": '''
         """How to use apex: from apex import amp; scaler.step(optimizer)."""
         print("autocast")
@@ -294,6 +312,31 @@ WRONG = {
         parser.add_argument("--opt-level", default="02")
         """,
         ["AMP108"],
+    ),
+    "a checkpoint that is extended, saved twice, under a name that had another value": (
+        """
+        import torch
+        def train(optimizer):
+            state = torch.load("weights")
+            scaler = torch.amp.GradScaler("cuda")
+            state = {"optimizer": None if final else optimizer.state_dict()}
+            state["epoch"] = 1
+            torch.save(state, "last")
+            torch.save(state, "best")
+            optimizer.step()
+        """,
+        ["AMP226"],
+    ),
+    "a checkpoint through a function of the script": (
+        """
+        import torch
+        class Trainer:
+            def fit(self):
+                scaler = torch.amp.GradScaler("cuda")
+                scaler.step(self.optimizer)
+                save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+        """,
+        ["AMP226"],
     ),
     "a closure": (
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,11 @@ def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"print 'apex'\n", "not Python 3"),
+        (b"print 'apex'\n", "line 1: not Python 3, but Python 2: Missing parentheses"),
+        (
+            b"import apex\nx = = 1\n",
+            f"line 2: not Python {sys.version_info.major}.{sys.version_info.minor}: invalid syntax",
+        ),
         (b"from apex import amp\nx = '\xff'\n", "not text in utf-8"),
         (b"# coding: klingon\nimport apex\n", "klingon"),
         (b"x = " + b"(" * 5000 + b"apex", "not"),

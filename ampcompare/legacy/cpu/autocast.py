@@ -11,11 +11,17 @@ from typing import Any
 import torch
 from torch.amp import autocast_mode
 
+from ampcompare.legacy.cpu.casts import cast_as_for_cuda
+
 __all__ = ["autocast_on_cpu"]
+
+
+_LIBRARIES: list[torch.library.Library] = []  # torch forgets the casts of one that is gone
 
 
 def autocast_on_cpu() -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
+    _LIBRARIES.append(cast_as_for_cuda())
     _follow_setters()
     _keep_cpu_state()
     _cast_inputs_on_cpu()

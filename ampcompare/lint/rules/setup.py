@@ -154,8 +154,11 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
         if maker is None or state.search(source):
             continue
-        for call in module.calls_of("torch.save"):
+        reported: set[ast.Dict] = set()
+        for call in _saving_calls(module):
             saved = _saved_dict(module, call)
+            if saved in reported:
+                continue
             alone = _is_state_of_optimizer(module, keyword(call, "obj", 0))
             if not (alone or (saved is not None and _holds_optimizer(module, saved))):
                 continue
@@ -163,7 +166,17 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
             edits = () if saved is None else _added_state(module, code, maker, call, saved)
+            reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
+
+
+def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
+    """Yield the calls of `torch.save`, and of functions of the script whose names say that they save a checkpoint."""
+    known = {id(call): name for call, name in module.resolved}
+    for call in sorted(module.names.calls, key=lambda each: each.lineno):
+        name = known.get(id(call)) or name_of(call.func)
+        if name == "torch.save" or name.rpartition(".")[2].startswith(("save_checkpoint", "save_ckpt")):
+            yield call
 
 
 def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
@@ -192,8 +205,9 @@ def _saved_dict(module: LintModule, call: ast.Call) -> ast.Dict | None:
     value = keyword(call, "obj", 0)
     if isinstance(value, ast.Name):
         values = module.names.scope_of[call].values.get(value.id, [])
-        extended = module.mentions(rf"\b{value.id}\[|\b{value.id}\.update\(")
-        value = values[0] if len(values) == 1 and not extended else None
+        above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
+        nearest = max(above, key=lambda each: each.lineno, default=None)
+        value = nearest if not module.mentions(rf"\b{value.id}\.update\(") else None
     return value if isinstance(value, ast.Dict) else None
 
 
@@ -202,6 +216,8 @@ def _holds_optimizer(module: LintModule, saved: ast.Dict) -> bool:
 
 
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
+    if isinstance(value, ast.IfExp):
+        return any(_is_state_of_optimizer(module, each) for each in (value.body, value.orelse))
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
         return False
     return module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer"

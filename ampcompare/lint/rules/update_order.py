@@ -55,7 +55,7 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
                 if event.loops != step.loops or not event.may_follow(step) or not _accumulates(step, event):
                     continue
                 condition = _accumulates(step, event)
-                if any("%" in key for key in event.facts):
+                if any("%" in key for key in event.facts) or _steps_each_time(trace, event):
                     continue
                 step_kind = step.kind is Kind.SCALER_STEP
                 if event.kind is Kind.UPDATE and step_kind and event.subject == step.subject:
@@ -65,6 +65,14 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
                         yield module.finding("AMP210", event.call, f"the step runs only if `{condition}`")
                 elif event.kind is Kind.CLIP:
                     yield module.finding("AMP211", event.call, f"the step runs only if `{condition}`")
+
+
+def _steps_each_time(trace: Trace, event: Event) -> bool:
+    """Return whether another step runs as often as a call does, which then belongs to that one."""
+    return any(
+        other.kind in STEPS and other.loops == event.loops and not any("%" in key for key in other.facts)
+        for other in trace
+    )
 
 
 def _updates_each_time(trace: Trace, event: Event) -> bool:

@@ -122,6 +122,7 @@ AUTOCAST = """
         with block:
             assert model(x).dtype is dtype and state() == (True, True, dtype)
             assert torch.nn.functional.cross_entropy(model(x), torch.tensor([0, 1]).cuda()).dtype is full
+            assert model(x).softmax(-1).dtype is model(x).sum().dtype is full
             with autocast(enabled=False):
                 assert model(x).dtype is full and not torch.is_autocast_enabled()
                 with torch.autocast("cuda", dtype=dtype):
