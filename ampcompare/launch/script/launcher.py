@@ -123,7 +123,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     """Return the command line of a cell."""
     seed = config.recipe.seed
     start = [sys.executable]
-    if config.processes > 1:
+    if config.processes > 1 or script.torchrun:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / RECORD).resolve())]
     if script.max_steps is not None:

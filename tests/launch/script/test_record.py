@@ -110,7 +110,7 @@ def test_output_is_read_and_bounded(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_cell(tmp_path: Path) -> None:
-    """Options stand before the script, its arguments behind; several processes are started by torchrun."""
+    """Options stand before the script, its arguments behind; torchrun starts several processes, or one that asks for it."""
     script = ScriptConfig(name="pkg.train", is_module=True, arguments=("--x", "{seed}"), max_steps=5)
     words = script_command(RunConfig(arm="bf16", device="cpu", script=script), script, tmp_path)
     assert words[words.index("exec") + 1 :] == [
@@ -119,3 +119,5 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
     ]
     several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
     assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = script.model_copy(update={"torchrun": True})
+    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:6] == [*several[1:5], "1"]
