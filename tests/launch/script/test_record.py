@@ -110,7 +110,7 @@ def test_output_is_read_and_bounded(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_cell(tmp_path: Path) -> None:
-    """Options stand before the script, its arguments behind; torchrun starts several processes, or one that asks for it."""
+    """Options stand before the script, its arguments behind; torchrun starts several processes, or one if asked."""
     script = ScriptConfig(name="pkg.train", is_module=True, arguments=("--x", "{seed}"), max_steps=5)
     words = script_command(RunConfig(arm="bf16", device="cpu", script=script), script, tmp_path)
     assert words[words.index("exec") + 1 :] == [
