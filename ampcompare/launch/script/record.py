@@ -124,9 +124,11 @@ def picked(metric: ScriptMetric, values: Sequence[float]) -> float:
 
 def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     if metric.pattern is not None:
-        return f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
-    logged = ", ".join(sorted(rows.scalars)) or "nothing"
-    return f"the script never logged metric {metric.name}; it logged {logged}. --list-metrics shows what can be seen"
+        reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
+    else:
+        logged = ", ".join(sorted(rows.scalars)) or "nothing"
+        reason = f"the script never logged metric {metric.name}; it logged {logged}"
+    return f"{reason}. --list-metrics shows what can be seen"
 
 
 def _divergence(losses: Sequence[float], patience: int) -> int | None:
