@@ -197,7 +197,7 @@ def _row(
         arm=arm,
         engine=", ".join(engines) or None,
         half=next((record.half for record in ran if record.half), None),
-        lr=records[0].config.recipe.optimizer.lr if records and records[0].script is None else float("nan"),
+        lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
         diverged=diverged,
