@@ -83,10 +83,16 @@ def _arm(records: Sequence[RunRecord]) -> str:
 
 def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
-    missing = [cell for cell in comparison.order if cell not in ended]
+    missing = [cell for cell in comparison.order if cell not in ended and not _repeats(cell, comparison.excluded)]
     if missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
+
+
+def _repeats(cell: str, excluded: Sequence[str]) -> bool:
+    """Return whether a cell, such as "fp32@1", ended, and is left out since it is the run of another seed."""
+    arm, _, seed = cell.rpartition("@")
+    return any(reason.startswith(f"{arm}, seed {seed}: its losses are those of seed") for reason in excluded)
 
 
 def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:

@@ -135,3 +135,14 @@ def test_one_arm_gets_another(make_record: MakeRecord, arm: str, other: str) -> 
     (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
     assert step.command == f"{typed} --arm {other}"
     assert works(step)
+
+
+def test_a_run_of_another_seed_is_not_missing(make_record: MakeRecord) -> None:
+    """A script that seeds itself gives one run for all seeds: the same command would change nothing."""
+    records = [make_record(arm, seed, losses_sha256=arm) for arm in ("fp32", "half") for seed in (0, 1)]
+    order = ["fp32@0", "fp32@1", "half@0", "half@1"]
+    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED, order=order)
+    assert len(comparison.excluded) == 2
+    assert not any("missing" in step.why for step in comparison.next_steps)
+    fewer = summarize(records[:3], arms=["fp32", "half"], reference="fp32", command=TYPED, order=order)
+    assert any("finish the missing run" in step.why for step in fewer.next_steps)
