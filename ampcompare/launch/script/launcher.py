@@ -116,7 +116,9 @@ class ScriptLauncher(Launcher):
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-    return {**threads, **os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"}
+    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore::FutureWarning"]))
+    own = {"AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": warnings}
+    return {**threads, **os.environ, **own}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
@@ -138,7 +140,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     if script.is_module:
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
-    return [*start, "-W", "ignore::FutureWarning", "-m", "ampcompare", "exec", *options, script.name, *arguments]
+    return [*start, "-m", "ampcompare", "exec", *options, script.name, *arguments]
 
 
 def _failure(code: int, rows: ScriptRows, folder: Path) -> str:

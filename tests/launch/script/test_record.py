@@ -120,4 +120,4 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
     several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
     assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = script.model_copy(update={"torchrun": True})
-    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:6] == [*several[1:5], "1"]
+    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:8] == [*several[1:5], "1", "-m", "ampcompare"]
