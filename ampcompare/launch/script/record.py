@@ -77,7 +77,7 @@ def script_record(
         values[metric.name] = picked(metric, found)
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
-    diverged = _divergence(losses, config.nan_patience)
+    diverged, divergence = _divergence(losses, config.nan_patience)
     status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
     first, *others = values
     summary = _summary(config, rows, losses, wall_seconds).model_copy(
@@ -87,7 +87,7 @@ def script_record(
             "others_final": {name: values[name] for name in others} if diverged is None else {},
             "epochs": [EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)],
             "diverged_step": diverged,
-            "divergence": None if diverged is None else f"{config.nan_patience} non-finite losses in a row",
+            "divergence": divergence,
         }
     )
     tracer = Tracer()
@@ -131,14 +131,19 @@ def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     return f"{reason}. --list-metrics shows what can be seen"
 
 
-def _divergence(losses: Sequence[float], patience: int) -> int | None:
-    """Return the first of `patience` non-finite losses in a row."""
+def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
+    """Return the first of `patience` non-finite losses in a row, or of two or more that end the run, and which it is.
+
+    What a script prints as `nan` seldom matches the pattern of a metric, whose last value is then an older one.
+    """
     row = 0
     for step, loss in enumerate(losses):
         row = 0 if math.isfinite(loss) else row + 1
         if row == patience:
-            return step - patience + 1
-    return None
+            return step - patience + 1, f"{patience} non-finite losses in a row"
+    if row > 1:
+        return len(losses) - row, f"the last {row} losses are not finite"
+    return None, None
 
 
 def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:

@@ -91,6 +91,15 @@ def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path) -> None:
     assert (record.status, record.summary.diverged_step, record.summary.metric_final) == ("diverged", 3, None)
 
 
+def test_losses_that_end_non_finite_are_divergence(tmp_path: Path) -> None:
+    """However short the run; a single one may be a step that the scale skips."""
+    for losses, step_of_it in (([1.0, "nan", "nan"], 1), ([1.0, 1.0, "inf"], None)):
+        rows = rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
+        record = record_of(config_of(), rows)
+        assert record.summary.diverged_step == step_of_it
+    assert record.status == "completed"
+
+
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]
