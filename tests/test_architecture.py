@@ -32,6 +32,7 @@ FLOORS = {
     "records": 4,
     "parallel": 4,
     "settings": 3,
+    "script_source": 4,
     "checkpoint": 3,
     "doctor": 3,
     "backends": 2,
@@ -52,7 +53,7 @@ FLOORS = {
 }
 TORCH_FREE = (
     *("analysis", "api", "backends", "claims", "cli", "experiment", "lint", "migrate", "mistakes", "records"),
-    *("report", "settings", "source"),
+    *("report", "script_source", "settings", "source"),
 )
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")

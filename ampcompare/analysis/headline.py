@@ -10,6 +10,7 @@ from ampcompare.analysis.learning import idle_some, idle_verdict, too_wide
 from ampcompare.analysis.looks import changes_sentence
 from ampcompare.analysis.phrases import count_of, quality_of
 from ampcompare.analysis.recommendation import recommended, use_sentence
+from ampcompare.analysis.record_checks import SEEDS_ITSELF
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 
@@ -46,7 +47,9 @@ def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
 
 def _excluded(comparison: Comparison) -> Iterable[str]:
     count = len(comparison.excluded)
-    if count:
+    if count and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded):
+        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
+    elif count:
         yield f"{count} record{'s are' if count > 1 else ' is'} not used; the details have the reason."
 
 

@@ -10,11 +10,13 @@ import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from ampcompare.analysis.divergence_cause import EPS, divergence_cause
 from ampcompare.analysis.learning import idle_verdict
 from ampcompare.analysis.phrases import names_of
 from ampcompare.analysis.recommendation import recommended
+from ampcompare.analysis.record_checks import SEEDS_ITSELF
 from ampcompare.analysis.statistics import MIN_PAIRS
 from ampcompare.analysis.typed_command import TypedCommand, seeds_text
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
@@ -27,6 +29,7 @@ FIRST_SEEDS = 5  # where there are too few for a verdict
 MAX_LR = 0.1  # that is advised where the reference diverged, however large its own
 MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyond, as few as settle one
 MORE_SEEDS = re.compile(r"inconclusive \(≤(\d+) more seeds?\)")
+REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 
 
@@ -83,21 +86,24 @@ def _arm(records: Sequence[RunRecord]) -> str:
 
 def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     ended = {f"{run.arm}@{run.config.recipe.seed}" for run in comparison.records if run.status != "interrupted"}
-    missing = [cell for cell in comparison.order if cell not in ended and not _repeats(cell, comparison.excluded)]
-    if missing:
+    missing = [cell for cell in comparison.order if cell not in ended]
+    if missing and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded) and comparison.excluded:
+        yield NextStep(
+            command=str(typed.with_option("--seed-arg", "--seed").elsewhere("seeded")),
+            why="pass the seed on, if --seed is what the script calls it",
+        )
+    elif missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
-
-
-def _repeats(cell: str, excluded: Sequence[str]) -> bool:
-    """Return whether a cell, such as "fp32@1", ended, and is left out since it is the run of another seed."""
-    arm, _, seed = cell.rpartition("@")
-    return any(reason.startswith(f"{arm}, seed {seed}: its losses are those of seed") for reason in excluded)
 
 
 def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
+        if failed and failed[0].config.script is not None:
+            if failed[0].environment.get("exit_code") != REFUSED:
+                yield _in_foreground(failed[0])
+            continue
         if failed:
             yield NextStep(
                 command=shlex.join(["ampcompare", "doctor", "--for", _arm(failed)]),
@@ -105,6 +111,22 @@ def _failed(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -
                 "directory",
             )
             return
+
+
+def _in_foreground(record: RunRecord) -> NextStep:
+    """Return how to see a script fail."""
+    script = record.config.script
+    assert script is not None
+    seed = record.config.recipe.seed
+    words = ["ampcompare", "exec", "--arm", record.config.arm, "--seed", str(seed)]
+    words += ["--device", "cpu"] if record.config.device == "cpu" else []
+    words += ["--compat-torch"] if script.compat_torch else []
+    words += ["-m"] if script.is_module else []
+    arguments = script.arguments_for(seed, record.config.arm, Path("by-hand"))
+    return NextStep(
+        command=shlex.join([*words, script.name, *arguments]),
+        why=f"run it in the foreground; its log is cells/{record.cell}/log.txt in the run directory",
+    )
 
 
 def _reference_step(

@@ -21,9 +21,10 @@ from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
 from ampcompare.settings.config import settings_digest
 
-__all__ = ["contradiction", "implausible", "read_checked", "unique_runs"]
+__all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
 
 MAX_CHECKED_BYTES = 2**26  # of a steps.jsonl, about 300,000 steps; beyond that the record stands alone
+SEEDS_ITSELF = "the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
 ROUNDING = 1e-9  # of the same arithmetic in another order
 TRACE_DIGITS = 1e-4  # of losses that the trace rounds to six digits
 SHOWN_DIGITS = 1e-3  # of values that the trace rounds to four digits
@@ -282,7 +283,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
             if other != seed:
                 fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
                 if record.script is not None:
-                    fault += "; the script seeds itself, so pass the seed on with --seed-arg, or as {seed}"
+                    fault += f"; {SEEDS_ITSELF}"
         if fault:
             faults[number] = f"{record.arm}, seed {seed}: {fault}"
         else:

@@ -40,7 +40,17 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
         )
     if checked and not apart:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
+    yield from _departures(ran)
     yield from _shared_files(ran)
+
+
+def _departures(records: Sequence[RunRecord]) -> Iterator[str]:
+    arms: dict[str, dict[str, None]] = {}
+    for record in records:
+        for note in record.script.notes if record.script is not None else []:
+            arms.setdefault(note, {})[record.arm] = None
+    for note, names in arms.items():
+        yield f"{', '.join(names)}: {note}."
 
 
 def _shared_files(records: Sequence[RunRecord]) -> Iterator[str]:

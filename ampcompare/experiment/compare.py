@@ -19,7 +19,7 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions
 from ampcompare.experiment.ownership import owned
 from ampcompare.experiment.plan import Plan, parse_seeds
-from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.preflight import check_cells, grouped_refusals, refused_arms
 from ampcompare.experiment.recorded_order import with_recorded_order
 from ampcompare.experiment.run import run_plan
 from ampcompare.experiment.run_folder import check_output_name
@@ -36,6 +36,7 @@ from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord
+from ampcompare.records.script_metrics import metrics_of
 from ampcompare.report.files import write_reports
 from ampcompare.report.junit import JUnit
 from ampcompare.report.tensorboard import EventFiles
@@ -176,6 +177,8 @@ def run_comparison(
     observer = observer if observer is not None and is_main else Observer()
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
+    for refusal in grouped_refusals(refused_arms(plan.cells)):
+        observer.note(refusal)
     events = EventFiles(options.tensorboard, observer.note) if options.tensorboard is not None else None
 
     def save(comparison: Comparison, folder: Path) -> None:
@@ -223,6 +226,8 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
 
 def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
     """Return what the runs will measure; None where only the task itself, which needs torch, can tell."""
+    if sources.config.script is not None:
+        return metrics_of(sources.config.script)
     return (TOP1, TOP5) if sources.config.recipe.task == DEFAULT_TASK else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ampcompare.backends.apex_engine import require_real_apex
@@ -15,11 +15,12 @@ from ampcompare.environment.find_module import find_module
 from ampcompare.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
+from ampcompare.script_source.refusals import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.names import check_task
 
-__all__ = ["check_cells"]
+__all__ = ["check_cells", "grouped_refusals", "refused_arms"]
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
@@ -29,6 +30,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         ConfigError: a name or a file that is not there.
         EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
     """
+    cells = list(cells)
     seen: set[tuple[object, ...]] = set()
     for cell in cells:
         recipe = cell.recipe
@@ -58,6 +60,24 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.parallel.backend == "nccl" and on_cpu and not is_rank():  # ranks report it once, when they meet
             why = no_cuda or f"the device is {cell.device}"
             raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
+    refused = refused_arms(cells)
+    if refused and len(refused) == len({cell.arm for cell in cells}):
+        raise UnsupportedCombination("; ".join(grouped_refusals(refused)))
+
+
+def refused_arms(cells: Iterable[RunConfig]) -> dict[str, str]:
+    """Return the arms that certainly cannot train the script of their cells, with the reason."""
+    arms = {cell.arm: cell for cell in cells if cell.script is not None}
+    reasons = {arm: why_refused(cell.script, cell.parsed_arm) for arm, cell in arms.items() if cell.script is not None}
+    return {arm: reason for arm, reason in reasons.items() if reason}
+
+
+def grouped_refusals(refused: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each reason, which begins with its arms."""
+    arms: dict[str, list[str]] = {}
+    for arm in sorted(refused):
+        arms.setdefault(refused[arm], []).append(arm)
+    return [f"{', '.join(names)} cannot train this script: {reason}" for reason, names in arms.items()]
 
 
 def _check_script(arm: Arm) -> None:

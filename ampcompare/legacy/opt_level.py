@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ampcompare.errors import UnsupportedCombination
+from ampcompare.guards.location import user_location
 from ampcompare.legacy.stderr import note
 
 __all__ = ["override"]
@@ -29,7 +31,8 @@ def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | No
     """Make `amp.initialize` use `level` without arguments that it refuses, with one line on stderr.
 
     Args:
-        options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept.
+        options: further arguments to set. With them, none of the script's own that `REPLACED` lists is kept, and
+            `enabled=False` is an error.
     """
     amp: Any = sys.modules["apex.amp"]
     original = amp.initialize
@@ -46,6 +49,11 @@ def override(level: str, *, quiet: bool = False, options: Mapping[str, Any] | No
             for name in dropped:
                 del given[name]
         if options is not None:
+            if given.get("enabled") is False and level != "O0":
+                raise UnsupportedCombination(
+                    f"{user_location()}: amp.initialize has enabled=False, so apex:{level} cannot act; run the "
+                    "script with amp enabled"
+                )
             for name in REPLACED:
                 given.pop(name, None)
             given.update(options)

@@ -233,6 +233,7 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     files: list[str] = Field([], description="files outside the folder of the cell that it wrote")
+    notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
 
 
 class RunRecord(FrozenRecord):

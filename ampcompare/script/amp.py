@@ -32,6 +32,9 @@ from ampcompare.script.session import Session, here, parameters_by_id
 
 __all__ = ["Given", "ScriptAmp"]
 
+ONE_SCALE = (
+    "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
+)
 Given = Callable[[list[Any], list[Any]], None]
 
 
@@ -56,6 +59,7 @@ class ScriptAmp:
         self._sessions: list[Session] = []
         self._reads = GradientReads(self._before_read)
         self._stepping = False
+        self._blocks = 0
         self._device_type = "cpu"
         self._registered: list[tuple[Any, str, str]] = []
 
@@ -103,7 +107,9 @@ class ScriptAmp:
             names = {number: type(one).__name__ for number, one in zip(numbers, new_optimizers, strict=True)}
             scales = precision.loss_scales()
             self._rows.add_initialize(self._name, names, list(scales), [True] * len(scales))
-            self._rows.has_amp = True
+            self._rows.has_amp = self._rows.has_initialized = True
+            if scales and options.get("num_losses", 1) > 1:
+                self._rows.add_note(ONE_SCALE)
         given = new_models if isinstance(models, list) else new_models[0]
         if optimizers is None:
             return given
@@ -186,10 +192,34 @@ class ScriptAmp:
         with (
             self._casting.off(),
             self._reads.paused(),
+            self._inside(),
             session.precision.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled,
         ):
             yield scaled
         session.end(optimizers, delay_unscale=delay_unscale)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Run a block whose backward passes are of scaled losses."""
+        self._blocks += 1
+        if self._rows is not None:
+            self._rows.blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if self._rows is not None:
+                self._rows.blocks -= 1
+
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """Prepare the gradients that are there for a backward pass.
+
+        Raises:
+            ScalingError: it would add true gradients to scaled ones.
+        """
+        if not self._blocks:
+            for session in self._sessions:
+                session.before_plain_backward(losses)
 
     def master_params(self, optimizer: Any) -> Iterator[Tensor]:
         """Yield the tensors that `optimizer.step` updates, with true gradients after a `scale_loss` block."""

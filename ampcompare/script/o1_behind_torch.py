@@ -20,16 +20,30 @@ from ampcompare.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.amp import Given
-from ampcompare.script.torch_amp import present, scaler_settings, switched_off, unscaled
+from ampcompare.script.torch_amp import (
+    not_scaled,
+    present,
+    scaler_settings,
+    switched_off,
+    unscaled,
+    without_autocast,
+)
 
 __all__ = ["O1BehindTorch"]
 
 
 @dataclasses.dataclass
 class _State:
-    """Of one GradScaler: Apex's scaler, and per optimizer since the last update whether its gradients overflowed."""
+    """Of one GradScaler, since the last update.
+
+    Attributes:
+        scaler: of Apex.
+        scaled: whether it has scaled a loss.
+        overflows: per optimizer, whether its gradients overflowed.
+    """
 
     scaler: LossScaler
+    scaled: bool = False
     overflows: dict[int, bool] = dataclasses.field(default_factory=dict)
 
 
@@ -129,6 +143,7 @@ class O1BehindTorch:
         self._scales = True
         if not scaler.is_enabled():
             return outputs
+        self._of(scaler).scaled = True
         if isinstance(outputs, Tensor):
             return outputs.float() * self._of(scaler).scaler.loss_scale()
         return type(outputs)(self._scale(original, scaler, output) for output in outputs)
@@ -137,6 +152,10 @@ class O1BehindTorch:
         if not scaler.is_enabled():
             return
         state = self._of(scaler)
+        if not self.used:
+            raise without_autocast("apex:O1")
+        if not state.scaled:
+            raise not_scaled("apex:O1")
         if id(optimizer) in state.overflows:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
@@ -163,6 +182,7 @@ class O1BehindTorch:
             state.scaler._has_overflow = any(state.overflows.values())
             state.scaler.update_scale()
         state.overflows.clear()
+        state.scaled = False
 
     def _get_scale(self, original: Any, scaler: Any) -> float:
         return self._of(scaler).scaler.loss_scale() if scaler.is_enabled() else 1.0

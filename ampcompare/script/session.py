@@ -13,7 +13,7 @@ from ampcompare.guards.location import Location, user_frames
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.script.gradients import GradientReads
 
-__all__ = ["Parameters", "Session", "here", "parameters_by_id"]
+__all__ = ["Parameters", "Session", "here", "leaves_of", "parameters_by_id"]
 
 Parameters = Mapping[int, Mapping[int, Tensor]]
 
@@ -30,6 +30,22 @@ class _Stage(enum.Enum):
 def parameters_by_id(optimizers: Sequence[Any]) -> Parameters:
     """Return the parameters of each optimizer, by the id of the optimizer and their own."""
     return {id(one): {id(param): param for param in owned_params(one)} for one in optimizers}
+
+
+def leaves_of(losses: Sequence[Tensor]) -> frozenset[int]:
+    """Return the ids of the tensors whose gradients a backward pass of `losses` adds to."""
+    waiting: list[Any] = [loss.grad_fn for loss in losses]
+    seen: set[Any] = set()
+    leaves = {id(loss) for loss in losses if loss.grad_fn is None}
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting += [before for before, _ in node.next_functions]
+    return frozenset(leaves)
 
 
 def here(problem: str) -> str:
@@ -69,6 +85,7 @@ class Session:
         self._reads = reads
         self._stages = {id(optimizer): _Stage.NONE for optimizer in optimizers}
         self._readers: dict[int, int] = {}  # optimizers by the id of a parameter, once one of them is asked for
+        self._plain: set[int] = set()  # optimizers that a plain backward pass may have reached since their last step
         self._stepped: list[Any] = []  # while others wait, and the scale has not moved
 
     @property
@@ -84,8 +101,16 @@ class Session:
         if not self._staged:
             return
         for optimizer in optimizers:
-            if self._stages[id(optimizer)] is _Stage.UNSCALED:
-                if any(param.grad is not None and bool(param.grad.any()) for param in owned_params(optimizer)):
+            stage = self._stages[id(optimizer)]
+            if stage is _Stage.NONE and id(optimizer) in self._plain and self._has_gradients(optimizer):
+                raise ScalingError(
+                    here(
+                        "this scale_loss block adds to the gradients of a loss.backward() without one, which "
+                        f"{self._name} cannot tell apart: put that loss into a scale_loss block too"
+                    )
+                )
+            if stage is _Stage.UNSCALED:
+                if self._has_gradients(optimizer):
                     raise ScalingError(
                         here(
                             "this scale_loss block adds to gradients that were read (clipped, say) after an earlier "
@@ -94,6 +119,34 @@ class Session:
                         )
                     )
                 self._discard(optimizer)
+
+    def _has_gradients(self, optimizer: Any) -> bool:
+        """Return whether any gradient of the script's parameters or of their master weights is not zero."""
+        params = [*self._own[id(optimizer)].values(), *owned_params(optimizer)]
+        return any(param.grad is not None and bool(param.grad.any()) for param in params)
+
+    def before_plain_backward(self, losses: Sequence[Tensor]) -> None:
+        """Unscale the gradients that a backward pass without `scale_loss` is about to add to, as Apex has done.
+
+        Raises:
+            ScalingError: they stay scaled until a later block, or go to master weights through one.
+        """
+        if not self._staged:
+            return
+        waiting = [one for one in self.optimizers if self._stages[id(one)] in (_Stage.SCALED, _Stage.DELAYED)]
+        reached = leaves_of(losses) if waiting else frozenset()
+        for optimizer in waiting:
+            if reached.isdisjoint(self._own[id(optimizer)]):
+                continue
+            if self._has_masters or self._stages[id(optimizer)] is _Stage.DELAYED:
+                raise ScalingError(
+                    here(
+                        "loss.backward() without scale_loss adds to scaled gradients of an earlier block: put this "
+                        "loss into `with amp.scale_loss(...)` too"
+                    )
+                )
+            self.params(optimizer)
+        self._plain.update(id(one) for one in self.optimizers if self._stages[id(one)] is _Stage.NONE)
 
     def end(self, optimizers: Sequence[Any], *, delay_unscale: bool) -> None:
         """Note that a block has ended without an error."""
@@ -140,6 +193,7 @@ class Session:
         Raises:
             ScalingError: its gradients cannot be told apart from scaled ones.
         """
+        self._plain.discard(id(optimizer))
         if not self._staged:
             return self.precision.step(optimizer)
         with self._reads.paused():
@@ -192,6 +246,7 @@ class Session:
 
     def cleared(self, optimizer: Any) -> None:
         """Note that the gradients of an optimizer were cleared, and clear those of the model under master weights."""
+        self._plain.discard(id(optimizer))
         if self._has_masters:
             for param in self._own[id(optimizer)].values():
                 param.grad = None

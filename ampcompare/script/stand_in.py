@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
@@ -19,8 +20,12 @@ from ampcompare.legacy.record.rows import Rows
 from ampcompare.precision.factory import make_precision
 from ampcompare.script.amp import ScriptAmp
 from ampcompare.script.o1_behind_torch import O1BehindTorch
+from ampcompare.script.plain_backward import PlainBackward
+from ampcompare.script.session import here
 from ampcompare.script.torch_amp import TorchAmp
 from ampcompare.script.watch import Watch
+
+MAX_PLAIN_STEPS = 100
 
 __all__ = ["StandIn", "check_arm", "half_dtype"]
 
@@ -70,6 +75,9 @@ class StandIn:
             self._stand_behind_amp(rows)
         if self.torch_amp is not None:
             self.torch_amp.install(self._patches)
+        PlainBackward(self.amp, rows).install(self._patches)
+        self._plain_steps = 0
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
@@ -107,6 +115,22 @@ class StandIn:
         if self._watch is not None:
             self._watch.weights(models, optimizers)
 
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        """Refuse a script that trains on and on without reaching the arm."""
+        if self._plain_steps > MAX_PLAIN_STEPS:
+            return
+        if self.acted():
+            self._plain_steps = MAX_PLAIN_STEPS + 1
+            return
+        self._plain_steps += 1
+        if self._plain_steps == MAX_PLAIN_STEPS:
+            raise UnsupportedCombination(
+                here(
+                    f"{MAX_PLAIN_STEPS} steps without reaching {self.arm}: neither amp.initialize nor an enabled "
+                    "autocast block was called. If the script has an option that turns mixed precision on, give it"
+                )
+            )
+
     def _next_batch(self, original: Any, iterator: Any) -> Any:
         assert self.amp is not None
         with self.amp.disable_casts():  # a loader without workers runs the script's transforms here
@@ -126,6 +150,7 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._patches.undo()
+        self._hook.remove()
         if self.torch_amp is not None:
             self.torch_amp.end()
         if self.amp is not None:

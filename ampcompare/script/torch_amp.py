@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from ampcompare.legacy.record.rows import Rows, value_of
 from ampcompare.script.amp import Given
 from ampcompare.script.session import here
 
-__all__ = ["TorchAmp", "present", "scaler_settings", "switched_off", "unscaled"]
+__all__ = ["TorchAmp", "not_scaled", "present", "scaler_settings", "switched_off", "unscaled", "without_autocast"]
 
 SCALER = inspect.signature(torch.amp.GradScaler)
 LINES = (
@@ -62,12 +63,17 @@ class TorchAmp:
             self._dtype = getattr(torch, arm.options["dtype"])
         self.used = False
         self._scales = False
+        self._casts = self._dtype is None
+        self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         """Replace the constructors of both classes."""
         patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
         patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
         patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        for name in ("step", "unscale_"):
+            patches.wrap(torch.amp.GradScaler, name, self._use_scaled)
+        patches.wrap(torch.amp.GradScaler, "update", self._update)
         patches.wrap(torch.autograd, "backward", self._backward)
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -88,7 +94,7 @@ class TorchAmp:
 
     def _use(self) -> None:
         if not self.used:
-            if self._arm.backend not in ("fp32", "native"):
+            if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
                 raise UnsupportedCombination(
                     here(
                         f"the script uses torch.amp, which names no model, so {self._arm} cannot prepare one; arms for "
@@ -111,10 +117,12 @@ class TorchAmp:
             self._note(enabled)
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
+                self._casts = True
         original(block, present(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not _is_own():
+            self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
             self._note(kwargs["enabled"])
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
@@ -123,7 +131,20 @@ class TorchAmp:
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
+        if scaler in self._scalers:
+            self._scalers[scaler] = True
         return original(scaler, outputs)
+
+    def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._scalers.get(scaler, True) and scaler.is_enabled():
+            raise not_scaled(self._arm)
+        return original(scaler, *args, **kwargs)
+
+    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler in self._scalers:
+            self._scalers[scaler] = False
+        return result
 
     def _is_plain(self) -> bool:
         """Return whether the script trains without a GradScaler."""
@@ -145,6 +166,8 @@ class TorchAmp:
         if self.used and self._given is not None:
             self._given([], [optimizer])
             self._given = None
+        if self.used and not self._casts:
+            raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:
             raise unscaled(self._arm)
 
@@ -175,6 +198,26 @@ def unscaled(arm: Arm | str) -> ScalingError:
         here(
             f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss: add "
             "`scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+        )
+    )
+
+
+def not_scaled(arm: Arm | str) -> ScalingError:
+    """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
+    return ScalingError(
+        here(
+            f"the scaler divides gradients by its scale, and has scaled no loss since its last update, so under {arm} "
+            "they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
+        )
+    )
+
+
+def without_autocast(arm: Arm | str) -> ScalingError:
+    """Return the error for a script whose GradScaler works without any autocast block."""
+    return ScalingError(
+        here(
+            f"the script has a GradScaler, and has entered no enabled autocast block, so {arm} casts nothing. If the "
+            "script has an option that turns mixed precision on, give it"
         )
     )
 

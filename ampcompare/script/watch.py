@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -44,7 +44,7 @@ class Watch:
         self._metrics: list[dict[str, Any]] = []
         self._memory: MemoryMeter | None = None
         self._batches = FirstBatches(lambda hashes: recorder.add_row({"kind": "batches", "sha256": hashes}))
-        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars()]
+        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _before_exit(recorder)]
         recorder.after_row(self._row)
         recorder.before_close(self.end)
         own = os.environ.get(CELL_DIR)
@@ -101,6 +101,22 @@ class Watch:
             file = os.path.abspath(os.fsdecode(path))
             if not file.startswith(self._private) and "__pycache__" not in file:
                 self._files[file] = None
+
+
+def _before_exit(recorder: Recorder) -> Callable[[], None]:
+    """Close the record also where a script ends by `os._exit`; return a function that ends this."""
+    leave = os._exit
+
+    def close_and_leave(status: int) -> NoReturn:
+        recorder.close(status, None)  # in a forked child it has nothing to close
+        leave(status)
+
+    os._exit = close_and_leave
+
+    def end() -> None:
+        os._exit = leave
+
+    return end
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:

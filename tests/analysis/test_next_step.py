@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
+from ampcompare.analysis.headline import headline
 from ampcompare.analysis.looks import Design
+from ampcompare.analysis.next_step import next_steps
+from ampcompare.analysis.record_checks import SEEDS_ITSELF
 from ampcompare.analysis.summary import summarize
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
+from ampcompare.launch.script.record import failed_script
 from ampcompare.records.comparison import Comparison, NextStep
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
 
 MakeRecord = Callable[..., RunRecord]
 COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain}
@@ -48,6 +54,32 @@ def works(step: NextStep) -> bool:
     program, name, *rest = shlex.split(step.command)
     COMMANDS[name].make_context(name, rest)
     return program == "ampcompare"
+
+
+def of_script(arm: str, seed: int, error: str, exit_code: int) -> RunRecord:
+    config = RunConfig(arm=arm, device="cpu", script=ScriptConfig(name="train.py", arguments=("-x", "{seed}")))
+    recipe = config.recipe.model_copy(update={"seed": seed})
+    return failed_script(config.model_copy(update={"recipe": recipe}), error, exit_code=exit_code)
+
+
+def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
+    """One that an arm refused is not: its message says what to do."""
+    records = [of_script("fp32", 0, "refused", 2), of_script("apex:O1", 0, "KeyError: 1", 3)]
+    comparison = summarize(records, arms=["fp32", "apex:O1"], reference="fp32", command=TYPED)
+    assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
+        "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
+    ]
+
+
+def test_seeds_that_give_one_run_are_passed_on(compared: Any) -> None:
+    """Running the same command again would give the same copies."""
+    comparison = compared(FP32)
+    copies = comparison.model_copy(
+        update={"excluded": [f"x; {SEEDS_ITSELF}"], "order": ["fp32@0", "fp32@9"], "command": f"{TYPED} -- train.py"}
+    )
+    first = next_steps(copies, 0.05)[0]
+    assert "--seed-arg --seed -- train.py" in first.command
+    assert SEEDS_ITSELF in headline(copies)[0]
 
 
 CASES: list[dict[str, Any]] = [
@@ -135,14 +167,3 @@ def test_one_arm_gets_another(make_record: MakeRecord, arm: str, other: str) -> 
     (step,) = summarize(records, arms=[arm], reference=arm, command=typed).next_steps
     assert step.command == f"{typed} --arm {other}"
     assert works(step)
-
-
-def test_a_run_of_another_seed_is_not_missing(make_record: MakeRecord) -> None:
-    """A script that seeds itself gives one run for all seeds: the same command would change nothing."""
-    records = [make_record(arm, seed, losses_sha256=arm) for arm in ("fp32", "half") for seed in (0, 1)]
-    order = ["fp32@0", "fp32@1", "half@0", "half@1"]
-    comparison = summarize(records, arms=["fp32", "half"], reference="fp32", command=TYPED, order=order)
-    assert len(comparison.excluded) == 2
-    assert not any("missing" in step.why for step in comparison.next_steps)
-    fewer = summarize(records[:3], arms=["fp32", "half"], reference="fp32", command=TYPED, order=order)
-    assert any("finish the missing run" in step.why for step in fewer.next_steps)

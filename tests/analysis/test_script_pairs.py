@@ -12,9 +12,11 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 
 
-def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = ()) -> Any:
+def record(
+    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **more: Any
+) -> Any:
     config = RunConfig(arm=arm)
-    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files))
+    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files), **more)
     return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, script=facts)
 
 
@@ -40,3 +42,9 @@ def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
     config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
     failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
     assert math.isnan(summarize([record("fp32"), failed], arms=["fp32", "half"], reference="fp32").arms[1].lr)
+
+
+def test_departures_are_named() -> None:
+    """Once for all arms that have them."""
+    alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
+    assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]

@@ -257,59 +257,94 @@ def test_a_script_for_apex_trains_as_written_by_hand(program: Program, arm: str)
     assert_equal(program, arm)
 
 
-def gan(arm: str) -> Iterator[tuple[list[Tensor], list[Tensor], Any]]:
-    """Yield the gradients that are clipped, and the weights of both networks, as a script for Apex has them."""
-    amp = ScriptAmp(arm, lambda device: make_precision(arm, device=device))
+@dataclass(frozen=True)
+class Gan:
+    """A training of two networks with two optimizers that both sides run.
+
+    Attributes:
+        together: for each step whether both optimizers step after all losses; else they take turns.
+        losses: of the judge, each with a backward pass.
+        micro: backward passes of the maker.
+        clip: gradients of both.
+        overflow: step and network whose first loss is infinite.
+    """
+
+    together: tuple[bool, ...]
+    losses: int
+    micro: int
+    clip: bool
+    overflow: tuple[int, str]
+
+    def loss(self, step: int, who: str, number: int, maker: nn.Module, judge: nn.Module) -> Tensor:
+        x, _ = batch(step, number)
+        if who == "maker":
+            loss = judge(maker(x)).float().square().mean()
+        else:
+            loss = (judge(maker(x).detach()).float() - number).square().mean()
+        return loss * (float("inf") if self.overflow == (step, who) and number == 0 else 1)
+
+
+def gan(program: Gan) -> Iterator[tuple[list[Tensor], Any]]:
+    """Yield the weights of both networks, and the amp state, as a script for Apex has them."""
+    amp = ScriptAmp(ARMS["fp16"], lambda device: make_precision(ARMS["fp16"], device=device))
     nets, optimizers = two_networks()
     (maker, judge), (for_maker, for_judge) = amp.initialize(nets, optimizers, num_losses=3)
-    for step in range(5):
-        x, _ = batch(step)
+
+    def backward(step: int, who: str, number: int) -> None:
+        loss = program.loss(step, who, number, maker, judge)
+        with amp.scale_loss(loss, for_maker if who == "maker" else for_judge, loss_id=number) as scaled:
+            scaled.backward()
+
+    def update(optimizer: Any) -> None:
+        if program.clip:
+            clip_grad_norm_(amp.master_params(optimizer), 0.1)
+        optimizer.step()
+
+    for step, together in enumerate(program.together):
         for_judge.zero_grad()
-        real = judge(x).float().square().mean() * (float("inf") if step == 1 else 1)
-        with amp.scale_loss(real, for_judge, loss_id=0) as scaled:
-            scaled.backward()
-        fake = (judge(maker(x).detach()).float() - 1).square().mean()
-        with amp.scale_loss(fake, for_judge, loss_id=1) as scaled:
-            scaled.backward()
-        if step != 3:
-            for_judge.step()
+        for number in range(program.losses):
+            backward(step, "judge", number)
+        if not together:
+            update(for_judge)
         for_maker.zero_grad()
-        fooled = judge(maker(x)).float().square().mean() * (float("inf") if step == 2 else 1)
-        with amp.scale_loss(fooled, for_maker, loss_id=2) as scaled:
-            scaled.backward()
-        if step == 3:  # both wait: one loss scale, which may only move when both are stepped
-            for_judge.step()
-        clip_grad_norm_(amp.master_params(for_maker), 0.1)
-        for_maker.step()
+        for number in range(program.micro):
+            backward(step, "maker", number)
+        if together:
+            update(for_judge)
+        update(for_maker)
         yield [value.clone() for net in (maker, judge) for value in net.state_dict().values()], amp.state_dict()
     amp.end()
 
 
-def gan_by_hand() -> Iterator[tuple[list[Tensor], list[Tensor], Any]]:
+def gan_by_hand(program: Gan) -> Iterator[tuple[list[Tensor], Any]]:
     """Yield the same of a script for `torch.amp`."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024, growth_interval=3)
     (maker, judge), (for_maker, for_judge) = two_networks()
-    for step in range(5):
-        x, _ = batch(step)
+
+    def backward(step: int, who: str, number: int) -> None:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = program.loss(step, who, number, maker, judge)
+        scaler.scale(loss).backward()
+
+    def update(net: nn.Module, optimizer: Any) -> None:
+        if program.clip:
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(net.parameters(), 0.1)
+        scaler.step(optimizer)
+
+    for step, together in enumerate(program.together):
         for_judge.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            real = judge(x).float().square().mean() * (float("inf") if step == 1 else 1)
-        scaler.scale(real).backward()
-        with torch.autocast("cpu", dtype=torch.float16):
-            fake = (judge(maker(x).detach()).float() - 1).square().mean()
-        scaler.scale(fake).backward()
-        if step != 3:
-            scaler.step(for_judge)
+        for number in range(program.losses):
+            backward(step, "judge", number)
+        if not together:
+            update(judge, for_judge)
             scaler.update()
         for_maker.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            fooled = judge(maker(x)).float().square().mean() * (float("inf") if step == 2 else 1)
-        scaler.scale(fooled).backward()
-        if step == 3:
-            scaler.step(for_judge)
-        scaler.unscale_(for_maker)
-        clip_grad_norm_(maker.parameters(), 0.1)
-        scaler.step(for_maker)
+        for number in range(program.micro):
+            backward(step, "maker", number)
+        if together:  # one scale, which may only move when both are stepped
+            update(judge, for_judge)
+        update(maker, for_maker)
         scaler.update()
         yield [value.clone() for net in (maker, judge) for value in net.state_dict().values()], scaler.state_dict()
 
@@ -320,11 +355,23 @@ def two_networks() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     return nets, [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
 
 
-def test_two_optimizers_that_take_turns_share_a_scale() -> None:
-    """A GAN trains as by hand with one GradScaler, also where one optimizer steps while the other one waits."""
-    for step, (ours, theirs) in enumerate(zip(list(gan(ARMS["fp16"])), gan_by_hand(), strict=True)):
-        assert all(map(torch.equal, ours[0], theirs[0])), step
-        assert ours[1] == theirs[1], step
+GANS = st.builds(
+    Gan,
+    together=st.tuples(*[st.booleans()] * 4),
+    losses=st.integers(1, 2),
+    micro=st.integers(1, 2),
+    clip=st.booleans(),
+    overflow=st.tuples(st.integers(-1, 3), st.sampled_from(["maker", "judge"])),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(GANS)
+def test_two_optimizers_share_a_scale(program: Gan) -> None:
+    """A GAN trains as by hand with one GradScaler, whether its optimizers take turns or one waits for the other."""
+    for step, (ours, theirs) in enumerate(zip(list(gan(program)), gan_by_hand(program), strict=True)):
+        assert all(map(torch.equal, ours[0], theirs[0])), f"weights after step {step} of {program}"
+        assert ours[1] == theirs[1], f"state after step {step} of {program}"
 
 
 @pytest.mark.parametrize(
@@ -507,3 +554,60 @@ def test_a_disabled_script_and_a_closure_are_fp32(script_amp: Make) -> None:
         return loss
 
     assert optimizer.step(closure).item() > 0
+
+
+def test_a_plain_backward_pass_adds_true_gradients(script_amp: Callable[[str], ScriptAmp]) -> None:
+    """After a block it adds to gradients that are unscaled by then, as under Apex; alone it is a step in fp32 range."""
+    amp, model = script_amp(ARMS["fp16"]), nn.Linear(6, 3, bias=False)
+    expected = model.weight.detach().clone()
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    x = torch.ones(1, 6)
+    with amp.scale_loss(model(x).float().sum(), optimizer) as scaled:
+        scaled.backward()
+    other = 2 * model.weight.sum()
+    amp.before_backward([other])
+    other.backward()
+    optimizer.step()
+    assert torch.equal(model.weight, expected - 3)
+    optimizer.zero_grad()
+    plain = 2 * model.weight.sum()
+    amp.before_backward([plain])
+    plain.backward()
+    optimizer.step()
+    assert torch.equal(model.weight, expected - 3 - 2)
+
+
+def test_a_plain_backward_pass_of_another_model_changes_nothing(script_amp: Callable[[str], ScriptAmp]) -> None:
+    """Accumulation continues: what it does not reach stays scaled."""
+    amp, model, other = script_amp(ARMS["fp16"]), nn.Linear(6, 3, bias=False), nn.Linear(6, 3)
+    before = model.weight.detach().clone()
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    for _ in range(2):
+        with amp.scale_loss(model(torch.ones(1, 6)).float().sum(), optimizer) as scaled:
+            scaled.backward()
+        amp.before_backward([other(torch.ones(1, 6)).sum()])
+    optimizer.step()
+    assert torch.equal(model.weight, before - 2)
+
+
+@pytest.mark.parametrize("case", ["plain first", "delayed", "masters"])
+def test_true_gradients_that_meet_scaled_ones_are_refused(script_amp: Callable[[str], ScriptAmp], case: str) -> None:
+    """They could not be told apart; the message names the line."""
+    arm = "half:master_weights,loss_scale=64" if case == "masters" else ARMS["fp16"]
+    amp, model = script_amp(arm), nn.Linear(6, 3)
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def plain() -> None:
+        loss = model(torch.ones(1, 6)).float().sum()
+        amp.before_backward([loss])
+        loss.backward()
+
+    def block() -> None:
+        loss = model(torch.ones(1, 6)).float().sum()
+        with amp.scale_loss(loss, optimizer, delay_unscale=case == "delayed") as scaled:
+            scaled.backward()
+
+    first, second = (plain, block) if case == "plain first" else (block, plain)
+    first()
+    with pytest.raises(ScalingError, match=r"test_amp\.py:\d+: .*loss\.backward\(\)"):
+        second()

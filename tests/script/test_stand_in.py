@@ -21,9 +21,13 @@ class Rows:
     """Counts what is recorded."""
 
     has_amp = False
+    has_initialized = False
+    blocks = 0
 
     def __init__(self) -> None:
         self.losses: list[Any] = []
+        self.plain: list[Any] = []
+        self.notes: list[str] = []
         self.steps = 0
 
     def number(self, optimizer: Any) -> tuple[int, bool]:
@@ -31,6 +35,15 @@ class Rows:
 
     def add_backward(self, loss: Any, *_arguments: Any) -> None:
         self.losses.append(loss)
+
+    def add_plain_backward(self, loss: Any) -> None:
+        self.plain.append(loss)
+
+    def add_note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def add_initialize(self, *_arguments: Any) -> None:
+        pass
 
     def add_step(self, number: int, applied: Any) -> None:
         self.steps += 1
@@ -198,7 +211,8 @@ def test_a_script_in_bf16_gets_the_scale_of_the_arm(behind: Any, arm: str, devic
 def test_a_script_with_torch_amp_off_is_refused(behind: Any, arm: str) -> None:
     """It would train in fp32 under the name of the arm."""
     behind(arm)
-    with pytest.raises(UnsupportedCombination, match=r"test_stand_in\.py:\d+: .*enabled=False.*option"):
+    refusal = r"test_stand_in\.py:\d+: .*(enabled=False|no enabled autocast).*option"
+    with pytest.raises((UnsupportedCombination, ScalingError), match=refusal):
         switchable(autocast=False, scaler=False)
 
 
@@ -276,3 +290,77 @@ def test_other_backends_cannot_stand_behind_a_script() -> None:
     """A library that trains by itself is no arm for a script."""
     with pytest.raises(UnsupportedCombination, match="cannot stand behind"):
         check_arm(Arm.parse("accelerate"))
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_a_step_of_a_scaler_that_scaled_nothing_is_refused(behind: Any, arm: str) -> None:
+    """It would divide true gradients by the scale."""
+    behind(arm)
+    model = nn.Linear(6, 3)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    for step in range(2):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.ones(1, 6)).float().sum()
+        if step == 0:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    loss.backward()
+    with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: .*has scaled no loss since its last update"):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_a_scaler_without_casts_is_refused(behind: Any, arm: str) -> None:
+    """A script whose mixed precision is switched off would train in fp32 under the name of the arm."""
+    behind(arm)
+    model = nn.Linear(6, 3)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    with torch.autocast("cpu", enabled=False):
+        loss = model(torch.ones(1, 6)).sum()
+    scaler.scale(loss).backward()
+    with pytest.raises(ScalingError, match="has entered no enabled autocast block"):
+        scaler.step(optimizer)
+
+
+def test_a_script_that_goes_on_without_an_arm_is_ended(behind: Any) -> None:
+    """Not after hours of training."""
+    behind("bf16")
+    with pytest.raises(UnsupportedCombination, match="100 steps without reaching native:bf16"):
+        by_hand(None, steps=101)
+
+
+def test_amp_that_is_switched_off_is_refused(behind: Any) -> None:
+    """Under arms of Apex too: the script would train in fp32."""
+    behind("O2")
+    from ampcompare.apex import amp
+
+    model = nn.Linear(6, 3)
+    with pytest.raises(UnsupportedCombination, match=r"test_stand_in\.py:\d+: amp\.initialize has enabled=False"):
+        amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), enabled=False)
+
+
+def test_losses_without_a_scale_are_recorded(behind: Any) -> None:
+    """A plain backward pass of a script for Apex has a loss too; that inside a block is recorded once."""
+    rows = Rows()
+    behind("bf16", rows)
+    from ampcompare.apex import amp
+
+    model = nn.Linear(6, 3)
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), num_losses=2)
+    with amp.scale_loss(model(torch.ones(1, 6)).float().sum(), optimizer) as scaled:
+        scaled.backward()
+    model(torch.ones(1, 6)).float().sum().backward()
+    assert (len(rows.losses), len(rows.plain)) == (1, 1)
+    assert rows.notes == []
+
+
+def test_one_scale_for_several_losses_is_noted(behind: Any) -> None:
+    """The report says so."""
+    rows = Rows()
+    behind("native:fp16", rows)
+    from ampcompare.apex import amp
+
+    model = nn.Linear(6, 3)
+    amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), num_losses=2)
+    assert len(rows.notes) == 1

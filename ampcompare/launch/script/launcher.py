@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,16 +14,22 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-import psutil
-
 from ampcompare.environment.threads import THREAD_VARIABLES
-from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.base import Launcher, Progress
-from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
+from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
 from ampcompare.launch.script.output import OutputReader
+from ampcompare.launch.script.processes import (
+    PYTHON,
+    CellProcess,
+    ScriptServer,
+    can_fork,
+    start_interpreter,
+    threads_of,
+)
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.rows import ScriptRows, read_rows
 from ampcompare.records.run import RunRecord, dump_json
+from ampcompare.script_source.refusals import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 
@@ -31,16 +37,19 @@ __all__ = ["RECORD", "ScriptLauncher", "script_command"]
 
 RECORD = "script.jsonl"
 POLL_SECONDS = 0.2
-PIPE_SECONDS = 10.0
+PIPE_SECONDS = 2.0
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
 OUR_ERRORS = (2, 3, 4)
+MAX_LAST_LINES = 5
+NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 
 
 class ScriptLauncher(Launcher):
-    """Starts one process per cell, or as many as the configuration says under torchrun."""
+    """Starts one process per cell, forked where possible, or as many as the configuration says under torchrun."""
 
     def __init__(self) -> None:
-        self._process: psutil.Popen | None = None
+        self._process: CellProcess | None = None
+        self._server: ScriptServer | None = None
         self._terminated = False
 
     def launch(
@@ -50,6 +59,10 @@ class ScriptLauncher(Launcher):
         make_cell_folder(folder)
         (folder / RECORD).unlink(missing_ok=True)
         write_config(config, folder)
+        if reason := why_refused(config.script, config.parsed_arm):
+            refused = failed_script(config, reason, exit_code=2)
+            write_record(refused, folder)
+            return refused
         self._terminated = False
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         code, printed = self._run(config, config.script, folder, on_progress)
@@ -75,17 +88,7 @@ class ScriptLauncher(Launcher):
         on_progress: Callable[[Progress], None] | None,
     ) -> tuple[int, dict[str, list[float]]]:
         """Return the exit code, and the values of metrics with a pattern."""
-        try:
-            process = psutil.Popen(
-                script_command(config, script, folder),
-                stdin=subprocess.DEVNULL,  # a script that asks for input gets an end of file
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=_environment(config, folder),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+        process = self._start(config, script, folder)
         self._process = process
         reader = OutputReader(process.stdout, folder / "log.txt", script.metrics)
         pump = threading.Thread(target=reader.pump, daemon=True)
@@ -100,9 +103,25 @@ class ScriptLauncher(Launcher):
         finally:
             _end_group(process.pid)
             pump.join(timeout=PIPE_SECONDS)
-            process.wait()
+            code = process.wait()
             self._process = None
-        return process.returncode, reader.values
+        return code, reader.values
+
+    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
+        environment = _environment(config, folder)
+        command = script_command(config, script, folder)
+        if script.torchrun or not can_fork(config.processes):
+            return start_interpreter(command, environment)
+        server = self._server
+        if server is None or not server.runs or server.threads != threads_of(environment):
+            self.close()
+            server = self._server = ScriptServer(environment)
+        return server.start(command[command.index("ampcompare") + 1 :], environment)
+
+    def close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
     def terminate(self) -> bool:
         if self._process is None:
@@ -116,17 +135,16 @@ class ScriptLauncher(Launcher):
 def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-    warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore::FutureWarning"]))
-    own = {"AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": warnings}
-    return {**threads, **os.environ, **own}
+    return {**threads, **os.environ, "AMPCOMPARE_CELL_DIR": str(folder.resolve()), "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
     """Return the command line of a cell."""
     seed = config.recipe.seed
-    start = [sys.executable]
+    start = list(PYTHON)
     if config.processes > 1 or script.torchrun:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / RECORD).resolve())]
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
@@ -140,20 +158,30 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     if script.is_module:
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
-    return [*start, "-m", "ampcompare", "exec", *options, script.name, *arguments]
+    return [*start, "ampcompare", "exec", *options, script.name, *arguments]
 
 
 def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
-    error = (rows.ended or {}).get("error")
+    ended = rows.ended or {}
+    if str(ended.get("error")).startswith("EOFError: EOF when reading"):
+        return "the script asks for input, and a cell has none; give it the answer as an option"
     if code != 0:
-        last = log_tail(folder).removeprefix("ampcompare: ")
-        return str(error or last or f"the script ended with exit code {code}")
+        return str(ended.get("error") or _last_words(code, folder))
     if not rows.steps:
-        return "the script made no optimizer step that an arm could see"
-    return ""
+        return "the script ended with exit code 0 and made no optimizer step that an arm could see"
+    return "" if rows.ended else "the script's process ended before its record was complete"
+
+
+def _last_words(code: int, folder: Path) -> str:
+    """Return the last line of a script's output, or ampcompare's own if it is about the end."""
+    lines = [line for line in last_lines(folder / "log.txt", MAX_LAST_LINES) if not NO_REASON.match(line)]
+    last = lines[-1] if lines else ""
+    if last.startswith("ampcompare: "):
+        return last.removeprefix("ampcompare: ")
+    return f"the script ended with exit code {code}" + (f": {last}" if last else "")
 
 
 def _end_group(pid: int) -> None:

@@ -40,6 +40,8 @@ class OutputReader:
                     if written + len(block) > MAX_LOG_BYTES:
                         log.write(f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n".encode())
                 written += len(block)
+                if not self._patterns:
+                    continue
                 *lines, rest = re.split(rb"[\r\n]", rest + block)
                 for line in lines:
                     self._match(line)
@@ -47,8 +49,6 @@ class OutputReader:
             self._match(rest)
 
     def _match(self, line: bytes) -> None:
-        if not self._patterns:
-            return
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace")
         for name, pattern in self._patterns.items():
             for found in pattern.finditer(text):

@@ -12,32 +12,15 @@ from typing import Any, Literal
 from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.metric import Metric
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord
+from ampcompare.records.script_metrics import metrics_of
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
+from ampcompare.settings.script import LOSS, ScriptMetric
 from ampcompare.training.metrics.loss_curve import Tracer
 
-__all__ = ["failed_script", "metrics_of", "script_record"]
+__all__ = ["failed_script", "picked", "script_record"]
 
-BETTER: dict[str, Literal["higher", "lower"]] = {"max": "higher", "min": "lower"}
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
-
-
-def metrics_of(script: ScriptConfig) -> list[Metric]:
-    """Return the metrics of a script's cells, as records describe them."""
-    if not script.metrics:
-        return [Metric(name=LOSS, better="lower", decimals=4, difference="ratio", margin=0.02)]
-    return [
-        Metric(
-            name=one.name,
-            better="higher" if one.goal == "max" else "lower",
-            decimals=4,
-            difference="ratio",
-            margin=0.02,
-        )
-        for one in script.metrics
-    ]
 
 
 def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:

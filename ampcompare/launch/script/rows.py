@@ -23,6 +23,7 @@ class ScriptRows:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
         batches: hashes of the first ones.
+        notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         ended: exit code and error; None if the process was killed.
@@ -35,6 +36,7 @@ class ScriptRows:
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -42,7 +44,7 @@ class ScriptRows:
 
     def facts(self) -> ScriptFacts:
         """Return what the record of the cell keeps besides its steps."""
-        return ScriptFacts(weights=self.weights, batches=self.batches, files=self.files)
+        return ScriptFacts(weights=self.weights, batches=self.batches, files=self.files, notes=self.notes)
 
 
 def read_rows(path: Path) -> ScriptRows:
@@ -64,7 +66,7 @@ def read_rows(path: Path) -> ScriptRows:
         rows.header = read.pop(0)
     for row in read:
         _add(rows, row)
-    rows.steps = list(_updates(row for row in read if row.get("kind") in ("backward", "step")))
+    rows.steps = list(_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step")))
     return rows
 
 
@@ -81,6 +83,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
     elif kind == "files":
         rows.files = row["written"]
+    elif kind == "note":
+        rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
     elif kind == "end":
@@ -99,9 +103,15 @@ class _Update:
 
 
 def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
-    """Yield the updates: losses belong to the step after them, and an optimizer that steps again begins another one."""
-    update, waiting, number = _Update(), [], 0
+    """Yield the updates: losses belong to the step after them, and an optimizer that steps again begins another one.
+
+    A loss that nothing scales counts where a step has no other.
+    """
+    update, waiting, plain, number = _Update(), list[dict[str, Any]](), list[dict[str, Any]](), 0
     for row in rows:
+        if row["kind"] == "plain_backward":
+            plain.append(row)
+            continue
         if row["kind"] == "backward":
             waiting.append(row)
             continue
@@ -118,7 +128,9 @@ def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
                 if backward["scale_before"] is not None:
                     update.before.setdefault(backward["loss_id"], to_float(backward["scale_before"]))
                     update.after[backward["loss_id"]] = to_float(backward["scale_after"])
-        waiting = []
+        elif plain:
+            update.losses.append(sum(_losses(plain)))
+        waiting, plain = [], []
     if update.applied:
         yield _record(update, number)
 

@@ -47,6 +47,7 @@ class _Hooks:
             given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
             numbers = [self._number(optimizer) for optimizer in given]
             scalers = self.amp._amp_state.loss_scalers
+            self.rows.has_initialized = True
             self.rows.reserve_loss_ids(len(scalers))
             self.rows.add_initialize(
                 properties.opt_level,
@@ -112,6 +113,7 @@ class _Backward(AbstractContextManager[Any]):
 
     def __enter__(self) -> Any:
         scaled = self._inner.__enter__()
+        self._hooks.rows.blocks += 1
         self._before = self._hooks.scale(self._loss_id)
         self._loss = value_of(self._loss)
         return scaled
@@ -119,6 +121,7 @@ class _Backward(AbstractContextManager[Any]):
     def __exit__(self, *exception: Any) -> Any:
         hooks = self._hooks
         hooks.overflow = None
+        hooks.rows.blocks -= 1
         suppressed = self._inner.__exit__(*exception)
         if exception[0] is None:
             hooks.left(self._loss, self._optimizers, self._loss_id, self._before)

@@ -29,6 +29,7 @@ __all__ = ["Recorder", "header"]
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
+ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
 
 
 def header(settings: ExecSettings) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class Recorder:
 
 def _line(row: dict[str, Any]) -> str:
     try:
-        return json.dumps(row, allow_nan=False) + "\n"
+        return ENCODER.encode(row) + "\n"
     except ValueError:  # infinite or NaN: rare, so only these rows take the slower way
         return dump_json(row, indent=None) + "\n"
 

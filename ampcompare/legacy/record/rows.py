@@ -17,6 +17,8 @@ class Rows:
     """The optimizers of a process, in the order of their first use, and what they did.
 
     Attributes:
+        has_initialized: the script has called `amp.initialize`.
+        blocks: of `scale_loss` that are open.
         has_amp: losses and steps come from what stands behind `apex.amp`; a GradScaler is a part of that.
     """
 
@@ -24,6 +26,8 @@ class Rows:
         self.recorder = recorder
         self.optimizers: list[Any] = []
         self.has_amp = False
+        self.has_initialized = False
+        self.blocks = 0
         self._steps: list[int] = []
         self._last_step: list[float | None] = []
         self._backwards = 0
@@ -97,6 +101,14 @@ class Rows:
         }
         self._backwards += 1
         self.recorder.add(row, time.perf_counter())
+
+    def add_plain_backward(self, loss: Any) -> None:
+        """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
+        self.recorder.add({"kind": "plain_backward", "loss": loss}, time.perf_counter())
+
+    def add_note(self, text: str) -> None:
+        """Record in what an arm departs from what the script asks for."""
+        self.recorder.add({"kind": "note", "text": text}, time.perf_counter())
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped.

@@ -52,6 +52,14 @@ def test_updates_take_turns(tmp_path: Path) -> None:
     ]
 
 
+def test_a_loss_that_nothing_scales_counts_alone(tmp_path: Path) -> None:
+    """Next to a scaled one it does not: the record has the loss that the arm acts on."""
+    plain = {"kind": "plain_backward", "loss": 5.0}
+    rows = rows_of(tmp_path, backward(1.0), plain, step(), plain, plain, step(), {"kind": "note", "text": "one scale"})
+    assert [one.loss for one in rows.steps] == [1.0, 10.0]
+    assert rows.facts().notes == ["one scale"]
+
+
 def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     """It is the mean over the last tenth of the steps; the record agrees with itself."""
     rows = rows_of(tmp_path, *[row for loss in range(20) for row in (backward(float(loss), scale=8.0), step())])

@@ -1,0 +1,182 @@
+"""The process of a script's cell: forked from a server that has torch imported, or a new interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ampcompare.environment.threads import THREAD_VARIABLES
+from ampcompare.errors import EnvironmentUnfit
+
+__all__ = ["PYTHON", "CellProcess", "ScriptServer", "can_fork", "start_interpreter", "threads_of"]
+
+PYTHON = (sys.executable, "-W", "ignore::FutureWarning", "-m")
+START_SECONDS = 120.0
+END_SECONDS = 5.0
+
+
+class CellProcess(Protocol):
+    """A process whose output is read; it leads a session of its own.
+
+    Attributes:
+        stdout: its output and errors.
+        returncode: None until `poll` or `wait` has seen its end; negative for a signal.
+    """
+
+    pid: int
+    stdout: BinaryIO
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+
+    def wait(self) -> int:
+        """Return the exit code when it ends."""
+
+
+def can_fork(processes: int) -> bool:
+    """Return whether a cell of so many processes can be forked from a server: torchrun starts interpreters."""
+    return processes == 1 and hasattr(os, "fork") and hasattr(socket, "send_fds")
+
+
+def start_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> CellProcess:
+    """Start a command line.
+
+    Raises:
+        EnvironmentUnfit: the system cannot.
+    """
+    try:
+        return subprocess.Popen(  # type: ignore[return-value]
+            command,
+            stdin=subprocess.DEVNULL,  # a script that asks for input gets an end of file
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+
+
+class ScriptServer:
+    """A server for cells, one at a time; they end with this process.
+
+    Args:
+        environment: of the server; libraries read their number of threads once.
+
+    Raises:
+        EnvironmentUnfit: it cannot be started.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.threads = threads_of(environment)
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*PYTHON, "ampcompare.script.server", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EnvironmentUnfit(f"the process of a script cannot be started: {error}") from None
+        if not self._answer(START_SECONDS):
+            self._process.kill()
+            assert self._process.stderr is not None
+            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            self.close()
+            raise EnvironmentUnfit(f"the server of a script's cells did not start: {lines[-1]}")
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server can take another cell."""
+        return self._process.poll() is None
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> CellProcess:
+        """Fork a cell that runs `ampcompare` with these words.
+
+        Raises:
+            EnvironmentUnfit: the server has ended.
+        """
+        request = {"words": list(words), "folder": str(Path.cwd()), "environment": dict(environment)}
+        mine, theirs = os.pipe()
+        try:
+            socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], [theirs])
+        except OSError as error:
+            os.close(mine)
+            raise EnvironmentUnfit(f"the server of a script's cells has ended: {error}") from None
+        finally:
+            os.close(theirs)
+        answer = self._answer(START_SECONDS)
+        if answer is None:
+            os.close(mine)
+            raise EnvironmentUnfit("the server of a script's cells has ended")
+        return _Forked(self, answer["pid"], os.fdopen(mine, "rb"))
+
+    def code(self, timeout: float | None) -> int | None:
+        """Return the exit code of the cell; None if it has not ended in time."""
+        if timeout is not None and not select.select([self._channel], [], [], timeout)[0]:
+            return None
+        answer = self._answer(None)
+        return -signal.SIGKILL if answer is None else answer["code"]
+
+    def _answer(self, timeout: float | None) -> dict[str, int] | None:
+        if timeout is not None and not select.select([self._channel], [], [], timeout)[0]:
+            return None
+        line = b""
+        with contextlib.suppress(OSError):
+            while byte := self._channel.recv(1):  # not ahead: `select` sees what is left
+                line += byte
+                if byte == b"\n":
+                    return dict(json.loads(line))
+        return None
+
+    def close(self) -> None:
+        """End the server and its cell."""
+        self._channel.close()
+        try:
+            self._process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+class _Forked:
+    """A cell of the server."""
+
+    def __init__(self, server: ScriptServer, pid: int, stdout: BinaryIO) -> None:
+        self._server = server
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.code(0.0)
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.code(None)
+        assert self.returncode is not None
+        return self.returncode
+
+
+def threads_of(environment: Mapping[str, str]) -> tuple[str | None, ...]:
+    """Return what the libraries below torch read of an environment when they are loaded."""
+    return tuple(environment.get(name) for name in THREAD_VARIABLES)

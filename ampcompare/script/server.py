@@ -1,0 +1,105 @@
+"""A process with torch imported that forks a cell of a script, which saves each cell the seconds of those imports.
+
+The fork runs `ampcompare exec` as `python -m ampcompare` would, and ends as an interpreter does. The server starts no
+thread and never touches CUDA.
+
+A request is one line of JSON on the socket whose number is the first argument, `{"words", "folder", "environment"}`,
+with the file that gets the output. The answers are `{"pid"}` and `{"code"}`, negative for a signal. The end of the
+socket ends the server and its cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["main"]
+
+POLL_SECONDS = 0.02
+MAX_REQUEST = 2**20
+PRELOADED = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
+
+
+def main() -> None:
+    """Serve requests until the socket ends; in a fork, run the cell."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    for name in PRELOADED:
+        importlib.import_module(name)
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # torch imports modules for more than a second here
+    gc.collect()
+    gc.freeze()  # a collection in a fork does not copy the pages of what is there now
+    channel.sendall(b'{"ready": true}\n')
+    while request := _receive(channel):
+        child = os.fork()
+        if child == 0:
+            channel.close()
+            _become(*request)
+            return
+        os.close(request[1])
+        if not _follow(child, channel):
+            return
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
+    """Return a request and the file for its output; None at the end of the socket."""
+    line, files = b"", []
+    while not line.endswith(b"\n"):
+        block, more, _, _ = socket.recv_fds(channel, MAX_REQUEST, 1)
+        files += more
+        if not block:
+            return None
+        line += block
+    return json.loads(line), files[0]
+
+
+def _become(request: dict[str, Any], output: int) -> None:
+    """Turn this fork into the process of a cell, and run it."""
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.argv = ["ampcompare", *request["words"]]
+    runpy.run_module("ampcompare", run_name="__main__")
+
+
+def _follow(child: int, channel: socket.socket) -> bool:
+    """Report start and end of a cell; return whether the launcher is still there."""
+    channel.sendall(json.dumps({"pid": child}).encode() + b"\n")
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            with contextlib.suppress(BrokenPipeError):
+                channel.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+            return True
+        readable, _, _ = select.select([channel], [], [], POLL_SECONDS)
+        if readable:  # while a cell runs only the end of the socket can be read
+            with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
+                os.killpg(child, signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    main()

@@ -1,0 +1,108 @@
+"""Scripts that misbehave: each cell ends with one line, and the next one runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.launch.script.launcher import ScriptLauncher
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
+
+pytestmark = pytest.mark.integration
+
+START = """
+import os, sys, torch
+from apex import amp
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, verbosity=0)
+def step():
+    loss = model(torch.randn(8, 4)).float().square().mean()
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[ScriptLauncher]:
+    """One server for all cells."""
+    with ScriptLauncher() as one:
+        yield one
+
+
+def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
+    script = tmp_path / "train.py"
+    script.write_text(START + body)
+    return RunConfig(arm=arm, warmup_steps=0, script=script_config([str(script)]))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ("input('go on? ')", "failed", "the script asks for input, and a cell has none; give it the answer as an"),
+        ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
+        ("step(); {}['x']", "failed", "KeyError: 'x'"),
+        ("sys.exit(0)", "failed", "the script ended with exit code 0 and made no optimizer step"),
+        ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
+        ("optimizer.step(lambda: 0)", "failed", "optimizer.step gets a closure"),
+        ("step(); os._exit(0)", "completed", None),
+        (FORK, "completed", None),
+    ],
+)
+def test_a_cell_ends_with_one_line(
+    launcher: ScriptLauncher, tmp_path: Path, body: str, status: str, why: str | None
+) -> None:
+    """The record says why; what a forked child of the script does is not in it."""
+    record = launcher.launch(cell(tmp_path, body), tmp_path / "cell")
+    assert record.status == status, record.error
+    assert why is None or why in (record.error or "")
+    assert status == "failed" or record.summary.num_steps == 1
+
+
+def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment and working directory are those of the moment; what an earlier cell changed is gone."""
+    launcher.launch(cell(tmp_path, "torch.left = True; step()"), tmp_path / "cell")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIVEN", "1")
+    body = (
+        "print(os.environ['GIVEN'], os.getcwd(), hasattr(torch, 'left_behind'), __name__, sys.argv[0], os.getpgid(0))"
+    )
+    record = launcher.launch(cell(tmp_path, f"step(); {body}"), tmp_path / "next")
+    words = next(line for line in (tmp_path / "next" / "log.txt").read_text().splitlines() if line.startswith("1 "))
+    assert record.status == "completed"
+    assert words.split()[1:5] == [os.getcwd(), "False", "__main__", str(tmp_path / "train.py")]
+    assert int(words.split()[5]) != os.getpgid(0)
+
+
+def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """And the server runs the next one."""
+    records: list[Any] = []
+    config = cell(tmp_path, "step(); import time; print('begun', flush=True); time.sleep(60)")
+    thread = threading.Thread(target=lambda: records.append(launcher.launch(config, tmp_path / "cell")))
+    thread.start()
+    while "begun" not in (path.read_text() if (path := tmp_path / "cell" / "log.txt").exists() else ""):
+        time.sleep(0.05)
+    assert launcher.terminate()
+    thread.join()
+    assert records[0].status == "interrupted"
+    assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"
+
+
+def test_an_arm_that_certainly_cannot_is_not_started(launcher: ScriptLauncher, tmp_path: Path) -> None:
+    """The cell is recorded as refused."""
+    script = tmp_path / "plain.py"
+    script.write_text("import torch\n")
+    record = launcher.launch(RunConfig(arm="bf16", script=script_config([str(script)])), tmp_path / "cell")
+    assert (record.status, record.environment["exit_code"]) == ("failed", 2)
+    assert "neither apex.amp nor torch.amp" in (record.error or "")
+    assert not (tmp_path / "cell" / "log.txt").exists()
