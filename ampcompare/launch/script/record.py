@@ -66,7 +66,7 @@ def script_record(
     summary = _summary(config, rows, losses, wall_seconds).model_copy(
         update={
             "metric_final": values[first] if diverged is None else None,
-            "metric_best": values[first],
+            "metric_best": None if math.isnan(values[first]) else values[first],
             "others_final": {name: values[name] for name in others} if diverged is None else {},
             "epochs": [EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)],
             "diverged_step": diverged,

@@ -67,7 +67,7 @@ def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     assert (record.status, record.summary.metric_final, record.metric.better) == ("completed", 18.5, "lower")
     assert (record.summary.num_steps, record.summary.final_loss_scale) == (20, 8.0)
     assert record.summary.step_seconds_median == pytest.approx(0.1)
-    assert not implausible(record)
+    assert not contradiction(record)
     assert not contradiction(record)
 
 
@@ -106,6 +106,14 @@ def test_losses_that_end_non_finite_are_divergence(tmp_path: Path) -> None:
         record = record_of(config_of(), rows)
         assert record.summary.diverged_step == step_of_it
     assert record.status == "completed"
+
+
+def test_a_metric_that_is_nan_is_no_best_one(tmp_path: Path) -> None:
+    """A record that contradicts itself would not be used."""
+    rows = rows_of(tmp_path, *[row for loss in (1.0, "nan", "nan") for row in (backward(loss), step())])
+    record = record_of(config_of("a=a (.*)"), rows, a=[math.nan])
+    assert (record.status, record.summary.metric_best) == ("diverged", None)
+    assert not contradiction(record)
 
 
 def test_one_of_several_values_is_picked() -> None:
