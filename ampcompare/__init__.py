@@ -17,6 +17,9 @@ if (
     and sys.path[:1] == [os.getcwd()]
 ):
     del sys.path[0]
+    _first_entry_is_gone = True
+else:
+    _first_entry_is_gone = False
 
 import importlib
 

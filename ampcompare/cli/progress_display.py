@@ -232,7 +232,7 @@ class Display(Observer):
                 cell.progress,
                 now - cell.began,
                 None if left is None else left.of_cell(number - 1, now),
-                cell.config.recipe.epochs,
+                1 if cell.config.script else cell.config.recipe.epochs,  # how many a script makes is not known
             )
             for number, cell in sorted(self._running.items())
         ]

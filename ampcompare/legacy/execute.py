@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import ampcompare
 from ampcompare.apex._install import ApexFinder
 from ampcompare.errors import AmpCompareError, GuardError
 from ampcompare.guards.location import is_users
@@ -46,6 +47,8 @@ def execute(
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
     atexit.register(_die_if, interrupted)
+    if ampcompare._first_entry_is_gone:  # what follows replaces it, and must not take one of PYTHONPATH for it
+        sys.path.insert(0, os.getcwd())
     if settings.compat_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,10 +16,18 @@ from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.amp import Given
-from ampcompare.script.torch_amp import not_scaled, unscaled, without_autocast
+from ampcompare.script.torch_amp import (
+    not_scaled,
+    present,
+    scaler_settings,
+    switched_off,
+    unscaled,
+    without_autocast,
+)
 
 __all__ = ["O1BehindTorch"]
 
@@ -44,14 +53,22 @@ class O1BehindTorch:
     Args:
         loss_scale: of the arm: "dynamic" or a factor.
         given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
 
     Attributes:
         used: the script has entered an autocast block.
     """
 
-    def __init__(self, loss_scale: float | str = "dynamic", given: Given | None = None) -> None:
+    def __init__(
+        self,
+        loss_scale: float | str = "dynamic",
+        given: Given | None = None,
+        initialized: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._loss_scale = loss_scale
         self._given = given
+        self._initialized = initialized
+        self._off: str | None = None
         self._scales = False
         self._hooks: list[Any] = []
         self._handle: Any = None
@@ -62,6 +79,8 @@ class O1BehindTorch:
         """Replace the methods of both classes."""
         patches.put(autocast_mode.autocast, "__enter__", _method(self._enter))
         patches.put(autocast_mode.autocast, "__exit__", _method(self._exit))
+        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
+        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
             patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
         self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
@@ -73,8 +92,23 @@ class O1BehindTorch:
         if self._handle is not None:
             self._handle._deactivate()
 
+    def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(block, present(device_type), *args, **kwargs)
+        self._note(block._enabled)
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        settings = scaler_settings(args, kwargs)
+        self._note(settings["enabled"])
+        original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
+
+    def _note(self, enabled: bool) -> None:
+        if not enabled and not self.used and self._off is None:
+            self._off = switched_off("apex:O1")
+
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if not self.used:
+            if self._off is not None and not self._initialized():
+                raise UnsupportedCombination(self._off)
             return
         if not self._scales:
             raise unscaled("apex:O1")

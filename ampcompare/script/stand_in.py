@@ -87,14 +87,14 @@ class StandIn:
         self._patches.wrap(frontend, "_initialize", self._initialize)
         opt_level.override(level, quiet=True, options=options)
         if level == "O1" and engine == "compat":
-            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given)
+            self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given, self._initialized)
         else:
-            self.torch_amp = TorchAmp(self.arm, rows, self._given)
+            self.torch_amp = TorchAmp(self.arm, rows, self._given, self._initialized)
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
         self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows, self._given)
-        self.torch_amp = TorchAmp(arm, rows, self._given)
+        self.torch_amp = TorchAmp(arm, rows, self._given, self._initialized)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
@@ -138,15 +138,15 @@ class StandIn:
 
     def acted(self) -> bool:
         """Return whether the script has reached the arm."""
-        amp_state: Any = sys.modules.get("ampcompare.apex.amp._amp_state")
-        initialized = self.amp is not None and bool(self.amp.precisions)
-        if self.arm.backend == "apex":
-            initialized = any(
-                "opt_properties" in vars(module._amp_state)
-                for module in (amp_state, sys.modules.get("apex.amp._amp_state"))
-                if module is not None and hasattr(module, "_amp_state")
-            )
-        return initialized or (self.torch_amp is not None and self.torch_amp.used)
+        return self._initialized() or (self.torch_amp is not None and self.torch_amp.used)
+
+    def _initialized(self) -> bool:
+        """Return whether the script has called `amp.initialize`."""
+        if self.arm.backend != "apex":
+            return self.amp is not None and bool(self.amp.precisions)
+        names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
+        states: list[Any] = [sys.modules.get(name) for name in names]
+        return any("opt_properties" in vars(one._amp_state) for one in states if hasattr(one, "_amp_state"))
 
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""

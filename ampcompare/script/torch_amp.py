@@ -6,8 +6,10 @@ script passes, except those that the arm names.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ from ampcompare.legacy.record.rows import Rows, value_of
 from ampcompare.script.amp import Given
 from ampcompare.script.session import here
 
-__all__ = ["TorchAmp", "not_scaled", "unscaled", "without_autocast"]
+__all__ = ["TorchAmp", "not_scaled", "present", "scaler_settings", "switched_off", "unscaled", "without_autocast"]
 
+SCALER = inspect.signature(torch.amp.GradScaler)
 LINES = (
     "`model, optimizer = amp.initialize(model, optimizer)` and `with amp.scale_loss(loss, optimizer) as scaled: "
     "scaled.backward()`, with `from apex import amp`"
@@ -39,12 +42,21 @@ class TorchAmp:
         arm: of the backend fp32 or native; any other is refused when the script first uses `torch.amp`.
         rows: records losses and steps of a script without a GradScaler.
         given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
     """
 
-    def __init__(self, arm: Arm, rows: Rows | None = None, given: Given | None = None) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        rows: Rows | None = None,
+        given: Given | None = None,
+        initialized: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._arm = arm
         self._rows = rows
         self._given = given
+        self._initialized = initialized
+        self._off: str | None = None
         self._hooks: list[Any] = []
         self._dtype: torch.dtype | None = None
         if arm.backend == "native":
@@ -73,6 +85,13 @@ class TorchAmp:
         for hook in self._hooks:
             hook.remove()
 
+    def _note(self, enabled: bool) -> None:
+        """Note that the script makes an object of `torch.amp`, which it may have switched off."""
+        if enabled or self._arm.backend == "fp32":
+            self._use()
+        elif not self.used and self._off is None:
+            self._off = switched_off(self._arm)
+
     def _use(self) -> None:
         if not self.used:
             if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
@@ -94,19 +113,19 @@ class TorchAmp:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if enabled and not _is_own():
-            self._use()
-            dtype, enabled = self._dtype, self._dtype is not None
-            self._casts = True
-        original(block, device_type, dtype, enabled, cache_enabled)
+        if not _is_own():
+            self._note(enabled)
+            if enabled:
+                dtype, enabled = self._dtype, self._dtype is not None
+                self._casts = True
+        original(block, present(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not _is_own():
-            self._use()
             self._scalers[scaler] = False
-            names = ("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled")
-            kwargs.update(zip(names, args, strict=False))
-            kwargs.update({name: self._arm.options[name] for name in names if name in self._arm.options})
+            kwargs = scaler_settings(args, kwargs)
+            self._note(kwargs["enabled"])
+            kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
             args, kwargs["enabled"] = (), self._dtype is torch.float16
         original(scaler, *args, **kwargs)
 
@@ -142,6 +161,8 @@ class TorchAmp:
             self._rows.add_step(self._rows.number(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if self._off is not None and not self.used and not self._initialized():
+            raise UnsupportedCombination(self._off)
         if self.used and self._given is not None:
             self._given([], [optimizer])
             self._given = None
@@ -149,6 +170,26 @@ class TorchAmp:
             raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:
             raise unscaled(self._arm)
+
+
+def present(device_type: str) -> str:
+    """Return the type of the device that is there: without a GPU, casts and a scale for CUDA would be off."""
+    return "cpu" if device_type == "cuda" and not torch.cuda.is_available() else device_type
+
+
+def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a GradScaler from the arguments of its constructor, for a device that is there."""
+    settings = {name: one.default for name, one in SCALER.parameters.items()}
+    settings |= dict(zip(settings, args, strict=False)) | dict(kwargs)
+    return {**settings, "device": present(settings["device"])}
+
+
+def switched_off(arm: Arm | str) -> str:
+    """Return the message for a script that trains with `torch.amp` switched off."""
+    return here(
+        f"the script makes autocast or GradScaler with enabled=False, so {arm} cannot act; run it with its own option "
+        "for mixed precision, such as --amp"
+    )
 
 
 def unscaled(arm: Arm | str) -> ScalingError:
@@ -182,6 +223,6 @@ def without_autocast(arm: Arm | str) -> ScalingError:
 
 
 def _is_own() -> bool:
-    """Return whether a precision, not the script, calls the constructor that calls this."""
+    """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
     name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
-    return name.startswith("ampcompare.precision.")
+    return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))

@@ -59,6 +59,7 @@ class ScriptConfig(Frozen):
     seed_arg: str | None = Field(None, description="argument that gets the seed, such as --seed")
     max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
     compat_torch: bool = Field(False, description="restore what changed since the script was written")
+    torchrun: bool = Field(False, description="start it by torchrun, as one process too")
 
     @property
     def command(self) -> list[str]:
@@ -106,6 +107,7 @@ def script_config(
     seed_arg: str | None = None,
     max_steps: int | None = None,
     compat_torch: bool = False,
+    torchrun: bool = False,
 ) -> ScriptConfig:
     """Return the settings of a script from the words after `--`.
 
@@ -126,5 +128,5 @@ def script_config(
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if not is_module and path.is_file() else None
     return ScriptConfig(
         name=rest[0], is_module=is_module, arguments=tuple(rest[1:]), sha256=digest, metrics=read, seed_arg=seed_arg,
-        max_steps=max_steps, compat_torch=compat_torch,
+        max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
     )  # fmt: skip

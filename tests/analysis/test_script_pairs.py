@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ampcompare.analysis.script_pairs import began_apart, script_sentences
+from ampcompare.analysis.summary import summarize
 from ampcompare.records.run import RunRecord, ScriptFacts
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
 
 
 def record(
@@ -32,6 +35,13 @@ def test_the_report_says_whether_runs_are_paired() -> None:
     first, second = script_sentences(apart, "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
     assert second.startswith("2 cells wrote /out, fp32, seed 0, first")
+
+
+def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
+    """The settings of the recipe are not its own."""
+    config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
+    failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
+    assert math.isnan(summarize([record("fp32"), failed], arms=["fp32", "half"], reference="fp32").arms[1].lr)
 
 
 def test_departures_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import zipfile
 from pathlib import Path
@@ -16,7 +17,7 @@ WORLD = """
         size: int = 3
 
     count: int = 1
-    print(sys.argv, __name__, __file__, __package__, __spec__ and __spec__.name, sys.path[0])
+    print(sys.argv, __name__, __file__, __package__, __spec__ and __spec__.name, sys.path[:2])
     print(sorted(globals()))
     print(sys.modules["__main__"].Thing is Thing, type(pickle.loads(pickle.dumps(Thing()))))
 """
@@ -31,7 +32,9 @@ def assert_same(python, command: list[str], **variables: str) -> None:
 def test_script_sees_the_same_world(write, python) -> None:
     """Arguments, names of the main module, path and pickles of its classes are those of plain Python."""
     write("work/train.py", WORLD)
-    assert_same(python, ["work/train.py", "--lr", "1", "-m", "--engine=x", "--", "--help", "a b"])
+    folders = os.pathsep.join(filter(None, ["/first", os.environ.get("PYTHONPATH")]))
+    command = ["work/train.py", "--lr", "1", "-m", "--engine=x", "--", "--help", "a b"]
+    assert_same(python, command, PYTHONPATH=folders)
 
 
 def test_module_sees_the_same_world(write, python) -> None:

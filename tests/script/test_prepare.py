@@ -54,6 +54,30 @@ def test_a_script_is_recorded_to_its_last_step(forked_python: Any, tmp_path: Pat
     assert (again.weights, again.batches) == (rows.weights, rows.batches)
 
 
+TORCH_AMP = """
+import torch
+
+model = torch.nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.cuda.amp.GradScaler()
+for step in range(2):
+    with torch.cuda.amp.autocast():
+        out = model(torch.ones(8, 4).cuda())
+    assert out.dtype is torch.float16, out.dtype
+    scaler.scale(out.float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_casts_for_cuda_act_on_the_cpu_in_its_place(forked_python: Any, tmp_path: Path, arm: str) -> None:
+    """Under `--device cpu` CUDA is available, and its tensors are on the CPU."""
+    done = run(forked_python, tmp_path, TORCH_AMP, "--arm", arm, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert read_rows(tmp_path / "r.jsonl").steps[0].loss_scales_before == (65536.0,)
+
+
 def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
     """No traceback: the line of the script, the reason, and the exit code of the error."""
     done = run(forked_python, tmp_path, SCRIPT.replace("verbosity=0", "enabled=False"), "--arm", "half")

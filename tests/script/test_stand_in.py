@@ -184,6 +184,60 @@ def test_fp16_without_a_scaler_is_refused(behind: Any, arm: str) -> None:
         script(scale=False)
 
 
+def switchable(*, autocast: bool, scaler: bool, device: str = "cpu") -> tuple[torch.dtype, float]:
+    """Train a step as a script does that has a switch for each, and return the type of its output and the scale."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scales = torch.amp.GradScaler(device, enabled=scaler)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+        out = model(torch.ones(2, 6))
+    scales.scale(out.float().square().mean()).backward()
+    scales.step(optimizer)
+    scales.update()
+    return out.dtype, scales.get_scale()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_a_script_in_bf16_gets_the_scale_of_the_arm(behind: Any, arm: str, device: str) -> None:
+    """Its GradScaler is off, since bf16 needs none; one for a device that is not there would be off as well."""
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("the device is there")
+    behind(arm)
+    assert switchable(autocast=True, scaler=False, device=device) == (torch.float16, 65536.0)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "bf16", "O1", "O2"])
+def test_a_script_with_torch_amp_off_is_refused(behind: Any, arm: str) -> None:
+    """It would train in fp32 under the name of the arm."""
+    behind(arm)
+    refusal = r"test_stand_in\.py:\d+: .*(enabled=False|no enabled autocast).*option"
+    with pytest.raises((UnsupportedCombination, ScalingError), match=refusal):
+        switchable(autocast=False, scaler=False)
+
+
+def test_a_script_with_torch_amp_off_is_fp32(behind: Any) -> None:
+    """That is what the arm asks for."""
+    stand_in = behind("fp32")
+    assert switchable(autocast=False, scaler=False) == (torch.float32, 1.0)
+    assert stand_in.acted()
+
+
+@pytest.mark.filterwarnings("ignore:apex.amp was removed")
+@pytest.mark.parametrize("arm", ["native:fp16", "O1"])
+def test_a_scaler_that_is_off_next_to_apex_is_no_refusal(behind: Any, arm: str) -> None:
+    """A script that knows both makes one, and trains through the other."""
+    behind(arm)
+    from ampcompare.apex import amp
+
+    model = nn.Linear(6, 3)
+    torch.amp.GradScaler("cpu", enabled=False)
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), verbosity=0)
+    with amp.scale_loss(model(torch.ones(1, 6)).float().sum(), optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+
+
 def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
     """Its losses come from the backward pass, its steps from the optimizer."""
     rows = Rows()

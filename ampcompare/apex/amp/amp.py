@@ -110,6 +110,11 @@ def register_promote_function(module: Any, name: str) -> None:
     _register(module, name, _PROMOTE)
 
 
+def _makes_cuda_tensors() -> bool:
+    """Return whether there is a GPU; under `ampcompare exec --device cpu`, which says so, tensors stay on the CPU."""
+    return torch.cuda.is_available() and torch.empty(0, device="cuda").is_cuda
+
+
 def init(
     enabled: bool = True,
     loss_scale: float | str = "dynamic",
@@ -138,7 +143,7 @@ def init(
         _amp_state.decorator_handle = None
         return NoOpHandle()
     strict = _amp_state.strict
-    cuda_only = torch.cuda.is_available() if _cuda_only is None else _cuda_only
+    cuda_only = _makes_cuda_tensors() if _cuda_only is None else _cuda_only
     handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=cuda_only, half_dtype=_half_dtype)
     previous = _amp_state.__dict__.get("handle")
     registered = list(_amp_state.registered)

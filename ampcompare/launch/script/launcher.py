@@ -110,7 +110,7 @@ class ScriptLauncher(Launcher):
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path) -> CellProcess:
         environment = _environment(config, folder)
         command = script_command(config, script, folder)
-        if not can_fork(config.processes):
+        if script.torchrun or not can_fork(config.processes):
             return start_interpreter(command, environment)
         server = self._server
         if server is None or not server.runs or server.threads != threads_of(environment):
@@ -142,7 +142,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     """Return the command line of a cell."""
     seed = config.recipe.seed
     start = list(PYTHON)
-    if config.processes > 1:
+    if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / RECORD).resolve())]

@@ -65,7 +65,7 @@ def _printed(lines: list[str]) -> Iterator[SeenMetric]:
             for words, number in PRINTED.findall(line):
                 found.setdefault(words, []).append(float(number))
     for words, values in found.items():
-        pattern = rf"{re.escape(words)}\s*[:=]?\s+([-+\d.e]+)"
+        pattern = rf"{re.escape(words)}\s*[:=]?\s+([-+\d.e]+|nan|-?inf)"
         yield SeenMetric(words, "output", len(values), values[-1], _option(words, pattern))
 
 

@@ -61,17 +61,17 @@ def script_record(
         values[metric.name] = picked(metric, found)
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
-    diverged = _divergence(losses, config.nan_patience)
+    diverged, divergence = _divergence(losses, config.nan_patience)
     status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
     first, *others = values
     summary = _summary(config, rows, losses, wall_seconds).model_copy(
         update={
             "metric_final": values[first] if diverged is None else None,
-            "metric_best": values[first],
+            "metric_best": None if math.isnan(values[first]) else values[first],
             "others_final": {name: values[name] for name in others} if diverged is None else {},
             "epochs": [EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)],
             "diverged_step": diverged,
-            "divergence": None if diverged is None else f"{config.nan_patience} non-finite losses in a row",
+            "divergence": divergence,
         }
     )
     tracer = Tracer()
@@ -108,19 +108,26 @@ def picked(metric: ScriptMetric, values: Sequence[float]) -> float:
 
 def _unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     if metric.pattern is not None:
-        return f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
-    logged = ", ".join(sorted(rows.scalars)) or "nothing"
-    return f"the script never logged metric {metric.name}; it logged {logged}. --list-metrics shows what can be seen"
+        reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
+    else:
+        logged = ", ".join(sorted(rows.scalars)) or "nothing"
+        reason = f"the script never logged metric {metric.name}; it logged {logged}"
+    return f"{reason}. --list-metrics shows what can be seen"
 
 
-def _divergence(losses: Sequence[float], patience: int) -> int | None:
-    """Return the first of `patience` non-finite losses in a row."""
+def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
+    """Return the first of `patience` non-finite losses in a row, or of two or more that end the run, and which it is.
+
+    What a script prints as `nan` seldom matches the pattern of a metric, whose last value is then an older one.
+    """
     row = 0
     for step, loss in enumerate(losses):
         row = 0 if math.isfinite(loss) else row + 1
         if row == patience:
-            return step - patience + 1
-    return None
+            return step - patience + 1, f"{patience} non-finite losses in a row"
+    if row > 1:
+        return len(losses) - row, f"the last {row} losses are not finite"
+    return None, None
 
 
 def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:

@@ -68,8 +68,8 @@ def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     assert (record.summary.num_steps, record.summary.final_loss_scale) == (20, 8.0)
     assert record.summary.step_seconds_median == pytest.approx(0.1)
     assert (record.summary.loss_tail, record.summary.loss_tail_steps) == (17.5, 4)
-    assert not implausible(record)
     assert not contradiction(record)
+    assert not implausible(record)
 
 
 def test_metrics_are_printed_or_logged(tmp_path: Path) -> None:
@@ -100,6 +100,23 @@ def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path) -> None:
     assert (record.status, record.summary.diverged_step, record.summary.metric_final) == ("diverged", 3, None)
 
 
+def test_losses_that_end_non_finite_are_divergence(tmp_path: Path) -> None:
+    """However short the run; a single one may be a step that the scale skips."""
+    for losses, step_of_it in (([1.0, "nan", "nan"], 1), ([1.0, 1.0, "inf"], None)):
+        rows = rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
+        record = record_of(config_of(), rows)
+        assert record.summary.diverged_step == step_of_it
+    assert record.status == "completed"
+
+
+def test_a_metric_that_is_nan_is_no_best_one(tmp_path: Path) -> None:
+    """A record that contradicts itself would not be used."""
+    rows = rows_of(tmp_path, *[row for loss in (1.0, "nan", "nan") for row in (backward(loss), step())])
+    record = record_of(config_of("a=a (.*)"), rows, a=[math.nan])
+    assert (record.status, record.summary.metric_best) == ("diverged", None)
+    assert not contradiction(record)
+
+
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]
@@ -119,7 +136,7 @@ def test_output_is_read_and_bounded(tmp_path: Path) -> None:
 
 
 def test_the_command_of_a_cell(tmp_path: Path) -> None:
-    """Options stand before the script, its arguments behind; several processes are started by torchrun."""
+    """Options stand before the script, its arguments behind; torchrun starts several processes, or one if asked."""
     script = ScriptConfig(name="pkg.train", is_module=True, arguments=("--x", "{seed}"), max_steps=5)
     words = script_command(RunConfig(arm="bf16", device="cpu", script=script), script, tmp_path)
     assert words[words.index("exec") + 1 :] == [
@@ -128,3 +145,5 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
     ]
     several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
     assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = script.model_copy(update={"torchrun": True})
+    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:8] == [*several[1:5], "1", "-m", "ampcompare"]
