@@ -162,12 +162,13 @@ class Session:
             None on all ranks but the first.
         """
         assembly, config = self.assembly, self.config
+        training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names)
         of_ranks = rank_states(assembly.replicas, self._gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine
         return {
-            **training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names),
+            **training,
             **of_ranks,
             "progress": {
                 **self.position.state_dict(),
@@ -256,6 +257,7 @@ class Session:
             ranks.sum if ranks.size > 1 else None,
             range(ranks.rank, data.num_val, ranks.size),
             lambda: next(iter(data.val_batches(1, device=assembly.device))),
+            ranks.any if assembly.parallel.waits_in_forward and ranks.size > 1 else None,
         )
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()

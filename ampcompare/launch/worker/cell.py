@@ -67,9 +67,8 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
-    needs_group = config.parallel.kind in ("ddp", "apex-ddp")
     try:
-        with _group_of_one(config) if needs_group else contextlib.nullcontext():
+        with _group_of_one(config) if config.parallel.needs_group else contextlib.nullcontext():
             result = train_cell(config, folder, on_progress)
     except Exception as error:  # a failed arm is a row of the table, and the other arms run
         with contextlib.suppress(OSError):  # the disk may be full
