@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from ampcompare.errors import PreparationError
 from ampcompare.tensors.sharded import placed_like
+from ampcompare.tensors.skippable_step import obeys_flag
 
 __all__ = ["ShardTypes", "is_sharded_model", "shard", "units"]
 
@@ -62,7 +63,8 @@ def shard(
         kept: modules that compute in fp32.
 
     Raises:
-        PreparationError: there is no process group, or an optimizer holds something else than parameters of a model.
+        PreparationError: there is no process group, or an optimizer holds something else than parameters of a model, or
+            skips its steps on the device.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise PreparationError(
@@ -76,6 +78,8 @@ def shard(
                 "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
                 "replaces parameters only"
             )
+    if any(obeys_flag(optimizer) for optimizer in optimizers):
+        raise PreparationError("a step that is skipped on the device copies whole weights; leave out skip_on_device")
     for model in models:
         _shard_model(model, types, kept)
     sharded = {id(model): dict(model.named_parameters()) for model in models}
