@@ -127,7 +127,10 @@ def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module])
         dist.broadcast(tensor.detach(), src=0)
     device = next(model.parameters()).device.type
     # The root is freed after its forward pass too: what reads the weights after an evaluation finds shards.
-    options: dict[str, Any] = {"mesh": init_device_mesh(device, (dist.get_world_size(),)), "reshard_after_forward": True}
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device, (dist.get_world_size(),)),
+        "reshard_after_forward": True,
+    }
     inner = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce)
     if types.param is not None:
         wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param)
@@ -153,4 +156,3 @@ def is_sharded_model(module: nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
-

@@ -63,4 +63,3 @@ def placed_like(value: Any, target: Tensor) -> Any:
 
 def _shares_memory(part: Tensor, tensor: Tensor) -> bool:
     return part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-
