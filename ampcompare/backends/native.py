@@ -109,7 +109,7 @@ def _check(options: Options) -> str:
 
 def _unsharded(options: Options) -> str:
     if "weights" in options:
-        return "its optimizer steps tensors of its own, which no rank can cut by itself; use fsdp, whose masters are shards"
+        return "its optimizer steps tensors of its own, which stay whole; use fsdp, whose masters are shards"
     return ""
 
 
