@@ -50,7 +50,7 @@ class ShardTypes:
 def shard(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
-    types: ShardTypes = ShardTypes(),  # noqa: B008  # frozen
+    types: ShardTypes = ShardTypes(),
     kept: Sequence[nn.Module] = (),
 ) -> None:
     """Replace the parameters of models, and those of their optimizers with their state, by shards, in place.
@@ -127,10 +127,8 @@ def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module])
         dist.broadcast(tensor.detach(), src=0)
     device = next(model.parameters()).device.type
     # The root is freed after its forward pass too: what reads the weights after an evaluation finds shards.
-    options: dict[str, Any] = {
-        "mesh": init_device_mesh(device, (dist.get_world_size(),)),
-        "reshard_after_forward": True,
-    }
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     inner = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce)
     if types.param is not None:
         wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param)

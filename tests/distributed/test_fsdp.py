@@ -114,8 +114,8 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 # Two ranks add the gradients of halves of a batch, one rank takes that of the whole. A gradient is rounded to the type
-# that computes it, so that the two sums differ by up to half a unit in its last place: a share of 2**-24, 2**-9 or 2**-12 of
-# what six steps of SGD add to weights, which is less than a tenth of them. Weights stored in bf16 are rounded themselves.
+# that computes it, so that the two sums differ by up to half a unit in its last place: a share of 2**-24, 2**-9 or
+# 2**-12 of what six steps of SGD add to weights, which is less than a tenth of them. Weights in bf16 are rounded too.
 TOLERANCE = {
     "fp32": 2.0**-22,
     "native:bf16": 2.0**-12,
