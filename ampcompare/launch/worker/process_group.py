@@ -107,7 +107,7 @@ def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """Return the process group of a cell in one process, of the backend that several would use; none if it needs none."""
+    """Return the process group of a cell in one process, with the backend of several; none if it needs none."""
     if not config.parallel.needs_group:
         return contextlib.nullcontext()
     device = resolve_device(config.device)
