@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +66,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
     if found is not None:
         session.load_state_dict(*validate_resume(found, config, ranks.size))
-    resumed_with = weights_sha256(assembly.replicas)
+    loaded = copy.deepcopy(session.state_dict())
     steps, epochs = [], []
     with cpu_half(config.cpu_half, precision.half_dtype, CPU)[1]:
         for event in session.events():
@@ -84,7 +85,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
         "counts": [epoch.counts for epoch in epochs],
         "per_sample": [epoch.per_sample for epoch in epochs],
         "state": session.state_dict(),
-        "resumed_with": resumed_with,
+        "loaded": loaded,
         "hash": weights_sha256(assembly.replicas),
         "dtypes": sorted({str(param.dtype) for param in params}),
         "held": sum(param.to_local().numel() if hasattr(param, "to_local") else param.numel() for param in params),
@@ -130,17 +131,16 @@ def test_two_ranks_are_one_rank(ranks: Run, arm: str) -> None:
     """Weights of two ranks are those of one to rounding; each holds half of them and sees the same numbers."""
     one, other = ranks(2, on_ranks, arm=arm, kind="fsdp", optimizer="sgd")
     single = alone(arm, "fsdp", optimizer="sgd")
-    print(arm, distance(one, single), one["losses"], single["losses"], one["norms"], single["norms"])
     assert distance(one, single) <= TOLERANCE[arm]
     assert one["losses"] == pytest.approx(single["losses"], rel=10 * TOLERANCE[arm])
-    assert one["norms"] == pytest.approx(single["norms"], rel=100 * TOLERANCE[arm])
+    assert one["norms"] == pytest.approx(single["norms"], rel=10 * TOLERANCE[arm], nan_ok=True)
     for name in ("losses", "norms", "applied", "scales", "counts", "hash"):
-        assert one[name] == other[name], name
+        assert repr(one[name]) == repr(other[name]), name  # the norm of an overflow is no number
     assert one["held"] + other["held"] == single["held"] == single["size"]
     assert abs(one["held"] - other["held"]) < 0.1 * single["size"]
     assert one["dtypes"] == (["torch.bfloat16"] if arm.startswith("half") else ["torch.float32"])
     assert one["wrapper"].startswith("FSDP")
-    assert one["applied"].count((False,)) == single["applied"].count((False,)) == (2 if arm == FP16 else 0)
+    assert one["applied"].count((False,)) == single["applied"].count((False,)) == (3 if arm == FP16 else 0)
 
 
 def test_fp32_in_shards_is_fp32(ranks: Run) -> None:
@@ -181,12 +181,11 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
 
     whole = train(two_first)
     first = train(two_first, folder=folder, stop=3)
-    # Stops where it resumed: what it would save is what it has loaded.
-    loaded = train(not two_first, folder=folder, stop=3)
-    assert loaded["resumed_with"] == first["hash"]
+    second = train(not two_first, folder=folder)
     for part in ("model", "optimizer", "scaler"):
-        assert first_difference({part: first["state"][part]}, {part: loaded["state"][part]}, apart=()) == "", part
-    assert loaded["losses"][:1] == pytest.approx(whole["losses"][3:4], rel=1e-2)
+        assert first_difference({part: first["state"][part]}, {part: second["loaded"][part]}, apart=()) == ""
+    assert len(first["losses"]) == 3
+    assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:

@@ -257,7 +257,7 @@ def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
     "values",
     [
         {"recipe": {"ema_decay": 0.9}},
-        {"recipe": {"compile": "default"}},
+        {"recipe": {"compile": "eager"}},
         {"recipe": {"optimizer": {"layer_lr": "lars"}}},
         {"recipe": {"optimizer": {"skip_on_device": True}}},
         {"on_nan": "rollback"},
