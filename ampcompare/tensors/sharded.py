@@ -21,13 +21,15 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part that this rank holds, which may be empty; all of a tensor that is not sharded."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    sharded: Any = tensor
+    part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Every rank calls it with its part of the same one."""
-    gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+    sharded: Any = tensor
+    gathered: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
     return gathered
 
 

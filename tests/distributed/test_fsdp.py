@@ -20,6 +20,7 @@ from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
@@ -67,7 +68,8 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     if found is not None:
         session.load_state_dict(*validate_resume(found, config, ranks.size))
     loaded = copy.deepcopy(session.state_dict())
-    steps, epochs = [], []
+    steps: list[StepRecord] = []
+    epochs: list[EpochResult] = []
     with cpu_half(config.cpu_half, precision.half_dtype, CPU)[1]:
         for event in session.events():
             if isinstance(event, EpochResult):

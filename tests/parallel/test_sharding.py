@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ class Blocks(nn.Module):
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)])
+        self.blocks: Any = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)])
         self.head = nn.Linear(4, 5, bias=False)
         if tied:
             self.blocks[0][0].weight = self.blocks[1][0].weight
@@ -55,7 +57,7 @@ def test_blocks_are_units() -> None:
 def test_an_optimizer_steps_shards() -> None:
     """Its groups and its state are of the shards, in the order and with the values that they had."""
     torch.manual_seed(0)
-    model = Blocks()
+    model: Any = Blocks()
     optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)  # has state from the start
     before = [param.detach().clone() for param in model.parameters()]
     with group_of_one("gloo", CPU):
@@ -68,7 +70,7 @@ def test_an_optimizer_steps_shards() -> None:
         assert is_sharded_model(model.blocks[0])
         assert is_sharded_model(model.blocks[0][1])  # batch norm, in fp32
         assert not is_sharded_model(model.blocks[0][0])
-        seen = []
+        seen: list[torch.dtype] = []
         model.blocks[0][0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
         model.blocks[0][1].register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
         assert model(torch.arange(4)).dtype is torch.float32
