@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
-from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, half, horovod, mmengine, native
+from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, fsdp, half, horovod, mmengine, native
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.errors import BackendUnavailable, ConfigError
@@ -38,6 +38,7 @@ BUILT_IN: dict[str, BackendSpec] = {
     "horovod": horovod.SPEC,
     "actnn": actnn.SPEC,
     "fp8": fp8.SPEC,
+    "fsdp": fsdp.SPEC,
 }
 
 # Those that can stand behind a script's own calls: they need no loop of their own and leave the model in one piece.

@@ -49,5 +49,6 @@ SPEC = BackendSpec(
     parsers={"tf32": flag},
     shorthands={"float32": "fp32"},
     implied={"tf32": False},
+    unsharded=lambda options: "",
     contract=(ContractArm("fp32"),),
 )

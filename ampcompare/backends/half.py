@@ -143,6 +143,15 @@ def _check(options: Options) -> str:
     return ""
 
 
+def _unsharded(options: Options) -> str:
+    own = [name for name in options if name != "dtype" and options[name]]
+    if options.get("dtype", "float16") != "bfloat16":
+        return "fp16 weights in shards have neither masters nor a scale; use fsdp:param=fp16, which has both"
+    if own:
+        return f"{', '.join(own)} needs whole weights; use half:bf16, or fsdp, whose masters are fp32 shards"
+    return ""
+
+
 def _memory(options: Options) -> BytesPerParameter:
     held = with_state(MASTER_WEIGHT_BYTES if options.get("master_weights") else HALF_BYTES, options)
     return replace(held, compensation=2) if options.get("kahan") else held
@@ -184,6 +193,7 @@ SPEC = BackendSpec(
         "kahan": False,
     },
     check=_check,
+    unsharded=_unsharded,
     checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
     contract=(
         ContractArm("half"),

@@ -107,6 +107,12 @@ def _check(options: Options) -> str:
     return ""
 
 
+def _unsharded(options: Options) -> str:
+    if "weights" in options:
+        return "its optimizer steps tensors of its own, which stay whole; use fsdp, whose masters are shards"
+    return ""
+
+
 def _memory(options: Options) -> BytesPerParameter:
     if options.get("masters") == "float32":
         return with_state(MASTER_WEIGHT_BYTES, options)
@@ -133,6 +139,7 @@ SPEC = BackendSpec(
     },
     implied={"weights": "float32", "masters": "none"},
     check=_check,
+    unsharded=_unsharded,
     positional="dtype",
     default="float16",
     shorthands={

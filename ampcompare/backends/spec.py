@@ -81,6 +81,8 @@ class BackendSpec:
         library: what it needs besides torch; None if nothing.
         effective: options, "cpu" or "cuda" -> what runs; None if the backend always runs what it is asked.
         inner: options -> text of the arm that this one runs on; "" if there is none.
+        unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
+        parallel: the kind of parallelism that the backend consists in; "" if it goes with several.
         checkpoint: what it keeps in a checkpoint.
         contract: arms for the contract tests.
     """
@@ -100,5 +102,7 @@ class BackendSpec:
     library: Library | None = None
     effective: Callable[[Options, str], EffectiveArm] | None = None
     inner: Callable[[Options], str] = lambda options: ""
+    unsharded: Callable[[Options], str] = lambda options: "its backend was not made for weights in shards"
+    parallel: str = ""
     checkpoint: CheckpointState = CheckpointState()
     contract: tuple[ContractArm, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampcompare.diagnosis.measure import Loop as AnyLoop
+from ampcompare.errors import UnsupportedCombination
 from ampcompare.precision.base import Precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
@@ -20,6 +21,11 @@ def recipe_loop(config: RunConfig, device: torch.device) -> AnyLoop:
     task = make_task(recipe)
 
     def train(precision: Precision) -> None:
+        if config.parallel.kind == "fsdp":
+            raise UnsupportedCombination(
+                f"diagnose repeats operations on whole weights, and {config.arm} has them in shards; diagnose "
+                "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
+            )
         assembly = assemble_single(recipe, task, precision, device)
         loop = build_loop(recipe, assembly, precision, drain_every=1)
         for epoch in range(recipe.epochs):

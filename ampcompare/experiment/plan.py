@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
 from ampcompare.experiment.run_order import balanced_rows
@@ -179,6 +180,8 @@ def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> Ru
             node = node[parent]
         node[name] = value
     values["arm"] = arm
+    if Arm.parse(arm).spec.parallel and "parallel.kind" not in varied:
+        del values["parallel"]["kind"]  # that of the arm, whatever the others have
     values["recipe"]["seed"] = seed
     recipe, optimizer = values["recipe"], values["recipe"]["optimizer"]
     if recipe["global_batch_size"] is not None and "recipe.batch_size" not in varied:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.errors import AmpCompareError
+from ampcompare.launch.worker.process_group import own_group
 from ampcompare.precision.base import NO_CONTEXT, owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -44,7 +45,9 @@ def observe(config: dict[str, Any]) -> dict[str, Any]:
     Errors meant for users come back as `{"error": ..., "exit_code": ...}`.
     """
     try:
-        return _observe(validated(RunConfig, config))
+        settings = validated(RunConfig, config)
+        with own_group(settings):
+            return _observe(settings)
     except AmpCompareError as error:
         return {"error": str(error), "exit_code": error.exit_code}
 

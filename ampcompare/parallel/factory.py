@@ -9,6 +9,7 @@ from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP
+from ampcompare.parallel.fsdp import FSDP
 from ampcompare.parallel.single import Single
 from ampcompare.parallel.syncbn import apex_parallel, make_converter
 from ampcompare.settings.config import ParallelConfig
@@ -17,7 +18,7 @@ __all__ = ["make_parallel"]
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
-    """Build what a configuration names; the caller initializes the process group of ddp and apex-ddp.
+    """Build what a configuration names; the caller initializes the process group, except for none and dp.
 
     Args:
         device: of this process.
@@ -40,6 +41,8 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
                 "would run the first one's weights; use --parallel ddp, or --engine compat"
             )
         return DP()
+    if config.kind == "fsdp":
+        return FSDP()
     convert = make_converter(config.sync_bn, device, engine)
     if config.kind == "ddp":
         return DDP(

@@ -22,7 +22,7 @@ from ampcompare.precision.base import NO_CONTEXT
 from ampcompare.precision.replaced_forward import ReplacedForward
 from ampcompare.precision.tensor_tree import cast_floating, first_floating_type, mapped, tensors_in
 
-__all__ = ["kept_in_fp32", "without_autocast", "without_casts"]
+__all__ = ["find_kept", "kept_in_fp32", "without_autocast", "without_casts"]
 
 MAX_NAMED = 6
 
@@ -66,6 +66,15 @@ def kept_in_fp32(
             _ExactForward(model, model.forward, exact).install()
     yield tuple(names)
     weights.restore()
+
+
+def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
+    """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
+    if not patterns:
+        return {}
+    named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
+    kept = _kept(patterns.split("|"), named)
+    return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
 def without_autocast(device_type: str) -> Callable[[], Any]:

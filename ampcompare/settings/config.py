@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.errors import AmpCompareError, ConfigError
 from ampcompare.settings.eval_precisions import parse_eval_precisions
 from ampcompare.settings.recipe import (
     OLDER_TARGET,
@@ -62,9 +62,10 @@ NO_DEFAULT = object()
 class ParallelConfig(Frozen):
     """How replicas of the model work together."""
 
-    kind: Literal["none", "ddp", "apex-ddp", "dp"] = Field(
+    kind: Literal["none", "ddp", "apex-ddp", "dp", "fsdp"] = Field(
         "none",
-        description="DDP of torch or of Apex; dp: one process with many GPUs. ddp by default with several processes",
+        description="DDP of torch or of Apex; fsdp: weights in shards; dp: one process with many GPUs. ddp by default "
+        "with several processes, fsdp for arms of that name",
     )
     sync_bn: Literal["none", "torch", "apex"] = Field(
         "none", description="SyncBatchNorm implementation that replaces batch norm"
@@ -75,6 +76,11 @@ class ParallelConfig(Frozen):
     backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
         "auto", description="torch.distributed backend; auto: nccl on GPUs and gloo on CPUs"
     )
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether a process group must exist, with one process too."""
+        return self.kind in ("ddp", "apex-ddp", "fsdp")
 
     @model_validator(mode="after")
     def _options_have_a_kind(self) -> ParallelConfig:
@@ -183,8 +189,30 @@ class RunConfig(Frozen):
         if self.processes > 1 and self.parallel.kind in ("none", "dp"):
             raise ValueError(
                 f"{self.processes} processes with parallel kind {self.parallel.kind} would not share their gradients; "
-                "use ddp or apex-ddp, or one process"
+                "use ddp, apex-ddp or fsdp, or one process"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fit(self) -> RunConfig:
+        spec, kind, recipe = self.parsed_arm.spec, self.parallel.kind, self.recipe
+        if spec.parallel and kind != spec.parallel:
+            raise ValueError(f"{self.arm} is parallel kind {spec.parallel}, and the kind is {kind}; leave the kind out")
+        if kind != "fsdp":
+            return self
+        why = spec.unsharded(self.parsed_arm.options)
+        if why:
+            raise ValueError(f"{self.arm} does not go with parallel kind fsdp: {why}")
+        whole = {
+            "ema_decay averages": recipe.ema_decay is not None,
+            f"compile {recipe.compile} traces": recipe.compile != "none",
+            f"layer_lr {recipe.optimizer.layer_lr} measures": recipe.optimizer.layer_lr != "none",
+            "skip_on_device copies": recipe.optimizer.skip_on_device,
+            "on_nan rollback copies": self.on_nan == "rollback",
+        }
+        for setting, given in whole.items():
+            if given:
+                raise ValueError(f"{setting} whole weights, and fsdp has them in shards; leave one of the two out")
         return self
 
     @model_validator(mode="after")
@@ -321,10 +349,10 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(processes, int) or processes < 1 or recipe is None:
         return values
     recipe = with_task_defaults(recipe)
-    if processes > 1:
-        parallel = _given(values.get("parallel"))
-        if parallel is not None:
-            values["parallel"] = {"kind": "ddp", **parallel}
+    kind = _parallel_of(values.get("arm")) or ("ddp" if processes > 1 else "")
+    parallel = _given(values.get("parallel"))
+    if kind and parallel is not None:
+        values["parallel"] = {"kind": kind, **parallel}
     total = recipe.get("global_batch_size")
     if isinstance(total, int) and total > 0:
         if total % processes:
@@ -352,6 +380,14 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
     if recipe:
         values["recipe"] = recipe
     return values
+
+
+def _parallel_of(arm: Any) -> str:
+    """Return the kind of parallelism that an arm consists in; "" if none, or if it is no arm."""
+    try:
+        return Arm.parse(str(arm)).spec.parallel
+    except AmpCompareError:  # reported where the arm is checked
+        return ""
 
 
 def _is_positive(value: Any) -> TypeGuard[float]:

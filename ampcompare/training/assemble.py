@@ -1,8 +1,8 @@
 """The order in which a run is assembled; no other module depends on it.
 
-Seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, checkpoint (if any),
-torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees it, and
-DDP last because it records dtypes.
+Seed, models (fp32, CPU), synchronized batch norm, device, optimizers, `Precision.prepare`, `Parallel.shard`, checkpoint
+(if any), torch.compile, `Parallel.wrap`: Apex's documented order. SyncBN comes early so that keep_batchnorm_fp32 sees
+it, shards after the casts of a backend and before state exists, and DDP last because it records dtypes.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def assemble(
     owned = owned_by(built, unprepared)
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
+    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
+    parallel.shard(replicas, optimizers)
     base_lrs = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
@@ -127,7 +129,6 @@ def assemble(
         restore_training(state, replicas, optimizers, precision, owned, rates_stay=schedule is None)
     if average is not None:
         average.follow(replicas, optimizers, params)
-    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
     models = [parallel.wrap(compiled(model, recipe.compile, device)) for model in replicas]
     return Assembly(
         task=task,

@@ -55,6 +55,7 @@ def evaluate(
     indices: range | None = None,
     any_batch: Callable[[], Any] | None = None,
     extra: Extra | None = None,
+    any_rank: Callable[[bool], bool] | None = None,
 ) -> Evaluation:
     """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
@@ -64,6 +65,8 @@ def evaluate(
             any rank gets another number of samples, such as padded batches, there are no results by sample.
         any_batch: returns a batch that a rank without samples learns the shapes of the sums from.
         extra: returns further numbers of each sample, (samples,), from outputs, what the task measured, and the batch.
+        any_rank: returns whether a flag is set on any rank, if forward passes wait for other ranks: a rank that has run
+            out of batches then repeats `any_batch`, which is not counted, until all have.
     """
     first = task.metrics[0]
     by_sample = indices is not None and first.over_samples != "no"
@@ -75,6 +78,8 @@ def evaluate(
     samples = 0
     with torch.no_grad():
         for batch in batches:
+            if any_rank is not None:
+                any_rank(True)
             measured = _measure(task, models, precision, batch, extra)
             for name, value in measured.items():
                 part = value.sum(0, dtype=torch.float64)
@@ -84,6 +89,8 @@ def evaluate(
                 value, labels = measured[first.name].double(), task.labels(batch)
                 # A new tensor: data may write the next batch into the same memory.
                 outcomes.append(torch.stack([value, torch.zeros_like(value) if labels is None else labels.double()]))
+        while any_rank is not None and any_batch is not None and any_rank(False):
+            _measure(task, models, precision, any_batch(), extra)
         if not sums and any_batch is not None:
             shapes = _measure(task, models, precision, any_batch(), extra)
             sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}

@@ -19,6 +19,7 @@ from ampcompare.records.run import StepRecord
 from ampcompare.tasks.batches import channels_last as to_channels_last
 from ampcompare.tasks.batches import split as split_batch
 from ampcompare.tasks.task import LossOf
+from ampcompare.tensors.sharded import whole
 from ampcompare.training.metrics.clock import Clock
 
 __all__ = ["Loop", "update"]
@@ -168,7 +169,7 @@ class Loop:
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
         sums, parts = self._sums(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
-        norm_values = iter(torch.stack(norms).tolist() if norms else ())
+        norm_values = iter(whole(torch.stack(norms)).tolist() if norms else ())
         seconds, idle, scales, step = self.clock.seconds, self.clock.idle_seconds, self._scales, self.step
         records = []
         last = None

@@ -162,12 +162,13 @@ class Session:
             None on all ranks but the first.
         """
         assembly, config = self.assembly, self.config
+        training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names)
         of_ranks = rank_states(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine
         return {
-            **training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.owned.names),
+            **training,
             **of_ranks,
             "progress": {
                 **self.position.state_dict(),
@@ -264,6 +265,7 @@ class Session:
             range(ranks.rank, data.num_val, ranks.size),
             lambda: next(iter(data.val_batches(1, device=assembly.device))),
             extra,
+            ranks.any if assembly.parallel.waits_in_forward and ranks.size > 1 else None,
         )
 
     @contextmanager

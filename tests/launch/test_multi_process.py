@@ -153,12 +153,15 @@ def test_a_rendezvous_of_the_user(make_config: MakeConfig, tmp_path: Path, launc
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_a_restart_goes_on_from_the_last_checkpoint(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize(("launcher", "arm"), [("torchrun", "fp32"), ("spawn", "fp32"), ("spawn", "fsdp:param=bf16")])
+def test_a_restart_goes_on_from_the_last_checkpoint(
+    make_config: MakeConfig, tmp_path: Path, launcher: str, arm: str
+) -> None:
     """A rank that is killed inside an epoch costs the steps since the last save, and no step is there twice."""
     # a fresh network counts one forward pass while it is built, and evaluation comes after step 3
     config = make_config(
         "launched:rank_1_dies_at",
+        arm=arm,
         args={"forward": 4},
         processes=2,
         recipe={"batch_size": 8, "epochs": 2},

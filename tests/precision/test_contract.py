@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,9 +15,11 @@ from ampcompare.apex.amp._engine import device_skip
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.errors import PreparationError, UnsupportedCombination
+from ampcompare.launch.worker.process_group import choose_backend, group_of_one
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
+from ampcompare.tensors.sharded import whole
 from ampcompare.tensors.skippable_step import skip_on_device
 
 LR = 0.5
@@ -37,6 +39,7 @@ ALL = _arms()
 SHARING = _arms(lambda spec, arm: arm.shares_steps)
 NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
 SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
+SKIPPING_WHOLE = _arms(lambda spec, arm: arm.skips_steps and not spec.parallel)  # it copies weights
 NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and spec.effective is None)
 
 
@@ -59,6 +62,17 @@ def scaled_on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         from lightning_fabric.plugins import MixedPrecision
 
         monkeypatch.setattr(_Connector, "_check_and_init_precision", lambda self: MixedPrecision("16-mixed", "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def a_group_for_shards(request: pytest.FixtureRequest, device: torch.device) -> Iterator[None]:
+    """Give arms that shard weights the process group that they need, of this process alone."""
+    arm = request.node.callspec.params.get("arm", "") if hasattr(request.node, "callspec") else ""
+    if not arm.startswith("fsdp"):
+        yield
+        return
+    with group_of_one(choose_backend("auto", str(device)), device):
+        yield
 
 
 def net(device: torch.device, seed: int = 0) -> nn.Sequential:
@@ -92,7 +106,7 @@ def start(arm: str, device: torch.device) -> tuple[Precision, nn.Module, SGD]:
 
 def weights(model: nn.Module) -> list[Tensor]:
     """Copies of all parameters in fp32."""
-    return [param.detach().float().clone() for param in model.parameters()]
+    return [whole(param.detach()).float().clone() for param in model.parameters()]
 
 
 def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: Tensor, **options: object) -> None:
@@ -132,7 +146,8 @@ def test_unscale_returns_what_step_updates_with_unscaled_gradients(arm: str, dev
     params = precision.unscale(optimizer)
     owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
     assert {id(param) for param in params} == owned
-    torch.testing.assert_close(torch.nn.utils.clip_grad_norm_(params, 1e9).float(), expected, rtol=0.05, atol=0.01)
+    norm = whole(torch.nn.utils.clip_grad_norm_(params, 1e9))
+    torch.testing.assert_close(norm.float(), expected, rtol=0.05, atol=0.01)
     before = [None if param.grad is None else param.grad.clone() for param in params]
     for param, grad in zip(precision.unscale(optimizer), before, strict=True):
         assert (param.grad is None) == (grad is None)
@@ -165,7 +180,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(arm: str, device: torch.de
     assert not all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
 
 
-@pytest.mark.parametrize("arm", SKIPPING)
+@pytest.mark.parametrize("arm", SKIPPING_WHOLE)
 def test_a_skip_on_the_device_has_the_bits_of_one_on_the_host(
     arm: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

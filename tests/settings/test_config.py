@@ -227,3 +227,44 @@ def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match=r"lr_base 0.1 gives lr .* for a total batch of 128, and lr is 3; give one"):
         validated(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
+
+
+def test_an_arm_in_shards_is_its_own_kind() -> None:
+    """Whatever the number of processes; another kind is refused."""
+    for processes in (1, 2):
+        config = validated(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
+        assert (config.arm, config.parallel.kind) == ("fsdp:param=bf16", "fsdp")
+    with pytest.raises(ConfigError, match="fsdp:param=bf16 is parallel kind fsdp, and the kind is ddp; leave the kind"):
+        validated(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("apex:O2", "Apex looks for masters .* fsdp is the successor of O2"),
+        ("half", "fp16 weights in shards have neither masters nor a scale; use fsdp:param=fp16"),
+        ("half:bf16,masters=fp32", "master_weights needs whole weights"),
+        ("native:bf16,weights=bf16", "its optimizer steps tensors of its own"),
+        ("fp8", "its backend was not made for weights in shards"),
+    ],
+)
+def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
+    """Arms that hold or check whole tensors are refused with the reason."""
+    with pytest.raises(ConfigError, match=f"does not go with parallel kind fsdp: .*{message}"):
+        validated(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"recipe": {"ema_decay": 0.9}},
+        {"recipe": {"compile": "eager"}},
+        {"recipe": {"optimizer": {"layer_lr": "lars"}}},
+        {"recipe": {"optimizer": {"skip_on_device": True}}},
+        {"on_nan": "rollback"},
+    ],
+)
+def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
+    """Settings that read or copy whole weights are refused."""
+    with pytest.raises(ConfigError, match="whole weights, and fsdp has them in shards"):
+        validated(RunConfig, {**values, "parallel": {"kind": "fsdp"}})

@@ -29,7 +29,7 @@ from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.monitor import SystemMonitor
 from ampcompare.launch.worker.process_facts import gather_process_facts
-from ampcompare.launch.worker.process_group import choose_backend, group_of_one
+from ampcompare.launch.worker.process_group import own_group
 from ampcompare.launch.worker.progress_reporter import ProgressReporter
 from ampcompare.launch.worker.resume import find_resume_point, prepare_files
 from ampcompare.launch.worker.step_file import StepFile
@@ -68,9 +68,8 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
-    needs_group = config.parallel.kind in ("ddp", "apex-ddp")
     try:
-        with _group_of_one(config) if needs_group else contextlib.nullcontext():
+        with own_group(config):
             result = train_cell(config, folder, on_progress)
     except Exception as error:  # a failed arm is a row of the table, and the other arms run
         with contextlib.suppress(OSError):  # the disk may be full
@@ -78,12 +77,6 @@ def run_cell(
         result = failed_with(config, error)
     write_record(result, folder)
     return result
-
-
-def _group_of_one(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """Return the process group of a cell in one process, with the backend that several processes would use."""
-    device = resolve_device(config.device)
-    return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
 
 
 def train_cell(

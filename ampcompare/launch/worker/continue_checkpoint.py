@@ -11,6 +11,7 @@ import torch
 
 from ampcompare.checkpoint.convert.load import load_ours
 from ampcompare.errors import AmpCompareError
+from ampcompare.launch.worker.process_group import own_group
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
@@ -31,7 +32,9 @@ def continue_checkpoint(config: dict[str, Any], checkpoint: str, steps: int, tru
         users, `{"error": ..., "exit_code": ...}`.
     """
     try:
-        return _continue(validated(RunConfig, config), Path(checkpoint), steps, trust)
+        settings = validated(RunConfig, config)
+        with own_group(settings):
+            return _continue(settings, Path(checkpoint), steps, trust)
     except AmpCompareError as error:
         return {"error": str(error), "exit_code": error.exit_code}
 

@@ -31,7 +31,9 @@ def gather_process_facts(
     wrapper = type(assembly.models[0])
     weights = weights_digest(assembly.replicas)  # before further steps change them
     share = None
-    if ranks.size > 1 and seconds and summary.diverged_step is None and not session.interrupted:
+    # Where forward passes wait for other ranks, a step without reducing is no step that another program would make.
+    ended_well = summary.diverged_step is None and not session.interrupted
+    if ranks.size > 1 and seconds and ended_well and not assembly.parallel.waits_in_forward:
         part: dict[str, Any] = {"device": assembly.device, "rank": ranks.rank, "world_size": ranks.size}
         batch = next(iter(assembly.task.data.train_batches(0, config.recipe.batch_size, **part)))
         share = allreduce_share(session.loop, batch, ranks, max(seconds))

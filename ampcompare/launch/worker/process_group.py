@@ -19,11 +19,13 @@ import torch.distributed.nn.functional
 
 from ampcompare.errors import EnvironmentUnfit, LaunchError
 from ampcompare.launch.distributed_env import DistributedEnv, loopback
+from ampcompare.settings.config import RunConfig
+from ampcompare.training.device import resolve_device
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["choose_backend", "group_of_one", "open_store", "process_group"]
+__all__ = ["choose_backend", "group_of_one", "open_store", "own_group", "process_group"]
 
 CONNECT_SECONDS = 300
 BACKLOG = 2048
@@ -102,6 +104,14 @@ def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+    """Return the process group of a cell in one process, with the backend of several; none if it needs none."""
+    if not config.parallel.needs_group:
+        return contextlib.nullcontext()
+    device = resolve_device(config.device)
+    return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
 
 
 def _bound_to(backend: str, device: torch.device) -> dict[str, Any]:

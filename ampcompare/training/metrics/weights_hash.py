@@ -8,11 +8,16 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ampcompare.tensors.sharded import whole
+
 __all__ = ["parameters_sha256", "weights_sha256"]
 
 
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
-    """Return a hash that changes with any bit of a parameter; buffers move in every forward pass and are left out."""
+    """Return a hash that changes with any bit of a parameter; buffers move in every forward pass and are left out.
+
+    Shards are gathered, so that every rank calls it, and weights have the same hash however many ranks hold them.
+    """
     return _sha256(parameter for model in models for parameter in model.parameters())
 
 
@@ -26,12 +31,12 @@ def weights_sha256(models: Sequence[nn.Module]) -> str:
 
 def _as_float32(tensor: Tensor) -> Tensor:
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.detach().cpu().float() if narrow else tensor
+    return whole(tensor.detach()).cpu().float() if narrow else tensor
 
 
 def _sha256(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = whole(tensor.detach()).cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -11,17 +11,19 @@ from torch import nn
 
 from ampcompare.records.run import StepRecord
 from ampcompare.tensors.lists import by_type
+from ampcompare.tensors.sharded import local
 from ampcompare.training.policies.policy import Policy
 
 __all__ = ["DivergenceDetector", "weights_finite"]
 
 
 def weights_finite(models: Sequence[nn.Module]) -> bool:
-    """Return whether every parameter is finite; waits for the device once.
+    """Return whether every parameter, or this rank's part of it, is finite; waits for the device once.
 
     The largest magnitude of each tensor is used, since a 2-norm in fp16 overflows on large finite weights.
     """
-    params = [param.detach() for model in models for param in model.parameters() if param.numel()]
+    params = [local(param.detach()) for model in models for param in model.parameters()]
+    params = [param for param in params if param.numel()]
     if not params:
         return True
     norms = [norm for alike in by_type(params) for norm in torch._foreach_norm(alike, math.inf)]

@@ -20,6 +20,7 @@ from ampcompare.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.lists import copies_on_host
+from ampcompare.tensors.sharded import placed_like, whole_tree
 from ampcompare.training.state.fit import Names, Owned, require_training_fits
 from ampcompare.training.state.generators import random_states, set_random_states
 
@@ -31,15 +32,15 @@ def training_state(
 ) -> dict[str, Any]:
     """Return weights, optimizers and loss scales, in the layout of `checkpoint.store.layout`.
 
-    Tensors are those that training continues with, not copies.
+    Tensors are those that training continues with, not copies; shards are gathered, so that every rank calls it.
 
     Args:
         models, optimizers: as `Precision.prepare` returned them.
         names: of the parameters that the optimizers held before `prepare`.
     """
     return {
-        "model": one_or_list([model.state_dict() for model in models]),
-        "optimizer": one_or_list([optimizer.state_dict() for optimizer in optimizers]),
+        "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
+        "optimizer": one_or_list([whole_tree(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
         "zeroed": [_zeroed(optimizer) for optimizer in optimizers],
@@ -120,7 +121,8 @@ def restore_training(
     """
     require_training_fits(state, models, optimizers, precision, owned, rates_stay=rates_stay)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
-        model.load_state_dict(weights)
+        here = model.state_dict()
+        model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})
     seen: set[int] = set()
     for optimizer, saved in zip(optimizers, as_list(state["optimizer"]), strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
@@ -157,7 +159,7 @@ def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
     try:
-        optimizer.load_state_dict(dict(saved))
+        optimizer.load_state_dict(_placed(optimizer, saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the optimizer of the checkpoint does not fit {type(optimizer).__name__}: {error}; take one of this recipe"
@@ -171,6 +173,19 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
             # torch casts state to the type of its parameter, and some optimizers keep another.
             if isinstance(value, Tensor) and value.dtype is not loaded[key].dtype:
                 loaded[key] = value.to(loaded[key].device, copy=True)
+
+
+def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer with this rank's part of what is of the shape of a sharded parameter."""
+    ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
+    params = dict(zip(ids, owned_params(optimizer), strict=False))
+    state = {
+        number: {name: placed_like(value, params[number]) for name, value in entry.items()}
+        if number in params
+        else entry
+        for number, entry in saved["state"].items()
+    }
+    return {"state": state, "param_groups": saved["param_groups"]}
 
 
 def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names) -> list[dict[str, Tensor]]:

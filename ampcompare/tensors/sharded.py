@@ -1,0 +1,67 @@
+"""Tensors of which each rank holds a part (`DTensor`), where the rest of the package asks for all or for its own part.
+
+torch.distributed.tensor takes a second to import. Until something has imported it, no tensor is sharded.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["is_sharded", "local", "placed_like", "whole", "whole_tree"]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether `tensor` is spread over ranks."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part that this rank holds, which may be empty; all of a tensor that is not sharded."""
+    sharded: Any = tensor
+    part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor. Every rank calls it with its part of the same one."""
+    sharded: Any = tensor
+    gathered: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
+    return gathered
+
+
+def whole_tree(value: Any) -> Any:
+    """Return nested dictionaries with all of each sharded tensor, gathered to the host one after the other.
+
+    Every rank calls it with its parts of the same tensors. Tensors that are not sharded are passed on, and so is a
+    dictionary without sharded ones.
+    """
+    if isinstance(value, Tensor):
+        return whole(value.detach()).cpu() if is_sharded(value) else value
+    if isinstance(value, dict):
+        gathered = {name: whole_tree(item) for name, item in value.items()}
+        return value if all(gathered[name] is item for name, item in value.items()) else gathered
+    return value
+
+
+def placed_like(value: Any, target: Tensor) -> Any:
+    """Return this rank's part of `value`, if `target` is sharded and of its shape; without communication.
+
+    Args:
+        value: a tensor that every rank has in full; anything else is passed on.
+    """
+    if not is_sharded(target) or not isinstance(value, Tensor) or is_sharded(value) or value.shape != target.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    placed: Any = target
+    on_device = value.detach().to(target.device)
+    shard: Tensor = distribute_tensor(on_device, placed.device_mesh, placed.placements, src_data_rank=None)
+    return shard.clone() if _shares_memory(local(shard), on_device) else shard
+
+
+def _shares_memory(part: Tensor, tensor: Tensor) -> bool:
+    return part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()

@@ -1,0 +1,211 @@
+"""Training with weights in shards: two ranks are one rank, and a run survives stops and another number of ranks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ampcompare.checkpoint.store.difference import first_difference
+from ampcompare.launch.worker.process_group import group_of_one
+from ampcompare.parallel.factory import make_parallel
+from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
+from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.precision.factory import make_precision
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.registry import make_task
+from ampcompare.training.assemble import assemble
+from ampcompare.training.metrics.run_summary import RunMetrics
+from ampcompare.training.metrics.weights_hash import weights_sha256
+from ampcompare.training.session import Session
+from ampcompare.training.state.resume import find_checkpoint, validate_resume
+from ampcompare.training.state.saver import Saver
+from ampcompare.training.stop_request import StopRequest
+
+CPU = torch.device("cpu")
+APART = ("train_seconds", "eval_seconds", "resumed")
+STEPS = 6
+FP16 = "fsdp:param=fp16,init_scale=1048576,growth_interval=2"
+Run = Callable[..., list[Any]]
+
+
+def configuration(arm: str, kind: str | None, processes: int, arch: str = "mlp", optimizer: str = "adam") -> RunConfig:
+    """Six updates in two epochs with accumulation and clipping, and 17 samples to evaluate, 9 and 8 on two ranks."""
+    recipe = {
+        "data": {"name": "synthetic", "train_size": 48, "val_size": 17, "image_size": 8},
+        "model": {"arch": arch},
+        "optimizer": {"name": optimizer, "lr": 0.002 if optimizer == "adam" else 0.05},
+        "global_batch_size": 16,
+        "grad_accum_steps": 2,
+        "clip_grad": 0.5,
+        "epochs": 2,
+    }
+    parallel = {} if kind is None else {"kind": kind}
+    values = {"recipe": recipe, "arm": arm, "processes": processes, "parallel": parallel, "drain_every": 1}
+    return RunConfig.model_validate(values)
+
+
+def trained(config: RunConfig, folder: str | None = None, stop: int | None = None) -> dict[str, Any]:
+    """Train to the end or to a stop, from the newest checkpoint of the folder if there is one."""
+    ranks = ProcessGroup(CPU) if dist.get_world_size() > 1 else SingleProcess()
+    found = None if folder is None else find_checkpoint("auto", Path(folder))
+    precision = make_precision(config.arm, device="cpu")
+    parallel = make_parallel(config.parallel, CPU)
+    state = None if found is None else found.state
+    assembly = assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks, state=state)
+    saver = None if folder is None else Saver(Path(folder), config.saving)
+    session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
+    session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
+    if found is not None:
+        session.load_state_dict(*validate_resume(found, config, ranks.size))
+    loaded = copy.deepcopy(session.state_dict())
+    steps: list[StepRecord] = []
+    epochs: list[EpochResult] = []
+    with cpu_half(config.cpu_half, precision.half_dtype, CPU)[1]:
+        for event in session.events():
+            if isinstance(event, EpochResult):
+                tally.add_epoch(event)
+                epochs.append(event)
+            else:
+                tally.add_steps(event)
+                steps += event
+    params = list(assembly.replicas[0].parameters())
+    return {
+        "losses": [step.loss for step in steps],
+        "norms": [step.grad_norm for step in steps],
+        "applied": [step.applied for step in steps],
+        "scales": [step.loss_scales for step in steps],
+        "counts": [epoch.counts for epoch in epochs],
+        "per_sample": [epoch.per_sample for epoch in epochs],
+        "state": session.state_dict(),
+        "loaded": loaded,
+        "hash": weights_sha256(assembly.replicas),
+        "dtypes": sorted({str(param.dtype) for param in params}),
+        "held": sum(param.to_local().numel() if hasattr(param, "to_local") else param.numel() for param in params),
+        "size": sum(param.numel() for param in params),
+        "wrapper": type(assembly.models[0]).__name__,
+    }
+
+
+def on_ranks(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
+    stop = options.pop("stop", None)
+    return trained(configuration(arm, kind, dist.get_world_size(), **options), folder, stop)
+
+
+def alone(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
+    """The same in this process."""
+    with group_of_one("gloo", CPU):
+        return on_ranks(arm, kind, folder, **options)
+
+
+def flat(result: dict[str, Any]) -> torch.Tensor:
+    weights = result["state"]["model"]
+    return torch.cat([value.double().flatten() for value in weights.values()])
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    return float((flat(one) - flat(other)).norm() / flat(other).norm())
+
+
+# Two ranks add the gradients of halves of a batch, one rank takes that of the whole. A gradient is rounded to the type
+# that computes it, so that the two sums differ by up to half a unit in its last place: a share of 2**-24, 2**-9 or
+# 2**-12 of what six steps of SGD add to weights, which is less than a tenth of them. Weights in bf16 are rounded too.
+TOLERANCE = {
+    "fp32": 2.0**-22,
+    "native:bf16": 2.0**-12,
+    "fsdp:param=bf16": 2.0**-12,
+    FP16: 2.0**-15,
+    "half:bf16": 2.0**-9,
+}
+
+
+@pytest.mark.parametrize("arm", TOLERANCE)
+def test_two_ranks_are_one_rank(ranks: Run, arm: str) -> None:
+    """Weights of two ranks are those of one to rounding; each holds half of them and sees the same numbers."""
+    one, other = ranks(2, on_ranks, arm=arm, kind="fsdp", optimizer="sgd")
+    single = alone(arm, "fsdp", optimizer="sgd")
+    assert distance(one, single) <= TOLERANCE[arm]
+    assert one["losses"] == pytest.approx(single["losses"], rel=10 * TOLERANCE[arm])
+    assert one["norms"] == pytest.approx(single["norms"], rel=10 * TOLERANCE[arm], nan_ok=True)
+    for name in ("losses", "norms", "applied", "scales", "counts", "hash"):
+        assert repr(one[name]) == repr(other[name]), name  # the norm of an overflow is no number
+    assert one["held"] + other["held"] == single["held"] == single["size"]
+    assert abs(one["held"] - other["held"]) < 0.1 * single["size"]
+    assert one["dtypes"] == (["torch.bfloat16"] if arm.startswith("half") else ["torch.float32"])
+    assert one["wrapper"].startswith("FSDP")
+    assert one["applied"].count((False,)) == single["applied"].count((False,)) == (3 if arm == FP16 else 0)
+
+
+def test_fp32_in_shards_is_fp32(ranks: Run) -> None:
+    """Sharding itself changes no bit on one rank, and on two nothing but the order of sums; evaluation is exact."""
+    plain, sharded = alone("fp32", "none", arch="convnet"), alone("fp32", "fsdp", arch="convnet")
+    assert sharded["hash"] == plain["hash"]
+    assert sharded["losses"] == plain["losses"]
+    assert first_difference(sharded["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
+    two = ranks(2, on_ranks, arm="fp32", kind="fsdp")[0]
+    ddp = ranks(2, on_ranks, arm="fp32", kind="ddp")[0]
+    assert distance(two, ddp) <= 1e-6
+    assert two["counts"] == ddp["counts"]
+    assert two["per_sample"] == ddp["per_sample"]
+    assert None not in two["per_sample"]
+
+
+@pytest.mark.parametrize("arm", ["fsdp:param=bf16", FP16])
+def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) -> None:
+    """A run that was stopped after two steps ends with the state of one that was not."""
+    options = {"arm": arm, "kind": "fsdp", "arch": "convnet"}
+    whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
+    first = ranks(2, on_ranks, folder=str(tmp_path / "b"), stop=2, **options)
+    second = ranks(2, on_ranks, folder=str(tmp_path / "b"), **options)
+    for rank in range(2):
+        assert first[rank]["losses"] + second[rank]["losses"] == whole[rank]["losses"]
+    assert len(first[0]["losses"]) == 2
+    assert first_difference(whole[0]["state"], second[0]["state"], apart=APART) == ""
+
+
+@pytest.mark.parametrize("two_first", [True, False])
+def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: Path) -> None:
+    """One rank resumes from two, and two from one, with equal weights and state, and goes on as they would have."""
+    arm, folder = "fsdp:param=bf16", str(tmp_path)
+
+    def train(on_two: bool, **options: Any) -> dict[str, Any]:
+        result: dict[str, Any] = ranks(2, on_ranks, arm=arm, **options)[0] if on_two else alone(arm, **options)
+        return result
+
+    whole = train(two_first)
+    first = train(two_first, folder=folder, stop=3)
+    second = train(not two_first, folder=folder)
+    for part in ("model", "optimizer", "scaler"):
+        assert first_difference({part: first["state"][part]}, {part: second["loaded"][part]}, apart=()) == ""
+    assert len(first["losses"]) == 3
+    assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
+
+
+def one_shard_overflows() -> tuple[list[Any], list[Any]]:
+    """Make one element of a gradient infinite on rank 1 alone, after the reduction, and step."""
+    precision = make_precision("fsdp:param=fp16,init_scale=8", device="cpu")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
+    outcomes = []
+    for overflows in (True, False):
+        precision.backward(model(torch.ones(2, 4)).sum(), [optimizer])
+        if overflows and dist.get_rank() == 1:
+            next(model.parameters()).grad.to_local()[0, 0] = math.inf  # type: ignore[union-attr]
+        outcomes.append(precision.step(optimizer))
+        optimizer.zero_grad()
+    return [outcome.applied for outcome in outcomes], [outcome.loss_scales for outcome in outcomes]
+
+
+def test_an_overflow_in_one_shard_skips_the_step_on_all(ranks: Run) -> None:
+    """The overflow flag of the loss scale is shared: a rank that saw none skips too, and halves its scale."""
+    assert ranks(2, one_shard_overflows) == [([(False,), (True,)], [(4.0,), (4.0,)])] * 2
