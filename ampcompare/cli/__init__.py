@@ -21,6 +21,7 @@ COMMANDS = {
     "judge": "Compare results that were measured elsewhere.",
     "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of run directories again.",
+    "export": "Hand the records of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
@@ -33,7 +34,7 @@ COMMANDS = {
 }
 SECTIONS = {  # a command that is in none of them stands under the last
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
-    "Compare": ("compare", "run", "diagnose", "report", "judge", "reproduce"),
+    "Compare": ("compare", "run", "diagnose", "report", "export", "judge", "reproduce"),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."
