@@ -208,6 +208,9 @@ class SystemReadings(FrozenRecord):
     clock_low_mhz: float | None = None
     clock_high_mhz: float | None = None
     throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
+    joules_per_unit: float | None = Field(
+        None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
+    )
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
 
 

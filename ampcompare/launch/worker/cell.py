@@ -247,6 +247,9 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
                 continue
             metrics.add_steps(event)
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
+            if cell.monitor.energy is not None:
+                is_timed = metrics.num_steps - len(event) >= warmup_steps
+                cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
             steps.write(event)
             if reporter is not None:
                 reporter.add(event)
@@ -293,12 +296,18 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         unit=session.assembly.task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds),
+        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
         processes=processes,
         resumed=session.resumed,
         notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
+
+
+def _units_of_a_gpu(cell: Cell) -> int | None:
+    """Return the units that this process trains on in a step; None where several GPUs share them."""
+    is_one = cell.config.parallel.kind != "dp"
+    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
 
 
 def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
