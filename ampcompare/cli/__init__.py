@@ -21,7 +21,7 @@ COMMANDS = {
     "judge": "Compare results that were measured elsewhere.",
     "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of run directories again.",
-    "export": "Hand the records of a run directory to TensorBoard, W&B or MLflow.",
+    "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
