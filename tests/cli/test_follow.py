@@ -19,14 +19,15 @@ from pathlib import Path
 import ampcompare
 
 class Write(ampcompare.Callback):
-    def __init__(self):
-        self.file = Path("heard.txt").open("a")
-
     def on_step(self, cell, step):
-        print(cell.label, step.step, file=self.file, flush=True)
+        self.write(cell.label, step.step)
 
     def on_end(self, cell, record):
-        print(record.status, file=self.file, flush=True)
+        self.write(record.status)
+
+    def write(self, *words):
+        with Path("heard.txt").open("a") as file:
+            print(*words, file=file)
 """
 
 
@@ -41,7 +42,9 @@ class Keep(Exporter):
         self.written.append((comparison, folder))
 
 
-def test_a_run_is_heard_and_exported(call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_heard_and_exported(
+    call: Callable[..., Any], here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A callback of the working directory hears every step of a real cell, and its record goes to the tracker."""
     (here / "mine.py").write_text(CALLBACKS)
     done = call("run", "--arch", "mlp", *TINY, "--callback", "mine:Write", "-o", str(tmp_path))
