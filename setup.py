@@ -12,6 +12,9 @@ EXTRAS = {
     "html": ["jinja2"],
     "gpu": ["nvidia-ml-py"],
     "tensorboard": ["tensorboard"],
+    # `ampcompare export --to`: heavy, and only for who keeps experiments there. The small MLflow has all that is used.
+    "wandb": ["wandb>=0.21"],
+    "mlflow": ["mlflow-skinny>=3"],
     "slurm": ["submitit"],
     "accelerate": ["accelerate>=1.0"],
     "fabric": ["lightning-fabric>=2.4"],

@@ -43,11 +43,14 @@ if TYPE_CHECKING:
     from ampcompare.metric_log import log_metric
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
+    from ampcompare.records.callback import Callback, CellInfo
     from ampcompare.records.run import RunRecord, StepRecord
     from ampcompare.settings.config import Recipe, RunConfig
 
 __all__ = [
     "Arm",
+    "Callback",
+    "CellInfo",
     "Precision",
     "Recipe",
     "RunConfig",
@@ -69,6 +72,8 @@ __all__ = [
 
 _HOMES = {
     "Arm": "ampcompare.backends.arm",
+    "Callback": "ampcompare.records.callback",
+    "CellInfo": "ampcompare.records.callback",
     "Precision": "ampcompare.precision.base",
     "Recipe": "ampcompare.settings.config",
     "RunConfig": "ampcompare.settings.config",

@@ -24,6 +24,7 @@ from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.doctor.examine import Examination, examine
 from ampcompare.errors import ConfigError, GateFailed
 from ampcompare.experiment.compare import run_comparison
+from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions, to_seconds
@@ -31,6 +32,7 @@ from ampcompare.experiment.single_run import run_single
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.explain.explain import Explanation
 from ampcompare.explain.explain import explain_arm as _explain
+from ampcompare.records.callback import Callback
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import RunRecord
@@ -68,6 +70,7 @@ def run(
     metrics: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
+    callbacks: Sequence[Callback | str] = (),
     observer: Observer | None = None,
     **settings: Any,
 ) -> RunRecord:
@@ -86,6 +89,7 @@ def run(
         metrics: what it prints or logs, as for `--metric`; the first is that of verdicts.
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started, over several nodes for example.
+        callbacks: called for each step, epoch and end of a run; a text is a factory, `package.module:factory`.
         observer: receives progress and notes.
         settings: further fields of `RunConfig`, which win over the file: `arm="apex:O2"`, `device="cpu"`; or paths of
             settings, as in `**{"recipe.epochs": 3}`.
@@ -107,6 +111,7 @@ def run(
         force=force,
         wait_seconds=_wait(wait),
         launch=_launch(launch, slurm_options),
+        callbacks=_callbacks(callbacks),
     )
     return run_single(options, observer=observer).record
 
@@ -141,6 +146,7 @@ def compare(
     metrics: Sequence[str] | str = (),
     slurm_options: Mapping[str, str] | None = None,
     launch: LaunchOptions | None = None,
+    callbacks: Sequence[Callback | str] = (),
     observer: Observer | None = None,
     **settings: Any,
 ) -> Comparison:
@@ -180,6 +186,7 @@ def compare(
         metrics: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started, over several nodes for example.
+        callbacks: as for `run`.
         observer: receives progress and notes.
         settings: further fields of `RunConfig`, or paths of settings, as for `run`.
 
@@ -216,6 +223,7 @@ def compare(
         tensorboard=_path(tensorboard),
         junit=_path(junit),
         launch=_launch(launch, slurm_options),
+        callbacks=_callbacks(callbacks),
     )
     outcome = run_comparison(options, observer=observer)
     outcome.write_junit()
@@ -470,6 +478,10 @@ def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | Non
     if launch is not None and slurm_options is not None:
         raise ConfigError("launch has slurm_options of its own; give one of the two")
     return launch or LaunchOptions(slurm_options=slurm_options or {})
+
+
+def _callbacks(callbacks: Sequence[Callback | str]) -> tuple[Callback, ...]:
+    return tuple(load_callback(each) if isinstance(each, str) else each for each in callbacks)
 
 
 def _wait(wait: float | str) -> float:

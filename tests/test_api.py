@@ -22,6 +22,7 @@ from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOpti
 from ampcompare.experiment.single_run import RunOutcome
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_record
+from ampcompare.records.callback import Callback
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import OptimizerConfig, Recipe, RunConfig
@@ -67,6 +68,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
         *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "--nnodes", "1", "-o", "out"),
         *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2", "--reference", "half"),
+        *("--callback", "ampcompare:Callback"),
     ]
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
@@ -74,7 +76,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         ["fp32", "half"], seeds="auto", margin=1, time_margin=3, tag="a", objective="memory", budget="90s", jobs=2,
         sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
         wait=10, recipe="digits", slurm_options={"partition": "gpu"}, output_dir="out", config_file="c.yaml",
-        timing_rounds=4, looks=2, reference="half", **{"recipe.optimizer.lr": 0.1},
+        timing_rounds=4, looks=2, reference="half", callbacks=["ampcompare:Callback"], **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip
     (by_python,) = compared
     different = {
@@ -82,7 +84,8 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         for field in dataclasses.fields(CompareOptions)
         if getattr(by_command, field.name) != getattr(by_python, field.name)
     }
-    assert different <= {"settings", "command"}
+    assert different <= {"settings", "command", "callbacks"}  # each calls the factory
+    assert [type(made) for made in by_command.callbacks] == [type(made) for made in by_python.callbacks] == [Callback]
     assert (by_python.settings.recipe, by_python.settings.file) == ("digits", "c.yaml")
     unset = {
         field.name

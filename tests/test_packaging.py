@@ -46,6 +46,8 @@ def test_public_names_are_pinned() -> None:
     """The names that users may rely on change only together with this test."""
     assert ampcompare.__all__ == [
         "Arm",
+        "Callback",
+        "CellInfo",
         "Precision",
         "Recipe",
         "RunConfig",
@@ -99,7 +101,7 @@ def test_what_is_imported_is_required(metadata: Path) -> None:
     """Each package that a file imports, wherever in it, is a requirement or of an extra, or one of those brings it."""
     text = (metadata / "requires.txt").read_text(encoding="utf-8")
     required = set(re.findall(r"^[\w-]+", text, flags=re.MULTILINE))
-    modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml"}
+    modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml", "mlflow-skinny": "mlflow"}
     known = {modules.get(name, name).replace("-", "_") for name in required} | {"PIL", "pydantic_core"}
     imported: dict[str, Path] = {}
     for path in (ROOT / "ampcompare").rglob("*.py"):

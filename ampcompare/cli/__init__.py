@@ -21,19 +21,21 @@ COMMANDS = {
     "judge": "Compare results that were measured elsewhere.",
     "reproduce": "Run small versions of published claims, each with a verdict.",
     "report": "Render the records of run directories again.",
+    "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
+    "find-batch": "Find the largest batch that each arm fits.",
     "explain": "Explain a precision setting: dtypes, casts, torch.amp equivalent.",
     "list": "List arms, tasks, models, data, optimizers, runs and more.",
     "config": "Show where each setting came from; print the schema of files.",
 }
 SECTIONS = {  # a command that is in none of them stands under the last
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
-    "Compare": ("compare", "run", "diagnose", "report", "judge", "reproduce"),
+    "Compare": ("compare", "run", "find-batch", "diagnose", "report", "export", "judge", "reproduce"),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."

@@ -12,11 +12,12 @@ from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
-from ampcompare.cli.options import margin_options, objective_option, output_options, recipe_options
+from ampcompare.cli.options import callback_option, margin_options, objective_option, output_options, recipe_options
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, ARM_LIST, FILE, FOLDER
 from ampcompare.cli.waiting import typed_command, wait_seconds
+from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import CompareOptions, to_seconds
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -134,6 +135,7 @@ __all__ = ["command", "options_from"]
 @output_options
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
 @option("--tensorboard", type=FOLDER, group=OUTPUT, help="write event files for TensorBoard after each cell")
+@callback_option()
 @option("--junit", type=FILE, group=OUTPUT, help="write the results of arms and limits as JUnit XML")
 def command(**parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
@@ -192,6 +194,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
         sweep=tuple(map(parse_vary, parameters["sweep"])),
         wait_seconds=wait_seconds(parameters["wait"]),
         launch=launch_from(parameters),
+        callbacks=tuple(map(load_callback, parameters["callbacks"])),
         command=typed_command(),
         **paths,
         **{name: parameters[name] for name in same},

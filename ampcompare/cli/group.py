@@ -32,7 +32,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"ampcompare.cli.{cmd_name}_command")
+        module = importlib.import_module(f"ampcompare.cli.{cmd_name.replace('-', '_')}_command")
         command: click.Command = module.command
         for parameter in command.params:
             if isinstance(parameter, click.Option):
@@ -85,10 +85,12 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
     """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
     renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
-    prefix = f"AMPCOMPARE_{name}_".upper()
+    prefix = f"AMPCOMPARE_{name}_".replace("-", "_").upper()
     for variable in sorted(os.environ):
         word = variable.removeprefix("AMPCOMPARE_")
-        of_another = word.partition("_")[0].lower() in COMMANDS and not variable.startswith(prefix)
+        of_another = any(
+            word.startswith(f"{command}_".replace("-", "_").upper()) for command in COMMANDS
+        ) and not variable.startswith(prefix)
         if word == variable or variable in (*known, *renamed, *OTHER_VARIABLES) or of_another:
             continue
         close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)

@@ -39,6 +39,7 @@ from ampcompare.settings.config import RunConfig
 
 __all__ = [
     "RECIPE_OPTIONS",
+    "callback_option",
     "json_option",
     "margin_options",
     "objective_option",
@@ -237,6 +238,18 @@ def output_options(function: Function) -> Function:
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
     ]
     return _add(options, printing_options(function))
+
+
+def callback_option() -> Callable[[Function], Function]:
+    """Return the option `--callback`."""
+    return option(
+        "--callback",
+        "callbacks",
+        multiple=True,
+        metavar="MODULE:FACTORY",
+        group=OUTPUT,
+        help="call what it returns, an ampcompare.Callback, for each step, epoch and end of a run; repeat it",
+    )
 
 
 def printing_options(function: Function) -> Function:

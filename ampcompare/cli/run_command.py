@@ -14,13 +14,14 @@ from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
 from ampcompare.cli.launching import count_processes, launch_from, launch_options, save_at_signals
-from ampcompare.cli.options import output_options, recipe_options
+from ampcompare.cli.options import callback_option, output_options, recipe_options
 from ampcompare.cli.output import say
 from ampcompare.cli.script_options import ScriptCommand, script_options, show_metrics
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
 from ampcompare.cli.waiting import typed_command, wait_seconds
 from ampcompare.errors import Ended
+from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
 from ampcompare.formatting import printable
@@ -71,6 +72,7 @@ __all__ = ["command", "sources_from"]
 )
 @launch_options
 @output_options
+@callback_option()
 def command(**parameters: Any) -> int:
     """Train one arm and print its row.
 
@@ -88,6 +90,7 @@ def command(**parameters: Any) -> int:
         force=parameters["force"],
         wait_seconds=wait_seconds(parameters["wait"]),
         launch=launch_from(parameters),
+        callbacks=tuple(map(load_callback, parameters["callbacks"])),
         command=typed_command(),
     )
     if parameters["list_metrics"]:

@@ -13,6 +13,8 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "html": (("jinja2",), "report.html, the report as a page"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
+    "wandb": (("wandb",), "records as runs of W&B: ampcompare export --to wandb"),
+    "mlflow": (("mlflow-skinny",), "records as runs of MLflow: ampcompare export --to mlflow"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
     "timm": (("timm",), "its models by name: --arch timm:resnet50"),
     "hf": (("transformers",), "its language models by name: --task lm --arch hf:gpt2"),

@@ -14,6 +14,7 @@ from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, par
 from ampcompare.analysis.margins import check_margin, parse_margin
 from ampcompare.errors import ConfigError, Ended
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
+from ampcompare.experiment.follow import following
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.matrix import Row
 from ampcompare.experiment.observer import Observer
@@ -179,6 +180,7 @@ def run_comparison(
     launchers = [options.launch.launcher(planned.sources.config, several_cells=True) for _ in range(options.jobs)]
     is_main = launchers[0].is_main
     observer = observer if observer is not None and is_main else Observer()
+    observer = following(observer, options.callbacks if is_main else ())
     for text in planned.baseline.excluded if planned.baseline is not None else []:
         observer.note(f"of the baseline a record is not used: {text}")
     for refusal in grouped_refusals(refused_arms(plan.cells)):

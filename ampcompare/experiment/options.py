@@ -12,6 +12,7 @@ from ampcompare.errors import ConfigError
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import make_launcher
+from ampcompare.records.callback import Callback
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.durations import parse_duration
 
@@ -74,6 +75,7 @@ class RunOptions:
         output_dir: run directory, by default `runs/run-<digest of config>`.
         force: ignore records of earlier calls and run again.
         wait_seconds: how long to wait for another command that uses the run directory.
+        callbacks: called while the arm trains.
         command: shown to other commands that want the run directory.
     """
 
@@ -82,6 +84,7 @@ class RunOptions:
     force: bool = False
     wait_seconds: float = 0.0
     launch: LaunchOptions = LaunchOptions()
+    callbacks: tuple[Callback, ...] = ()
     command: str = ""
 
     @property
@@ -119,6 +122,7 @@ class CompareOptions:
         wait_seconds: how long to wait for another command that uses the run directory.
         tensorboard: folder for an event file per arm and seed.
         junit: file for the results of arms and limits as JUnit XML.
+        callbacks: called while cells train.
         command: stored in the plan and the report.
     """
 
@@ -145,6 +149,7 @@ class CompareOptions:
     launch: LaunchOptions = LaunchOptions()
     tensorboard: Path | None = None
     junit: Path | None = None
+    callbacks: tuple[Callback, ...] = ()
     command: str = ""
 
     def __post_init__(self) -> None:

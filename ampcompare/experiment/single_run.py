@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, Ended
+from ampcompare.experiment.follow import following
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.ownership import owned
@@ -79,6 +80,7 @@ def run_single(
         KeyboardInterrupt: passed on.
     """
     launcher, observer = _launcher(options, observer)
+    observer = following(observer, options.callbacks if launcher.is_main else ())
     with launcher, _owned(options, options.folder, launcher, observer), while_running(launcher):
         try:
             record = _train(options, launcher, observer)

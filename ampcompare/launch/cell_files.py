@@ -77,7 +77,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
 
 def archive_previous(folder: Path) -> None:
     """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
-    for name in ("record.json", "steps.jsonl"):
+    for name in ("record.json", "steps.jsonl", "epochs.jsonl"):
         path = folder / name
         if path.exists():
             path.replace(path.with_suffix(f".previous{path.suffix}"))

@@ -38,6 +38,7 @@ __all__ = [
     "Trace",
     "dump_json",
     "iter_steps",
+    "parse_step",
     "read_model",
     "read_record",
     "record_checksum",
@@ -71,6 +72,7 @@ class StepRecord(NamedTuple):
         seconds: from the start of the forward pass to the end of the optimizer step.
         data_seconds: wait for the batch before it; on a GPU, between two steps, the time without a step to compute.
         losses: each of several losses; empty where there is one.
+        lr: learning rate of the first parameter group; None where it is not known, as in a user's own script.
     """
 
     step: int
@@ -83,6 +85,7 @@ class StepRecord(NamedTuple):
     seconds: float
     data_seconds: float
     losses: tuple[float, ...] = ()
+    lr: float | None = None
 
 
 class EngineInfo(FrozenRecord):
@@ -211,6 +214,9 @@ class SystemReadings(FrozenRecord):
     clock_low_mhz: float | None = None
     clock_high_mhz: float | None = None
     throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
+    joules_per_unit: float | None = Field(
+        None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
+    )
     other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
 
 
@@ -358,6 +364,28 @@ def read_record(path: Path) -> RunRecord:
     return read_model(path, RunRecord, "run record")
 
 
+def parse_step(line: str) -> StepRecord:
+    """Return the step of a line of `steps.jsonl`.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is none.
+    """
+    raw = parse_json(line)
+    return StepRecord(
+        step=raw["step"],
+        epoch=raw["epoch"],
+        loss=to_float(raw["loss"]),
+        loss_scales_before=tuple(to_float(scale) for scale in raw["loss_scales_before"]),
+        loss_scales=tuple(to_float(scale) for scale in raw["loss_scales"]),
+        applied=tuple(raw["applied"]),
+        grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
+        seconds=raw["seconds"],
+        data_seconds=raw["data_seconds"],
+        losses=tuple(to_float(loss) for loss in raw.get("losses", [])),
+        lr=None if raw.get("lr") is None else to_float(raw["lr"]),
+    )
+
+
 def iter_steps(path: Path) -> Iterator[StepRecord]:
     """Yield the steps of a `steps.jsonl`; a last line that was cut off ends the iteration.
 
@@ -370,19 +398,7 @@ def iter_steps(path: Path) -> Iterator[StepRecord]:
         raise RecordError(f"cannot read steps {path}: {fault}") from None
     for number, line in enumerate(lines):
         try:
-            raw = parse_json(line)
-            yield StepRecord(
-                step=raw["step"],
-                epoch=raw["epoch"],
-                loss=to_float(raw["loss"]),
-                loss_scales_before=tuple(to_float(scale) for scale in raw["loss_scales_before"]),
-                loss_scales=tuple(to_float(scale) for scale in raw["loss_scales"]),
-                applied=tuple(raw["applied"]),
-                grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
-                seconds=raw["seconds"],
-                data_seconds=raw["data_seconds"],
-                losses=tuple(to_float(loss) for loss in raw.get("losses", [])),
-            )
+            yield parse_step(line)
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) - 1:
                 return

@@ -252,6 +252,18 @@ def _throughput(comparison: Comparison) -> dict[str, Column]:
     }
 
 
+def _energy(comparison: Comparison) -> dict[str, Column]:
+    """Return the energy of a GPU for a thousand samples, or whatever runs count, if any run has one."""
+    unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
+
+    def joules(record: RunRecord) -> float | None:
+        one = None if record.readings is None else record.readings.joules_per_unit
+        return None if one is None else 1000 * one
+
+    known = any(joules(record) is not None for record in comparison.records)
+    return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
+
+
 ColumnsOf = Callable[[Comparison], dict[str, Column]]
 COLUMNS: dict[str, Column | ColumnsOf] = {
     "arm": of_arm(arm_name),
@@ -262,6 +274,7 @@ COLUMNS: dict[str, Column | ColumnsOf] = {
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": of_arm(step_milliseconds),
     "throughput": _throughput,
+    "energy": _energy,
     "rel. time": of_arm(_ratio),
     "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),

@@ -10,24 +10,24 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
 from ampcompare.files.write import write_file
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, iter_steps
+from ampcompare.records.run import RunRecord
+from ampcompare.report.export import Exporter
+from ampcompare.report.scalars import Point, points_of
 
 __all__ = ["EventFiles", "run_name"]
 
 MAX_NAME = 80
 SUFFIX = ".ampcompare"
-Point = tuple[float, int, dict[str, float]]
 
 
-class EventFiles:
+class EventFiles(Exporter):
     """Keeps a folder of event files up to date with a comparison.
 
     Args:
@@ -67,7 +67,7 @@ class EventFiles:
         if path.exists() or record.cell in self._reported:
             return
         try:
-            points = list(_points(record, steps))
+            points = list(points_of(record, steps))
         except RecordError as error:
             self._reported.add(record.cell)
             self.note(f"no event file for {record.arm}, seed {record.config.recipe.seed}: {error}")
@@ -93,31 +93,6 @@ def run_name(label: str, seed: int) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.=,: ]*", label) or len(label) > MAX_NAME:
         word = f"{word}-{hashlib.sha256(label.encode(errors='surrogatepass')).hexdigest()[:8]}".lstrip("-")
     return f"{word}/seed={seed}"
-
-
-def _points(record: RunRecord, steps: Path) -> Iterator[Point]:
-    """Yield seconds of training so far, a step, and values by tag; evaluations stand at the last step before them."""
-    epochs = {epoch.epoch: epoch for epoch in record.summary.epochs}
-    skipped, elapsed, last = 0, 0.0, None
-    for step in iter_steps(steps):
-        if last is not None and last.epoch != step.epoch and last.epoch in epochs:
-            yield elapsed, last.step, _evaluated(epochs.pop(last.epoch), record)
-        skipped += not all(step.applied)
-        elapsed += step.seconds + step.data_seconds
-        scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the tag that all have
-        values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
-        values |= {f"train/loss_scale{f'_{place}' if place else ''}": scale for place, scale in enumerate(scales)}
-        yield elapsed, step.step, values
-        last = step
-    if last is not None and last.epoch in epochs:
-        yield elapsed, last.step, _evaluated(epochs[last.epoch], record)
-
-
-def _evaluated(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
-    values = {
-        f"eval/{metric.tag}": epoch.values[metric.name] for metric in record.metrics if metric.name in epoch.values
-    }
-    return values if epoch.loss is None else {**values, "eval/loss": epoch.loss}
 
 
 def _encoded(points: Iterable[Point], begin: float) -> bytes:

@@ -123,18 +123,22 @@ class Loop:
         splits = self.accumulation > 1 or self.channels_last
         mark, now, make = self.clock.mark, time.perf_counter, self.update
         on_host = self.clock.on_host  # a mark is then a time, which need not be asked for twice
+        first_lr = self.base_lrs[0][0] if self.base_lrs else None
+        lr = first_lr
         requested = now()
         for batch in islice(batches, steps):
             start = mark()
             waited = (start if on_host else now()) - requested
             if self.schedule is not None:
-                self._set_lr(self.schedule(self.step + len(pending)))
+                factor = self.schedule(self.step + len(pending))
+                self._set_lr(factor)
+                lr = None if first_lr is None else first_lr * factor
             microbatches = self.microbatches(batch) if splits else (batch,)
             losses, norm, outcome = make(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
             for call in after_step:
                 call()
             end = mark()
-            pending.append((losses, norm, outcome, start, end, waited))
+            pending.append((losses, norm, outcome, start, end, waited, lr))
             if len(pending) == self.drain_every:
                 yield self._drain(pending, epoch)
                 pending = []
@@ -173,12 +177,12 @@ class Loop:
         seconds, idle, scales, step = self.clock.seconds, self.clock.idle_seconds, self._scales, self.step
         records = []
         last = None
-        for (_, norm, outcome, start, end, waited), loss, losses in zip(pending, sums, parts, strict=True):
+        for (_, norm, outcome, start, end, waited, lr), loss, losses in zip(pending, sums, parts, strict=True):
             before, scales = scales, outcome.loss_scales
             grad_norm = None if norm is None else next(norm_values)
             took, waited = seconds(start, end), idle(waited, last, start)
             applied = outcome.applied
-            records.append(StepRecord(step, epoch, loss, before, scales, applied, grad_norm, took, waited, losses))
+            records.append(StepRecord(step, epoch, loss, before, scales, applied, grad_norm, took, waited, losses, lr))
             last = end
             step += 1
         self._scales, self.step = scales, step

@@ -19,7 +19,13 @@ from ampcompare.cli.help import GROUPS, OTHER, Command, Option, group_of
 from ampcompare.cli.values import Choice, Name
 
 Call = Callable[..., Any]
-WIDE = ("run", "compare", "explain", "diagnose")  # commands of so many options that -h shows the common ones alone
+WIDE = (
+    "run",
+    "compare",
+    "find-batch",
+    "explain",
+    "diagnose",
+)  # commands of so many options that -h shows the common ones alone
 ENTRY = re.compile(r"^  (?:-\w, )?--[\w\[\]-]+", flags=re.MULTILINE)
 
 

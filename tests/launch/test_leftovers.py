@@ -17,7 +17,7 @@ from ampcompare.errors import EnvironmentUnfit
 from ampcompare.launch.leftovers import remove_leftovers
 from ampcompare.launch.worker import cell as module
 from ampcompare.launch.worker.failure import failed_with
-from ampcompare.launch.worker.step_file import StepFile
+from ampcompare.launch.worker.line_file import LineFile
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 
@@ -78,7 +78,7 @@ STEP = StepRecord(0, 0, 1.0, (), (), (True,), None, 0.1, 0.1)
 def test_a_full_disk_at_the_steps(tmp_path: Path) -> None:
     """The step that finds no room is an error of the environment, with the file and the remedy."""
     (tmp_path / "steps.jsonl").symlink_to("/dev/full")
-    with StepFile(tmp_path / "steps.jsonl") as steps, pytest.raises(EnvironmentUnfit) as caught:
+    with LineFile(tmp_path / "steps.jsonl") as steps, pytest.raises(EnvironmentUnfit) as caught:
         steps.write([STEP])
     assert str(caught.value) == (
         f"cannot write {tmp_path}/steps.jsonl: No space left on device; free some space or choose another --output-dir"
@@ -87,7 +87,7 @@ def test_a_full_disk_at_the_steps(tmp_path: Path) -> None:
 
 def test_steps_that_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that the system takes in parts is written whole."""
-    with StepFile(tmp_path / "steps.jsonl") as steps:
+    with LineFile(tmp_path / "steps.jsonl") as steps:
         whole: Any = steps._file
         monkeypatch.setattr(steps, "_file", type("Slow", (), {"write": lambda self, text: whole.write(text[:3])})())
         steps.write([STEP, STEP])

@@ -15,7 +15,7 @@ import pytest
 
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
-from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
+from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.report.base import MAX_LINE
 from ampcompare.report.columns import COLUMNS, columns, table_rows, verdict_columns
 from ampcompare.report.files import write_reports
@@ -81,9 +81,15 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained, losses where kept."""
     comparison = make_comparison(["fp32", "half"])
     assert set(COLUMNS) - set(columns(comparison)) == {
-        *("metric", "other metrics", "throughput", "start (s)", "first batch (s)", "all-reduce %", "tail loss")
+        *("metric", "other metrics", "throughput", "energy", "start (s)", "first batch (s)", "all-reduce %", "tail loss")
     }
     first = comparison.records[0]
+    readings = SystemReadings(timed_steps=30, joules_per_unit=0.0025)
+    counted = [first.model_copy(update={"readings": readings}), *comparison.records[1:]]
+    with_energy = comparison.model_copy(update={"records": counted})
+    assert list(columns(with_energy)).index("J/1000 samples") == list(columns(with_energy)).index("samples/s") + 1
+    place = list(columns(with_energy)).index("J/1000 samples")
+    assert [row[place] for row in table_rows(with_energy)] == ["2.5", "-"]
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
     started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})

@@ -27,12 +27,12 @@ from ampcompare.launch.distributed_env import DistributedEnv
 from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
+from ampcompare.launch.worker.line_file import LineFile
 from ampcompare.launch.worker.monitor import SystemMonitor
 from ampcompare.launch.worker.process_facts import gather_process_facts
 from ampcompare.launch.worker.process_group import own_group
 from ampcompare.launch.worker.progress_reporter import ProgressReporter
 from ampcompare.launch.worker.resume import find_resume_point, prepare_files
-from ampcompare.launch.worker.step_file import StepFile
 from ampcompare.launch.worker.warmup_guards import guards_during_warmup
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess
@@ -63,7 +63,7 @@ def run_cell(
     folder: Path,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> RunRecord:
-    """Train one cell in this process; write `config.json`, `steps.jsonl` and `record.json` to `folder`.
+    """Train one cell in this process; write `config.json`, `steps.jsonl`, `epochs.jsonl` and `record.json` to `folder`.
 
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
@@ -142,7 +142,7 @@ class Cell:
     Attributes:
         fp16_mode: how 16-bit arithmetic is computed on this device; None for fp32.
         compute: the context of every step, which emulates fp16 if `fp16_mode` says so.
-        steps_path: `steps.jsonl` on rank 0, the null device on the others.
+        steps_path, epochs_path: `steps.jsonl` and `epochs.jsonl` on rank 0, the null device on the others.
         device_facts: name, versions and switches of the device.
     """
 
@@ -157,6 +157,7 @@ class Cell:
     fp16_mode: str | None
     compute: contextlib.AbstractContextManager[Any]
     steps_path: Path
+    epochs_path: Path
     device_facts: dict[str, Any]
     monitor: SystemMonitor
 
@@ -182,7 +183,9 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     )
     # Only now: a checkpoint that does not fit changes no file.
     ranks.broadcast_from_rank0(lambda: prepare_files(folder, point, attempt))
-    steps_path = folder / "steps.jsonl" if ranks.is_first else Path(os.devnull)
+    steps_path, epochs_path = (
+        folder / name if ranks.is_first else Path(os.devnull) for name in ("steps.jsonl", "epochs.jsonl")
+    )
     saver = Saver(folder / CHECKPOINTS, config.saving, _log, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
@@ -207,6 +210,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
         fp16_mode=fp16_mode,
         compute=compute,
         steps_path=steps_path,
+        epochs_path=epochs_path,
         device_facts=device_facts(device, config),
         monitor=SystemMonitor(device),
     )
@@ -227,16 +231,26 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
             metrics, cell.session.assembly.total_steps, cell.session.position.epoch, on_progress
         )
         cell.session.on_phase = reporter.enter
-    with cell.compute, cell.saver, StepFile(cell.steps_path) as steps, stopped_by_signal(cell.stop):
+    files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
+    with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
+        epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
         for event in cell.session.events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
+                epochs.write([_without_samples(event)])
                 continue
             metrics.add_steps(event)
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
+            if cell.monitor.energy is not None:
+                is_timed = metrics.num_steps - len(event) >= warmup_steps
+                cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
             steps.write(event)
             if reporter is not None:
                 reporter.add(event)
+
+
+def _without_samples(event: EpochResult) -> EpochResult:
+    return event.model_copy(update={"per_sample": None})
 
 
 def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:
@@ -280,12 +294,18 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         unit=session.assembly.task.unit,
         summary=summary,
         trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds),
+        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
         processes=processes,
         resumed=session.resumed,
         notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
         error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
     )
+
+
+def _units_of_a_gpu(cell: Cell) -> int | None:
+    """Return the units that this process trains on in a step; None where several GPUs share them."""
+    is_one = cell.config.parallel.kind != "dp"
+    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
 
 
 def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:

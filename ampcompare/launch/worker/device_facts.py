@@ -29,6 +29,7 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
     return facts | {
         "device_name": _value_or_error(lambda: torch.cuda.get_device_name(device)),
         "capability": _value_or_error(lambda: list(torch.cuda.get_device_capability(device))),
+        "memory_bytes": _value_or_error(lambda: torch.cuda.get_device_properties(device).total_memory),
         "cuda": torch.version.cuda,
         "cudnn": _value_or_error(torch.backends.cudnn.version),  # raises on a GPU too old for it
         # Both raise once any code in the process has used torch's newer switch, `fp32_precision`.

@@ -1,4 +1,4 @@
-"""Clock, throttling and other processes of a GPU, from NVML if nvidia-ml-py (extra `gpu`) is installed."""
+"""Clock, throttling, energy and other processes of a GPU, from NVML if nvidia-ml-py (extra `gpu`) is installed."""
 
 from __future__ import annotations
 
@@ -50,6 +50,16 @@ class GpuMonitor:
             self.other_processes = max(others, self.other_processes or 0)
         except nvml.NVMLError:  # what this GPU or its driver does not report stays unknown
             return
+
+    def energy(self) -> float | None:
+        """Return the joules that the GPU has used since its driver was loaded; None where it does not count them."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None:
+            return None
+        try:
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+        except nvml.NVMLError:  # GPUs before Volta have no counter
+            return None
 
 
 def _open(device: torch.device) -> tuple[Any, Any]:

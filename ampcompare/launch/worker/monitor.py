@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import psutil
 import torch
 
+from ampcompare.launch.worker.energy import EnergyMeter
 from ampcompare.launch.worker.gpu_monitor import GpuMonitor
 from ampcompare.records.run import SystemReadings
 from ampcompare.training.metrics.step_spread import halves, outlier_share
@@ -24,10 +25,14 @@ class SystemMonitor:
     """Samples the machine at most twice a second, from its creation on.
 
     A GPU is sampled only right after timed steps: an idle GPU lowers its clock.
+
+    Attributes:
+        energy: of the GPU, counted block by block; None on other devices.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = GpuMonitor(device) if device.type == "cuda" else None
+        self.energy = None if self._gpu is None else EnergyMeter(self._gpu.energy)
         self._wall = time.perf_counter()
         self._cpu = time.process_time()
         self._load: list[float] = []
@@ -52,11 +57,12 @@ class SystemMonitor:
             return  # without delaying the first sample of the GPU
         self._next = time.perf_counter() + INTERVAL_SECONDS
 
-    def readings(self, step_seconds: Sequence[float]) -> SystemReadings:
+    def readings(self, step_seconds: Sequence[float], units: int | None = None) -> SystemReadings:
         """Return the readings since the creation.
 
         Args:
             step_seconds: of every timed step.
+            units: samples, or whatever runs count, that the GPU trains on in a step; None where others share them.
         """
         self._next = 0.0
         self.sample(timed=False)
@@ -75,6 +81,7 @@ class SystemMonitor:
             clock_low_mhz=min(clocks, default=None),
             clock_high_mhz=max(clocks, default=None),
             throttled=sorted(self._gpu.throttled) if self._gpu else [],
+            joules_per_unit=None if self.energy is None or units is None else self.energy.per(units),
             other_processes=self._gpu.other_processes if self._gpu else None,
         )
 

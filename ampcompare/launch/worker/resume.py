@@ -73,6 +73,7 @@ def prepare_files(folder: Path, point: ResumePoint | None, attempt: int) -> None
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
         archive_checkpoints(folder)
+    write_atomically(folder / "epochs.jsonl", "")  # earlier ones are in the checkpoint, and written from there
     if point is None:
         write_atomically(folder / "steps.jsonl", "")
         return

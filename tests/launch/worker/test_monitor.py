@@ -23,9 +23,13 @@ class Nvml:
 
     def __init__(self) -> None:
         self.clock = 345
+        self.millijoules = 10**9
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         return self.clock
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return self.millijoules
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 4
@@ -73,3 +77,34 @@ def test_busy_and_idle_are_told_apart() -> None:
     assert worked.load_average is not None
     assert (worked.cores or 0) >= 1
     assert (worked.throttled, worked.other_processes) == ([], None)
+
+
+def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up, evaluations and the first block of an epoch are left out; the rest is divided by its samples."""
+    nvml = Nvml()
+    monkeypatch.setattr("ampcompare.launch.worker.gpu_monitor._open", lambda device: (nvml, "handle"))
+    watch = SystemMonitor(torch.device("cuda", 0))
+    assert watch.energy is not None
+    for epoch, timed, joules in [(0, False, 500), (0, True, 20), (0, True, 30), (1, True, 999), (1, True, 10)]:
+        nvml.millijoules += 1000 * joules
+        watch.energy.after(epoch, 5, timed=timed)
+    assert (watch.energy.joules, watch.energy.steps) == (60.0, 15)
+    assert watch.readings([], units=8).joules_per_unit == pytest.approx(60 / (15 * 8))
+    assert watch.readings([]).joules_per_unit is None
+
+
+def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no meter; a GPU whose driver refuses, or that NVML does not know, has no value."""
+    assert SystemMonitor(torch.device("cpu")).energy is None
+
+    class Older(Nvml):
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+            raise OSError("not supported")
+
+    for opened in [(Older(), "handle"), (None, None)]:
+        monkeypatch.setattr("ampcompare.launch.worker.gpu_monitor._open", lambda device, opened=opened: opened)
+        watch = SystemMonitor(torch.device("cuda", 0))
+        assert watch.energy is not None
+        for _ in range(3):
+            watch.energy.after(0, 5, timed=True)
+        assert watch.readings([], units=8).joules_per_unit is None

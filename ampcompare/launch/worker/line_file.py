@@ -1,4 +1,4 @@
-"""`steps.jsonl`: a line for each update."""
+"""`steps.jsonl` and `epochs.jsonl`: a line for each update, and for each evaluation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ampcompare.errors import EnvironmentUnfit
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import StepRecord, dump_json
 
-__all__ = ["StepFile"]
+__all__ = ["LineFile"]
 
 
-class StepFile:
-    """Appends step records; use it as a context. It is unbuffered, so that every record survives a crash.
+class LineFile:
+    """Appends records as lines; use it as a context. It is unbuffered, so that every record survives a crash.
 
     Raises:
         EnvironmentUnfit: the disk is full or the file cannot be written.
@@ -25,7 +26,7 @@ class StepFile:
         except OSError as error:
             raise self._cannot_write(error) from error
 
-    def write(self, records: Iterable[StepRecord]) -> None:
+    def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
         """Append records, each as one line.
 
         Raises:
@@ -42,7 +43,7 @@ class StepFile:
         reason = error.strerror or error
         return EnvironmentUnfit(f"cannot write {self._path}: {reason}; free some space or choose another --output-dir")
 
-    def __enter__(self) -> StepFile:
+    def __enter__(self) -> LineFile:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,0 +1,64 @@
+"""`ampcompare export`: hand finished records to a tracker of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ampcompare.cli.help import OUTPUT, Command, option
+from ampcompare.cli.values import FILE, FOLDER, Choice
+from ampcompare.errors import RecordError
+from ampcompare.formatting import printable
+
+__all__ = ["command"]
+
+
+@click.command(
+    "export",
+    cls=Command,
+    examples=[
+        ("The newest run, for W&B, offline:", "ampcompare export --to wandb"),
+        ("A run, into a store of MLflow:", "ampcompare export runs/first --to mlflow -o mlruns"),
+    ],
+)
+@click.argument("run", metavar="[DIR]", required=False, type=FILE)
+@option(
+    "--to", "tracker", type=Choice(["tensorboard", "wandb", "mlflow"]), required=True, group=OUTPUT, help="the tracker"
+)
+@option("--output", "-o", type=FOLDER, group=OUTPUT, help="where its files go  [default: DIR/TRACKER]")
+@option(
+    "--project",
+    default="ampcompare",
+    show_default=True,
+    metavar="NAME",
+    group=OUTPUT,
+    help="project of W&B, experiment of MLflow",
+)
+def command(run: str | None, tracker: str, output: str | None, project: str) -> int:
+    """Export the runs of a run directory to TensorBoard, W&B or MLflow.
+
+    Every cell becomes a run with its settings, the curve of each step, evaluations, and its summary. Without a name,
+    the newest run directory in runs/ is exported. Runs that are there already are left as they are.
+
+    W&B writes offline, for `wandb sync`, unless WANDB_MODE says otherwise. MLflow writes files, unless
+    MLFLOW_TRACKING_URI names a server.
+    """
+    from ampcompare.experiment.load import reload_comparison
+    from ampcompare.experiment.run_list import newest_run
+    from ampcompare.report.export import make_exporter
+
+    folder = newest_run() if run is None else Path(run)
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no run directory; name a folder that run or compare has written")
+    comparison = reload_comparison(folder)
+    target = Path(output) if output is not None else folder / tracker
+
+    def note(text: str) -> None:
+        click.echo(f"note: {printable(text, 2000)}", err=True)
+
+    make_exporter(tracker, target, note, project).write(comparison, folder)
+    click.echo(f"{printable(str(folder), 300)}: {len(comparison.records)} records, in {printable(str(target), 300)}")
+    for line in comparison.excluded:
+        click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
+    return RecordError.exit_code if comparison.excluded else 0

@@ -1,0 +1,90 @@
+"""`ampcompare find-batch`: the largest batch that each arm fits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ampcompare.backends.arm import parse_arms
+from ampcompare.cli.help import ARMS, MACHINE, Command, option
+from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.settings import request_from
+from ampcompare.cli.values import ARM_LIST
+from ampcompare.experiment.sources import collect_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampcompare.experiment.find_batch import BatchLimit
+
+__all__ = ["command"]
+
+
+@click.command(
+    "find-batch",
+    cls=Command,
+    common=["--arm", "--memory-limit", "--margin", "--arch", "--data", "--batch-size", "--optimizer", "--device"],
+    examples=[
+        ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),
+        ("In 2 GiB of a CPU's memory:", "ampcompare find-batch --arm fp32,bf16 --memory-limit 2"),
+    ],
+)
+@option(
+    "--arm", "arms", multiple=True, type=ARM_LIST, group=ARMS, help="repeat it or join them by commas  [default: fp32]"
+)
+@option("--memory-limit", type=float, metavar="GIB", group=MACHINE, help="memory of a run  [default: that of the GPU]")
+@option(
+    "--margin",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="PERCENT",
+    group=MACHINE,
+    help="share of the memory that stays free",
+)
+@recipe_options
+@json_option()
+def command(**parameters: Any) -> int:
+    """Find the largest batch that each arm fits.
+
+    Tries the batch size, doubles it while a few updates and an evaluation fit, then bisects; the result is within 1/16
+    of the largest. Each try is a process of its own. On a GPU, running out of memory or into the margin is too much;
+    on a CPU, what the process grows by decides, and --memory-limit is needed.
+    """
+    from ampcompare.experiment.find_batch import BatchSearch, configs_of, find_batches
+    from ampcompare.experiment.options import LaunchOptions
+    from ampcompare.records.run import dump_json
+    from ampcompare.report.tables import listing, room
+
+    config = collect_settings(request_from({**parameters, "arm_text": None}), one_run=True).config
+    arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
+    search = BatchSearch(
+        configs_of(config, list(dict.fromkeys(arms))),
+        memory_gib=parameters["memory_limit"],
+        margin=parameters["margin"] / 100,
+        note=lambda text: click.echo(text, err=True),
+    )
+    with LaunchOptions().launcher(config, several_cells=True) as launcher:
+        limits = find_batches(search, launcher)
+    if parameters["as_json"]:
+        click.echo(dump_json([asdict(limit) for limit in limits]))
+    else:
+        click.echo(listing(_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room()))
+    return 0
+
+
+def _rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
+    from ampcompare.formatting import format_mebibytes, printable
+
+    return [
+        [
+            limit.arm,
+            "none" if limit.fits is None else str(limit.fits.batch),
+            format_mebibytes(None if limit.fits is None else limit.fits.peak_bytes),
+            "-" if limit.fails is None else str(limit.fails.batch),
+            "-" if limit.fails is None else printable(limit.fails.reason),
+        ]
+        for limit in limits
+    ]

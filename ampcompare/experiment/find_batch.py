@@ -1,0 +1,176 @@
+"""Find the largest batch that each arm can train in the memory of a device; each try is a process of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.experiment.batch_search import largest_passing
+from ampcompare.experiment.preflight import check_cells
+from ampcompare.launch.base import Launcher
+from ampcompare.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+
+__all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches"]
+
+STEPS = 5  # the first ones may overflow, and an optimizer makes its state in the first that does not
+GIB = 2**30
+TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
+OUT_OF_MEMORY = ("out of memory", "out-of-memory")
+
+
+@dataclass(frozen=True)
+class Try:
+    """What came of one batch size.
+
+    Attributes:
+        batch: samples in one update of each process.
+        reason: why it does not fit; "" if it does.
+        peak_bytes: most memory that it took; None if it has not ended.
+    """
+
+    batch: int
+    reason: str
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class BatchLimit:
+    """The largest batch that an arm fits.
+
+    Attributes:
+        fits: None if no batch does.
+        fails: the smallest batch that was tried and does not fit.
+        limit_bytes: memory that a run may take; None where only the device decides.
+        tries: number of batch sizes that were tried.
+    """
+
+    arm: str
+    fits: Try | None
+    fails: Try | None
+    limit_bytes: int | None
+    tries: int
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """How the largest batch is searched.
+
+    Attributes:
+        configs: one for each arm, whose batch size is the first to be tried.
+        memory_gib: that a run may take; None: all of the GPU.
+        margin: share of it that stays free.
+        note: receives a line about each try.
+    """
+
+    configs: Sequence[RunConfig]
+    memory_gib: float | None = None
+    margin: float = 0.05
+    note: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise ConfigError(f"margin {self.margin:.0%} is not a share of memory that stays free, such as 5 %")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
+
+
+def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
+    """Return the configurations of arms that train as `config` says."""
+    if config.recipe.global_batch_size is not None:
+        raise ConfigError("the batch of a process is searched; leave out --global-batch-size, and start with -b")
+    return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
+
+
+def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
+    """Return the largest batch of each arm.
+
+    A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
+    torch's allocator has reserved, on a CPU what the process has grown by.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or a CPU without a limit.
+        LaunchError: a try failed for another reason than memory or too few samples.
+    """
+    check_cells(search.configs)
+    if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
+        raise _no_limit()
+    with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
+        return [_find(search, config, launcher, Path(folder)) for config in search.configs]
+
+
+def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
+    tries: dict[int, Try] = {}
+    limits: set[int | None] = set()
+
+    def passes(batch: int) -> bool:
+        tried = _with_batch(config, batch, config.arm)
+        record = launcher.launch(tried, folder / tried.digest())
+        limit = _limit(search, record)
+        limits.add(limit)
+        tries[batch] = judged = _judge(record, batch, limit)
+        search.note(f"{config.arm}, batch {batch}: {judged.reason or 'fits'}")
+        return not judged.reason
+
+    largest = largest_passing(passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps)
+    failed = [each for each in tries.values() if each.reason]
+    known = [limit for limit in limits if limit is not None]
+    return BatchLimit(
+        arm=config.arm,
+        fits=tries.get(largest),
+        fails=min(failed, key=lambda each: each.batch, default=None),
+        limit_bytes=min(known, default=None),
+        tries=len(tries),
+    )
+
+
+def _with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
+    """Return a run of a few updates with another batch and arm, which saves nothing."""
+    values = config.model_dump()
+    recipe = values["recipe"]
+    recipe |= {"batch_size": batch, "max_steps": STEPS, "early_stop": None, "target": None}
+    if recipe["optimizer"]["lr_base"] is not None:  # the rate follows the batch
+        del recipe["optimizer"]["lr"]
+    return validated(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
+
+
+def _limit(search: BatchSearch, record: RunRecord) -> int | None:
+    """Return the bytes that the run may take; None where that is not known, as of one that has failed."""
+    if search.memory_gib is not None:
+        return int(search.memory_gib * GIB * (1 - search.margin))
+    if record.environment.get("device") == "cpu":
+        raise _no_limit()
+    total = record.environment.get("memory_bytes")
+    return int(total * (1 - search.margin)) if isinstance(total, int) else None
+
+
+def _no_limit() -> ConfigError:
+    return ConfigError("on a CPU --memory-limit says how many GiB a run may take, as in --memory-limit 4")
+
+
+def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
+    """Return whether a run fits.
+
+    Raises:
+        LaunchError: it failed for another reason.
+    """
+    summary, error = record.summary, record.error or ""
+    if record.status == "failed":
+        if TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY):
+            return Try(batch, error)
+        raise LaunchError(f"{record.arm} with batch {batch} failed, and not for lack of memory: {error}")
+    if summary.num_steps and summary.skipped_steps >= summary.num_steps:
+        raise LaunchError(
+            f"{record.arm} with batch {batch}: all {summary.num_steps} updates overflowed, so the optimizer has not "
+            "made its state yet; give a smaller loss scale"
+        )
+    by_rank = record.processes.peak_bytes_by_rank if record.processes is not None else []
+    peaks = [summary.peak_reserved_bytes or summary.peak_bytes or 0, *by_rank]
+    peak = max(peaks)
+    if limit is not None and peak > limit:
+        return Try(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
+    return Try(batch, "", peak)

@@ -1,0 +1,161 @@
+"""Call callbacks for what cells write while they run; the processes that train know nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.errors import AmpCompareError, ConfigError
+from ampcompare.experiment.cell_runner import cell_folder
+from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.files.read import parse_json
+from ampcompare.launch.base import Progress
+from ampcompare.records.callback import Callback, CellInfo
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, StepRecord, parse_step
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.factory import blamed, resolve_factory
+
+__all__ = ["Follower", "following", "load_callback"]
+
+
+def load_callback(text: str) -> Callback:
+    """Return what `package.module:factory`, called without arguments, returns; a subclass of `Callback` is a factory.
+
+    Raises:
+        ConfigError: it cannot be imported, raises, or returns something else.
+    """
+    factory = resolve_factory(text)
+    with blamed(text, "calling it"):
+        made = factory()
+    if not isinstance(made, Callback):
+        raise ConfigError(f"factory {text} returned a {type(made).__name__}; it must return an ampcompare.Callback")
+    return made
+
+
+def following(observer: Observer, callbacks: Sequence[Callback]) -> Observer:
+    """Return an observer that calls callbacks too; the same one where there are none."""
+    return Follower(observer, callbacks) if callbacks else observer
+
+
+class Follower(Observer):
+    """Passes everything on to another observer, and calls callbacks for each cell that runs, not for reused ones.
+
+    Raises:
+        ConfigError: a callback raised; its cause is chained.
+    """
+
+    def __init__(self, observer: Observer, callbacks: Sequence[Callback]) -> None:
+        self._observer = observer
+        self._callbacks = callbacks
+        self._outline: Outline | None = None
+        self._cells: dict[int, _Followed] = {}
+
+    def plan(self, outline: Outline) -> None:
+        self._outline = outline
+        self._observer.plan(outline)
+
+    def begin(self, config: RunConfig, number: int, total: int) -> None:
+        self._observer.begin(config, number, total)
+        assert self._outline is not None
+        label, folder = self._outline.labels[number - 1], cell_folder(self._outline.folder, config)
+        self._cells[number] = _Followed(CellInfo(label, config, folder), self._callbacks)
+
+    def progress(self, number: int, progress: Progress) -> None:
+        self._observer.progress(number, progress)
+        self._cells[number].read()
+
+    def end(self, record: RunRecord, *, reused: bool) -> None:
+        number, cell = next((at, cell) for at, cell in self._cells.items() if cell.events.cell.id == record.cell)
+        del self._cells[number]
+        if not reused:
+            cell.read()
+            cell.events.end(record)
+        self._observer.end(record, reused=reused)
+
+    def note(self, text: str) -> None:
+        self._observer.note(text)
+
+
+class _Events:
+    """Calls the callbacks of a cell, each step and epoch once and in order."""
+
+    def __init__(self, cell: CellInfo, callbacks: Sequence[Callback]) -> None:
+        self.cell = cell
+        self._callbacks = callbacks
+        self._next_step = 0
+        self._next_epoch = 0
+
+    def give(self, steps: Iterable[StepRecord], epochs: Sequence[EpochResult]) -> None:
+        """Call for new steps, and before those of a later epoch for the evaluations."""
+        for step in steps:
+            if step.step >= self._next_step:
+                self.evaluated(epoch for epoch in epochs if epoch.epoch < step.epoch)
+                self._next_step = step.step + 1
+                self._call("on_step", step)
+
+    def evaluated(self, epochs: Iterable[EpochResult]) -> None:
+        """Call for new epochs."""
+        for epoch in epochs:
+            if epoch.epoch >= self._next_epoch:
+                self._next_epoch = epoch.epoch + 1
+                self._call("on_epoch", epoch)
+
+    def end(self, record: RunRecord) -> None:
+        """Call for epochs that are only in the record, and for the end."""
+        self.evaluated(record.summary.epochs)
+        self._call("on_end", record)
+
+    def _call(self, method: str, event: Any) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method)(self.cell, event)
+            except AmpCompareError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; repair it "
+                    "or leave it out; finished cells are kept"
+                ) from error
+
+
+class _Followed:
+    """A running cell: reads what its process has appended to its files since the last call."""
+
+    def __init__(self, cell: CellInfo, callbacks: Sequence[Callback]) -> None:
+        self.events = _Events(cell, callbacks)
+        self._steps = _Tail(cell.folder / "steps.jsonl", parse_step)
+        self._epochs = _Tail(cell.folder / "epochs.jsonl", lambda line: EpochResult.model_validate(parse_json(line)))
+        self._waiting: list[EpochResult] = []
+
+    def read(self) -> None:
+        """Call callbacks for what is new."""
+        complete = [*self._waiting, *self._epochs.read()]  # read before the steps: theirs are all written
+        steps = self._steps.read()
+        self._waiting = self._epochs.read()
+        self.events.give(steps, [*complete, *self._waiting])
+        self.events.evaluated(complete)
+
+
+class _Tail:
+    """Reads the lines that were appended to a file, and all of them again once another file has taken its place."""
+
+    def __init__(self, path: Path, parse: Callable[[str], Any]) -> None:
+        self._path = path
+        self._parse = parse
+        self._inode = -1
+        self._offset = 0
+
+    def read(self) -> list[Any]:
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            now = os.fstat(file.fileno())
+            if now.st_ino != self._inode or now.st_size < self._offset:
+                self._inode, self._offset = now.st_ino, 0
+            file.seek(self._offset)
+            lines = file.read().split(b"\n")[:-1]  # the rest is a line that is being written
+            self._offset += sum(len(line) + 1 for line in lines)
+            return [self._parse(line.decode()) for line in lines]
+        return []

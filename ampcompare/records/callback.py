@@ -1,0 +1,61 @@
+"""What follows runs while they go on: steps, evaluations, and records, one call for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, StepRecord
+from ampcompare.settings.config import RunConfig
+
+__all__ = ["Callback", "CellInfo"]
+
+
+@dataclass(frozen=True)
+class CellInfo:
+    """The cell that a callback is called for.
+
+    Attributes:
+        label: row of the tables: the arm, and what is varied.
+        config: all settings.
+        folder: with the files of the cell.
+    """
+
+    label: str
+    config: RunConfig
+    folder: Path
+
+    @property
+    def arm(self) -> str:
+        """The arm, such as "apex:O2"."""
+        return self.config.arm
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.config.recipe.seed
+
+    @property
+    def id(self) -> str:
+        """The name of the cell in its run directory."""
+        return self.config.digest()
+
+
+class Callback:
+    """Base class of what follows runs: override the methods that are of interest.
+
+    All are called in the process that called `run` or `compare`, in its main thread, never in the one that trains: an
+    update waits for no callback. What they receive cannot be changed. Steps come in blocks, once their losses were
+    read from the device (setting `drain_every`). Each step and each epoch comes once and in order, those before a
+    checkpoint that the run resumed from included. With several cells at a time their calls alternate.
+    """
+
+    def on_step(self, cell: CellInfo, step: StepRecord) -> None:
+        """An update was made: loss, loss scales, whether it was skipped, learning rate, gradient norm, seconds."""
+
+    def on_epoch(self, cell: CellInfo, epoch: EpochResult) -> None:
+        """An epoch was trained and evaluated; comes after its steps."""
+
+    def on_end(self, cell: CellInfo, record: RunRecord) -> None:
+        """The cell has ended, maybe failed or interrupted: see the record's `status`. Comes last."""

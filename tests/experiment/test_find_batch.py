@@ -1,0 +1,151 @@
+"""The largest batch of each arm, with a launcher that trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
+from ampcompare.launch.base import Launcher
+from ampcompare.launch.worker.failure import failed_with
+from ampcompare.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
+from ampcompare.tasks.data import Data
+
+BASE = RunConfig.model_validate({"recipe": {"batch_size": 8, "epochs": 1}, "device": "cpu"})
+PER_SAMPLE = {"fp32": GIB // 100, "half": GIB // 200}
+
+
+def _record(config: RunConfig, device: str, **summary: Any) -> RunRecord:
+    environment = {"device": device, **({"memory_bytes": GIB} if device == "cuda:0" else {})}
+    numbers = RunSummary(num_steps=STEPS, **summary)
+    return RunRecord(
+        cell=config.digest(),
+        arm=config.arm,
+        status="completed",
+        config=config,
+        environment=environment,
+        summary=numbers,
+    )
+
+
+class Pretend(Launcher):
+    """Returns records whose memory follows the batch, and keeps the configurations."""
+
+    def __init__(self, answer: Callable[[RunConfig], RunRecord]) -> None:
+        self.answer = answer
+        self.asked: list[RunConfig] = []
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        self.asked.append(config)
+        return self.answer(config)
+
+
+def _on_cpu(config: RunConfig) -> RunRecord:
+    return _record(config, "cpu", peak_bytes=PER_SAMPLE[config.arm] * config.recipe.batch_size)
+
+
+def test_each_arm_has_its_batch_within_the_margin() -> None:
+    """On a CPU the limit less its margin decides; half of the memory for a sample is twice the batch."""
+    launcher = Pretend(_on_cpu)
+    notes: list[str] = []
+    fp32, half = find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append), launcher)
+    assert fp32.fits is not None
+    assert half.fits is not None
+    assert fp32.fails is not None
+    assert 85 <= fp32.fits.batch <= 90 < fp32.fails.batch
+    assert 170 <= half.fits.batch <= 180
+    assert fp32.fails.reason.endswith("GiB of 0.90")
+    assert fp32.tries + half.tries == len(launcher.asked) == len(notes)
+    assert notes[0] == "fp32, batch 8: fits"
+    assert {config.recipe.max_steps for config in launcher.asked} == {STEPS}
+
+
+def test_a_gpu_needs_no_limit() -> None:
+    """Running out of memory is too much, and so is what the allocator has reserved of the last 5 %."""
+
+    def answer(config: RunConfig) -> RunRecord:
+        taken = config.recipe.batch_size * GIB // 100
+        if taken > GIB:
+            return failed_with(config, MemoryError("cannot allocate"))
+        return _record(config, "cuda:0", peak_bytes=taken // 2, peak_reserved_bytes=taken)
+
+    on_gpu = BASE.model_copy(update={"device": "auto"})
+    (limit,) = find_batches(BatchSearch(configs_of(on_gpu, ["fp32"])), Pretend(answer))
+    assert limit.fits is not None
+    assert limit.fails is not None
+    assert 90 <= limit.fits.batch <= 95
+    assert limit.limit_bytes == int(0.95 * GIB)
+
+
+def test_the_data_bound_the_batch() -> None:
+    """A batch that the training set cannot fill does not fit, and the message of the data says why."""
+
+    few = SimpleNamespace(num_train=50, name="few")
+
+    def answer(config: RunConfig) -> RunRecord:
+        try:
+            Data.num_batches(few, config.recipe.batch_size)  # type: ignore[arg-type]
+        except ConfigError as error:
+            return failed_with(config, error)
+        return _record(config, "cpu", peak_bytes=1)
+
+    (limit,) = find_batches(BatchSearch(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+    assert limit.fits is not None
+    assert limit.fails is not None
+    assert limit.fits.batch in (48, 49, 50)
+    assert "few has 50 training samples" in limit.fails.reason
+
+
+def test_micro_batches_and_rates_follow() -> None:
+    """Every batch can be cut as asked, and a rate that follows the batch does."""
+    optimizer = {"name": "sgd", "lr_base": 0.1, "lr_base_batch": 8}
+    config = RunConfig.model_validate(
+        {"recipe": {"batch_size": 8, "grad_accum_steps": 4, "optimizer": optimizer}, "device": "cpu"}
+    )
+    launcher = Pretend(_on_cpu)
+    find_batches(BatchSearch(configs_of(config, ["fp32"]), 1.0), launcher)
+    assert all(tried.recipe.batch_size % 4 == 0 for tried in launcher.asked)
+    assert all(
+        tried.recipe.optimizer.lr == pytest.approx(0.1 * tried.recipe.batch_size / 8) for tried in launcher.asked
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda config: failed_with(config, KeyError("layer")), "failed, and not for lack of memory: KeyError"),
+        (lambda config: _record(config, "cpu", skipped_steps=STEPS), "all 5 updates overflowed"),
+    ],
+)
+def test_another_failure_ends_the_search(answer: Callable[[RunConfig], RunRecord], message: str) -> None:
+    """A bug or an optimizer without state says nothing about memory."""
+    with pytest.raises(LaunchError, match=message):
+        find_batches(BatchSearch(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+
+
+def test_a_cpu_needs_a_limit() -> None:
+    """At once where the device is named, and after the first try where it was found."""
+    with pytest.raises(ConfigError, match="on a CPU --memory-limit"):
+        find_batches(BatchSearch(configs_of(BASE, ["fp32"])), Pretend(_on_cpu))
+    launcher = Pretend(_on_cpu)
+    found = BASE.model_copy(update={"device": "auto"})
+    with pytest.raises(ConfigError, match="on a CPU --memory-limit"):
+        find_batches(BatchSearch(configs_of(found, ["fp32"])), launcher)
+    assert len(launcher.asked) == 1
+
+
+def test_bad_values_are_refused() -> None:
+    """A margin, a limit and a batch of all processes that have no meaning."""
+    with pytest.raises(ConfigError, match="margin 120%"):
+        BatchSearch([BASE], margin=1.2)
+    with pytest.raises(ConfigError, match="--memory-limit 0"):
+        BatchSearch([BASE], memory_gib=0.0)
+    total = RunConfig.model_validate({"recipe": {"global_batch_size": 8}})
+    with pytest.raises(ConfigError, match="leave out --global-batch-size"):
+        configs_of(total, ["fp32"])
