@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.diagnosis.ranges import range_row
+from ampcompare.diagnosis.ranges import counts_of, range_row
 from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
@@ -72,11 +72,21 @@ class Event:
 
 @dataclass
 class Step:
-    """What one step showed, drained from the device; `loss` is the place of the last loss among the events."""
+    """What one step showed, drained from the device.
+
+    Attributes:
+        losses: their places among the events.
+    """
 
     events: list[Event] = field(default_factory=list)
     types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = field(default_factory=Counter)
-    loss: int | None = None
+    losses: list[int] = field(default_factory=list)
+
+    @property
+    def loss(self) -> int | None:
+        """The place of the first loss that is not finite, else of the last one; None without any."""
+        broken = (at for at in self.losses if counts_of(self.events[at].row)[1])
+        return next(broken, self.losses[-1] if self.losses else None)
 
 
 class Watch(TorchDispatchMode):
@@ -97,8 +107,10 @@ class Watch(TorchDispatchMode):
         self._own_runs: Counter[Key] = Counter()
 
     def mark_loss(self, loss: Tensor) -> None:
-        """Remember which result of this step is the loss."""
-        self._step.loss = self._producer.get(_storage(loss))
+        """Remember which result of this step is a loss."""
+        place = self._producer.get(_storage(loss))
+        if place is not None:
+            self._step.losses.append(place)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class Place(FrozenRecord):
     def name(self) -> str:
         """The place in a few words."""
         outside = "weights" if self.phase == "weight" else "outside of modules"
-        return " ".join(part for part in (self.module or outside, self.operation) if part)
+        return " ".join(part for part in (self.module.rstrip(":") or outside, self.operation) if part)
 
 
 class PlaceReport(FrozenRecord):
