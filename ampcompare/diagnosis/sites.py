@@ -68,9 +68,11 @@ class Sites:
         self._models.append((prefix, model))
         self._names |= {id(module): f"{prefix}{name}" for name, module in model.named_modules()}
 
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter of the models once, with its name."""
+    def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter of the models, or of one of them, with its name."""
         for prefix, model in self._models:
+            if only is not None and model is not only:
+                continue
             for name, param in model.named_parameters():
                 yield f"{prefix}{name}", param
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ampcompare.diagnosis.kept import lines_in_fp32
@@ -15,6 +16,7 @@ from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.updates import UpdateCounter
 from ampcompare.diagnosis.watch import Watch
 from ampcompare.precision.base import owned_params
+from ampcompare.records.diagnosis import Phase
 
 __all__ = ["StepWatch"]
 
@@ -98,21 +100,21 @@ class StepWatch:
         self._step += 1
         self._applied += applied
 
-    def add_weights(self) -> None:
-        """Count the weights of all models."""
-        self._add("weight")
+    def add_weights(self, model: nn.Module | None = None) -> None:
+        """Count the weights of all models, or of one."""
+        self._add("weight", model)
 
     def add_gradients(self) -> None:
         """Count the gradients that a backward pass has left; one from 16-bit tensors has a wide one alongside."""
         self._add("gradient")
 
-    def _add(self, phase: str) -> None:
+    def _add(self, phase: Phase, model: nn.Module | None = None) -> None:
         with self.operations.paused():
-            for name, param in self.sites.parameters():
+            for name, param in self.sites.parameters(model):
                 tensor = param if phase == "weight" else param.grad
                 if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                    module, _, last = name.rpartition(".")
-                    if not module and ":" in last:
-                        model, _, last = last.partition(":")
-                        module = f"{model}:"
-                    self.operations.add((module, last, "", "weight" if phase == "weight" else "gradient"), tensor)
+                    owner, _, last = name.rpartition(".")
+                    if not owner and ":" in last:
+                        owner, _, last = last.partition(":")
+                        owner += ":"
+                    self.operations.add((owner, last, "", phase), tensor)
