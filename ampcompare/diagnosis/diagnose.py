@@ -68,7 +68,7 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
         seen = measure(loop, other, conditions, lines)
         return Tested(find_faults(seen), sorted(seen.functions))
 
-    return with_cure(found, arm, tested, device_type=torch.device(conditions.device).type)
+    return with_cure(found, arm, tested, device_type=observation.device_type)
 
 
 def report_of(

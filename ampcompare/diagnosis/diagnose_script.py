@@ -49,7 +49,7 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
         runs = _Runs(options, Path(name))
         say(f"running the script under {arm}, watched, for {options.steps} steps")
-        found, _ = runs.run(arm, ())
+        found, _, device_type = runs.run(arm, ())
         if not options.cures or not found.faults:
             return found
         once = time.perf_counter() - begun
@@ -57,10 +57,9 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
         def tested(other: Arm, lines: Sequence[str]) -> Tested:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
             say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
-            seen, functions = runs.run(other, lines)
+            seen, functions, _ = runs.run(other, lines)
             return Tested(seen.faults, functions)
 
-        device_type = "cpu" if options.config.device == "cpu" else "cuda"
         found = with_cure(found, arm, tested, device_type=device_type, most=MAX_RUNS)
     if not found.trials:
         return found
@@ -77,8 +76,8 @@ class _Runs:
         self._folder = folder
         self._count = 0
 
-    def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str]]:
-        """Return what a run showed, and the names of functions that ran in fp32 because of their line."""
+    def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str], str]:
+        """Return what a run showed, the functions that ran in fp32 because of their line, and the device's type."""
         folder = self._folder / str(self._count)
         self._count += 1
         folder.mkdir()
@@ -88,7 +87,10 @@ class _Runs:
         if not answer.exists():
             raise ERRORS.get(code, LaunchError)(_failure(code, folder))
         read = json.loads(answer.read_text(encoding="utf-8"))
-        return Diagnosis.model_validate(read["diagnosis"]), read["functions"]
+        script = self._options.config.script
+        assert script is not None
+        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command})
+        return found, read["functions"], read["device"]
 
     def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
         options, config = self._options, self._options.config

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.diagnosis.ranges import make_range, merge
-from ampcompare.diagnosis.watch import Event, Key, Step, short
+from ampcompare.diagnosis.watch import Called, Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
@@ -64,6 +64,7 @@ class Observation:
         modules: in the order of their first call.
         failures: operations that have no wide run.
         functions: names of those that ran in fp32 because of their line.
+        device_type: of the weights.
     """
 
     def __init__(self, keep: int = 64) -> None:
@@ -73,7 +74,8 @@ class Observation:
         self.modules: list[str] = []
         self.failures: set[str] = set()
         self.functions: set[str] = set()
-        self.types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = Counter()
+        self.device_type = "cpu"
+        self.types: Counter[Called] = Counter()
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
         self._totals: dict[Key, _Total] = defaultdict(_Total)

@@ -95,7 +95,11 @@ def main(path: str) -> int:
         found = report_of(
             observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
         )
-        answer = {"diagnosis": json.loads(dump_json(found)), "functions": sorted(observation.functions)}
+        answer = {
+            "diagnosis": json.loads(dump_json(found)),
+            "functions": sorted(observation.functions),
+            "device": observation.device_type,
+        }
         Path(request.answer).write_text(json.dumps(answer), encoding="utf-8")
     return status
 

@@ -112,6 +112,7 @@ class StepWatch:
         with self.operations.paused():
             for name, param in self.sites.parameters(model):
                 tensor = param if phase == "weight" else param.grad
+                self.observation.device_type = param.device.type
                 if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
                     owner, _, last = name.rpartition(".")
                     if not owner and ":" in last:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
 
-__all__ = ["Event", "Key", "Watch", "short", "unseen"]
+__all__ = ["Called", "Event", "Key", "Watch", "short", "unseen"]
 
 ERROR_WIDTH = 4  # norms of: the difference, the wide result, the operation's own difference, the arm's result
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -34,6 +34,16 @@ OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
+
+
+class Called(NamedTuple):
+    """An operation with the types of its floating inputs and outputs."""
+
+    operation: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+    phase: Phase
 
 
 @contextmanager
@@ -79,7 +89,7 @@ class Step:
     """
 
     events: list[Event] = field(default_factory=list)
-    types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = field(default_factory=Counter)
+    types: Counter[Called] = field(default_factory=Counter)
     losses: list[int] = field(default_factory=list)
 
     @property
@@ -228,7 +238,7 @@ class Watch(TorchDispatchMode):
             self._producer[_storage(result)] = len(self._step.events)
             lost = reference if result.dtype in HALF else None
             self._step.events.append(Event(key, result.dtype, range_row(result, lost), errors, sources, constant))
-        self._step.types[key[1], _types(given), _types(results), key[0]] += 1
+        self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
 def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:

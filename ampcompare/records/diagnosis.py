@@ -170,6 +170,7 @@ class Diagnosis(FrozenRecord):
     version: int = SCHEMA
     arm: str
     subject: str = Field("", description="what was trained")
+    script: list[str] = Field(default_factory=list, description="the words after --, of a user's own script")
     verdict: str
     steps: int
     skipped: int = 0
