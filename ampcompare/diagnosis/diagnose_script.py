@@ -22,6 +22,8 @@ from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.formatting import printable
 from ampcompare.launch.cell_files import log_tail
+from ampcompare.launch.script.launcher import RECORD
+from ampcompare.launch.script.rows import read_rows
 from ampcompare.records.diagnosis import Diagnosis
 
 __all__ = ["diagnose_script"]
@@ -102,7 +104,7 @@ class _Runs:
                 "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
                 "arm": str(arm),
                 "seed": seed,
-                "record": str(folder / "script.jsonl"),
+                "record": str(folder / RECORD),
                 "device": "cpu" if config.device == "cpu" else None,
                 "compat_torch": script.compat_torch,
                 "guards": "off",
@@ -125,8 +127,13 @@ class _Runs:
         if config.processes > 1:
             start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
         threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
-        own = {"AMPCOMPARE_CELL_DIR": str(folder), "PYTHONUNBUFFERED": "1", "TORCHDYNAMO_DISABLE": "1"}
-        command = [*start, "-W", "ignore", "-m", "ampcompare.diagnosis.script_process", str(folder / "request.json")]
+        own = {
+            "AMPCOMPARE_CELL_DIR": str(folder),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        command = [*start, "-m", "ampcompare.diagnosis.script_process", str(folder / "request.json")]
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -148,11 +155,12 @@ class _Runs:
 
 def _failure(code: int, folder: Path) -> str:
     """Return why a run showed nothing."""
-    last = printable(log_tail(folder).removeprefix("ampcompare: "), 1000)
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
-        return f"the script showed no step: {last}" if last else f"the script ended with exit code {code}"
+        error = (read_rows(folder / RECORD).ended or {}).get("error")
+        text = str(error or log_tail(folder).removeprefix("ampcompare: ") or f"exit code {code}")
+        return f"the script showed no step to diagnose: {printable(text, 1000)}"
     return (
         "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
         "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"

@@ -33,6 +33,8 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
         own, shift = facts.scale, round(math.log2(facts.scale))
         for event in facts.step.events:
             phase = event.key[3]
+            if event.constant:
+                continue
             if phase == "gradient":
                 values = make_range(event.row if event.wide is None else event.wide)
                 exponents.update({power - shift: count for power, count in values.exponents.items()})

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.diagnosis.ranges import make_range, merge
+from ampcompare.diagnosis.ranges import counts_of, make_range, merge
 from ampcompare.diagnosis.watch import Called, Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
 
+MAX_BROKEN_LOSSES = 3  # in a row
 ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 
 
@@ -60,7 +61,8 @@ class Observation:
 
     Attributes:
         facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
-        is_broken: whether a weight is no longer finite, so that further steps show nothing new.
+        is_broken: whether a weight is no longer finite, or no loss of the last steps was, so that further steps show
+            nothing new. A dynamic loss scale that settles leaves the loss alone.
         modules: in the order of their first call.
         failures: operations that have no wide run.
         functions: names of those that ran in fp32 because of their line.
@@ -78,6 +80,7 @@ class Observation:
         self.types: Counter[Called] = Counter()
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
+        self._broken_losses = 0
         self._totals: dict[Key, _Total] = defaultdict(_Total)
         self._map: dict[tuple[str, int], Any] = {}
 
@@ -91,6 +94,10 @@ class Observation:
         self.skip(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
         self.types.update(facts.step.types)
+        loss = facts.step.loss
+        is_finite = loss is None or not counts_of(facts.step.events[loss].row)[1]
+        self._broken_losses = 0 if is_finite else self._broken_losses + 1
+        self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
         for event in facts.step.events:
             self._totals[event.key].add(event)
             module, _, _, phase = event.key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class ScriptObserver:
         self._patches = Patches()
         self._handles: list[Any] = []
         self._optimizers: list[Any] = []
+        self._kinds: Counter[str] = Counter()
         self._begun = self._is_elsewhere = False
         self._after_backward = self._without_gradients = False
         self._depth = self._backwards = 0
@@ -115,7 +117,10 @@ class ScriptObserver:
         sites = self._watch.sites
         has_weights = next(inner.parameters(), None) is not None
         is_first = has_weights and next(sites.parameters(), None) is None
-        sites.name(inner, "" if is_first and alone else f"{type(inner).__name__}:")
+        kind = type(inner).__name__
+        self._kinds[kind] += 1
+        prefix = f"{kind}{self._kinds[kind] if self._kinds[kind] > 1 else ''}:"
+        sites.name(inner, "" if is_first and alone else prefix)
         if not self._watch.operations.is_paused:
             self._watch.add_weights(inner)
 

@@ -90,6 +90,10 @@ class StepWatch:
         self.sites.forget()
         step = self.operations.drain()
         updates = self.updates.take()
+        stepped = {update.parameter for update in updates}
+        for event in step.events:
+            if stepped and event.key[3] == "gradient":  # of another optimizer, whose step it was not
+                event.constant = _name(event.key[0], event.key[1]) not in stepped
         if step.events and self.is_watched:
             self.observation.add(StepFacts(self._step, applied, self.scale, step, updates))
         else:
@@ -114,8 +118,15 @@ class StepWatch:
                 tensor = param if phase == "weight" else param.grad
                 self.observation.device_type = param.device.type
                 if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                    owner, _, last = name.rpartition(".")
-                    if not owner and ":" in last:
-                        owner, _, last = last.partition(":")
-                        owner += ":"
-                    self.operations.add((owner, last, "", phase), tensor)
+                    self.operations.add((*_split(name), "", phase), tensor)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the module of a parameter, and the parameter's own name."""
+    place = max(name.rfind("."), name.rfind(":"))
+    is_model = place >= 0 and name[place] == ":"
+    return name[: place + is_model] if place >= 0 else "", name[place + 1 :]
+
+
+def _name(module: str, parameter: str) -> str:
+    return f"{module}{'' if not module or module.endswith(':') else '.'}{parameter}"

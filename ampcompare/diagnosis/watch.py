@@ -67,7 +67,7 @@ class Event:
         row: counts of `ranges.range_row`.
         errors: see `ERROR_WIDTH`; None without a wide run.
         sources: places in the step's list of the results that went in.
-        constant: whether the values were asked for rather than computed.
+        constant: whether the values were asked for rather than computed, or are gradients that no step has used.
         wide: counts of the wide result, for gradients.
     """
 
