@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.diagnosis.ranges import counts_of, make_range, merge
+from ampcompare.diagnosis.ranges import added, counts_of, make_range
 from ampcompare.diagnosis.watch import Called, Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
@@ -46,7 +46,7 @@ class _Total:
     cosine: float | None = None
 
     def add(self, event: Event) -> None:
-        self.row = event.row if self.row is None else merge([self.row, event.row])
+        self.row = added(self.row, event.row)
         self.calls += 1
         self.dtypes.add(short(event.dtype))
         if event.errors is not None:
@@ -102,8 +102,8 @@ class Observation:
             self._totals[event.key].add(event)
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
-                cell = self._map.get((module, facts.index))
-                self._map[module, facts.index] = event.row if cell is None else merge([cell, event.row])
+                place = (module, facts.index)
+                self._map[place] = added(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _sum(known, update)

@@ -106,7 +106,7 @@ class ScriptObserver:
         given = list(models) if isinstance(models, list | tuple) else [models]
         result = original(*args, **kwargs)
         for model in given:
-            if isinstance(model, nn.Module) and not self._watch.sites.knows(model):
+            if isinstance(model, nn.Module) and not self._watch.sites.knows(bare_model(model)):
                 self._name(model, alone=len(given) == 1)
         self._begin()
         return result
@@ -136,7 +136,7 @@ class ScriptObserver:
     def _call_of(self, module: nn.Module) -> None:
         """Note that the script calls a module to train it."""
         has_weights = next(module.parameters(), None) is not None
-        is_new = not self._watch.sites.knows(module)
+        is_new = not self._watch.sites.knows(bare_model(module))
         if is_new and (has_weights or self._begun):
             self._name(module, alone=True)
         if has_weights:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ CONSTANT = frozenset(
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
+COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
@@ -52,6 +54,21 @@ def unseen() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
             yield
+
+
+class _Below:
+    """The same inside of a dispatch, where nothing records gradients anyway."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        self._guards = (torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch())
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*exc)
 
 
 def short(dtype: torch.dtype) -> str:
@@ -137,15 +154,8 @@ class Watch(TorchDispatchMode):
         self._producer.clear()
         with unseen():
             if step.events:
-                rows = torch.stack([event.row for event in step.events]).cpu().numpy()
-                errors = [event.errors for event in step.events if event.errors is not None]
-                read = iter(torch.stack(errors).cpu().numpy() if errors else ())
-                wides = [event.wide for event in step.events if event.wide is not None]
-                read_wide = iter(torch.stack(wides).cpu().numpy() if wides else ())
-                for event, row in zip(step.events, rows, strict=True):
-                    event.row = row
-                    event.wide = None if event.wide is None else next(read_wide)
-                    event.errors = None if event.errors is None else next(read)
+                for name in ("row", "wide", "errors"):
+                    _read(step.events, name)
         return step
 
     def add(self, key: Key, tensor: Tensor) -> None:
@@ -182,15 +192,17 @@ class Watch(TorchDispatchMode):
         if self.is_paused:
             return func(*args, **kwargs)
         module, where, phase = self.sites.here()
-        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
         if func.is_view:
             return func(*args, **kwargs)
-        key = (module, func.__name__.partition(".")[0].rstrip("_"), where, phase)
-        with unseen():
-            written = written_arguments(func, tuple(args), kwargs)
-            exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
+        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
+        key = (module, _operation(func), where, phase)
+        exact, own, written = None, None, []
+        if self.shadows is not None:
+            with _Below():
+                written = written_arguments(func, tuple(args), kwargs)
+                exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
-        with unseen():
+        with _Below():
             self._record(key, given, output, exact, own, {id(one) for one in written})
         return output
 
@@ -201,7 +213,7 @@ class Watch(TorchDispatchMode):
         shadows = self.shadows
         if shadows is None:
             return None, None
-        if RANDOM in func.tags or key[1].startswith(UNSET):
+        if RANDOM in func.tags or key[1].startswith(UNSET) or func.namespace.endswith(COLLECTIVE):
             shadows.forget(written)
             return None, None
         if key[1].startswith(OPAQUE):
@@ -241,13 +253,33 @@ class Watch(TorchDispatchMode):
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
-def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:
-    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64."""
+def _read(events: Sequence[Event], name: str) -> None:
+    """Replace a field of events that lies on a device by numbers, with one read."""
+    waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
+    if waiting:
+        values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
+        for event, value in zip(waiting, values, strict=True):
+            setattr(event, name, value)
+
+
+def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
+    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64; floats if they are on the host."""
     flat = result.detach().to(exact.dtype).reshape(-1)
     wide = exact.reshape(-1)
-    alone = flat - own.reshape(-1) if own is not None and own.numel() == flat.numel() else flat.new_zeros(1)
-    norm = torch.ops.aten.linalg_vector_norm
-    return torch.stack([norm(flat - wide), norm(wide), norm(alone), norm(flat)]).double()
+    norm = torch.ops.aten.linalg_vector_norm.default
+    alone = flat.new_zeros(())
+    if own is not None and own.numel() == flat.numel():
+        alone = norm(flat - own.reshape(-1))
+    sums = (norm(flat - wide), norm(wide), alone, norm(flat))
+    if flat.device.type == "cpu":
+        return tuple(map(float, sums))
+    return torch.stack(sums).double()
+
+
+@lru_cache(maxsize=4096)
+def _operation(func: Any) -> str:
+    """Return the name of an operation without its overload, such as add."""
+    return str(func.__name__).partition(".")[0].rstrip("_")
 
 
 def _storage(tensor: Tensor) -> int:
@@ -255,17 +287,26 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    return tuple(sorted({short(tensor.dtype) for tensor in tensors}))
+    return _sorted_names(frozenset(tensor.dtype for tensor in tensors))
+
+
+@lru_cache(maxsize=256)
+def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
+    return tuple(sorted(map(short, dtypes)))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:
+            if isinstance(item, Tensor):  # by far the most, so that few generators are made
+                yield item
+            elif isinstance(item, list | tuple | dict):
+                yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
             yield from _tensors(item)
 
 
