@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ampcompare.records.diagnosis import Range
 
-__all__ = ["WIDTH", "added", "counts_of", "make_range", "range_row"]
+__all__ = ["WIDTH", "added", "counts_of", "make_range", "range_row", "widened"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -16,6 +18,7 @@ BIAS = 127
 ZEROS, LOST, SMALLEST, LARGEST, WIDTH = BINS, BINS + 1, BINS + 2, BINS + 3, BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
+CHUNK = 2**16  # elements whose bits stay in the cache of a core
 INFINITY = 0x7F800000
 FP16_SMALLEST_NORMAL, FP16_SMALLEST, FP16_TOP = -14, -24, 15
 
@@ -36,17 +39,25 @@ def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarra
         row[SMALLEST] = NOTHING
         return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
+    wide = None if exact is None else exact.detach().reshape(-1)
+    if not on_host:
+        return _device_row(*_bits(values), wide)
+    parts = (slice(begin, begin + CHUNK) for begin in range(0, values.numel(), CHUNK))
+    rows = (_host_row(*_bits(values[part]), None if wide is None else wide[part]) for part in parts)
+    return functools.reduce(added, rows)
+
+
+def _bits(values: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the bits of magnitudes, the biased exponents, and how many lower bits of fp32 are left out."""
     # bf16 is the upper half of fp32: its bits serve as they are.
     is_short = values.dtype is torch.bfloat16
     bits = values.view(torch.int16) if is_short else values.float().view(torch.int32)
     fraction, shift = (7, 16) if is_short else (23, 0)
-    sizes = aten.bitwise_and.Scalar(bits, MAGNITUDE >> shift)
     exponents = aten.bitwise_right_shift.Tensor_Scalar(bits, fraction).to(torch.uint8)  # drops the sign
-    make = _host_row if on_host else _device_row
-    return make(sizes, exponents, exact, shift)
+    return aten.bitwise_and.Scalar(bits, MAGNITUDE >> shift), exponents, shift
 
 
-def _host_row(sizes: Tensor, exponents: Tensor, exact: Tensor | None, shift: int) -> np.ndarray:
+def _host_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> np.ndarray:
     """Return a row, and leave out what its first counts show not to be needed."""
     row = np.zeros(WIDTH, dtype=np.int64)
     row[:BINS] = torch.bincount(exponents, minlength=BINS).numpy()
@@ -57,18 +68,18 @@ def _host_row(sizes: Tensor, exponents: Tensor, exact: Tensor | None, shift: int
         row[ZEROS] = sizes.numel() - int(aten.count_nonzero(sizes))
         least = int(_least(sizes, shift))
         if exact is not None:
-            row[LOST] = int(aten.count_nonzero(aten.logical_and(sizes.view(exact.shape) == 0, exact != 0)))
+            row[LOST] = int(aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0)))
     row[SMALLEST], row[LARGEST] = least << shift, most << shift
     return row
 
 
-def _device_row(sizes: Tensor, exponents: Tensor, exact: Tensor | None, shift: int) -> Tensor:
+def _device_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> Tensor:
     """Return a row without a read, which would wait for the device."""
     row = torch.zeros(WIDTH, dtype=torch.int64, device=sizes.device)
     row[:BINS] = torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait
     row[ZEROS] = sizes.numel() - aten.count_nonzero(sizes)
     if exact is not None:
-        row[LOST] = aten.count_nonzero(aten.logical_and(sizes.view(exact.shape) == 0, exact != 0))
+        row[LOST] = aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0))
     row[SMALLEST], row[LARGEST] = _least(sizes, shift) << shift, _finite(sizes, shift).max().long() << shift
     return row
 
@@ -93,6 +104,13 @@ def added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     total += row
     total[SMALLEST], total[LARGEST] = least, most
     return total
+
+
+def widened(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    """Return the row of the same values in a wider type, where none is lost."""
+    copy = row.clone() if isinstance(row, Tensor) else row.copy()
+    copy[LOST] = 0
+    return copy
 
 
 def counts_of(row: np.ndarray) -> tuple[int, int, int]:

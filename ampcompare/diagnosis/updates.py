@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -59,10 +60,7 @@ class UpdateCounter:
         names = self._names.get(id(optimizer), {})
         with unseen():
             for param, before, moved in self._before:
-                stays = torch.logical_and(moved, param == before)
-                broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
-                row = torch.stack([torch.count_nonzero(moved), torch.count_nonzero(stays), broken])
-                self._counts.append((names.get(id(param), "?"), short(param.dtype), row))
+                self._counts.append((names.get(id(param), "?"), short(param.dtype), _counts(param, before, moved)))
         self._before = []
 
     def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
@@ -79,3 +77,15 @@ class UpdateCounter:
                 if match is not None:
                     names[id(param)] = rest.pop(match)[0]
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
+
+
+def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
+    """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
+    same = param == before
+    lost = broken = torch.zeros((), dtype=torch.int64, device=param.device)
+    on_host = param.device.type == "cpu"  # where a look at the counts saves most of the work
+    if not on_host or bool(same.any()):
+        lost = torch.count_nonzero(same.logical_and_(moved))
+    if not on_host or not all(map(math.isfinite, torch.aminmax(param.detach()))):
+        broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
+    return torch.stack([torch.count_nonzero(moved), lost, broken])

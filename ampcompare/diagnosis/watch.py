@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.diagnosis.ranges import counts_of, range_row
+from ampcompare.diagnosis.ranges import counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
@@ -56,21 +56,6 @@ def unseen() -> Iterator[None]:
             yield
 
 
-class _Below:
-    """The same inside of a dispatch, where nothing records gradients anyway."""
-
-    __slots__ = ("_guards",)
-
-    def __enter__(self) -> None:
-        self._guards = (torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch())
-        for guard in self._guards:
-            guard.__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*exc)
-
-
 def short(dtype: torch.dtype) -> str:
     """Return the name of a type as it is shown, such as fp16."""
     return SHORT.get(dtype, str(dtype).removeprefix("torch."))
@@ -86,6 +71,7 @@ class Event:
         sources: places in the step's list of the results that went in.
         constant: whether the values were asked for rather than computed, or are gradients that no step has used.
         wide: counts of the wide result, for gradients.
+        version: of the tensor when it was counted, with its number of elements.
     """
 
     key: Key
@@ -95,6 +81,7 @@ class Event:
     sources: tuple[int, ...]
     constant: bool = False
     wide: Any = None
+    version: tuple[int, int] = (-1, -1)
 
 
 @dataclass
@@ -167,6 +154,7 @@ class Watch(TorchDispatchMode):
         exact = None if self.shadows is None else self.shadows.of(tensor)
         errors = None if exact is None else _errors(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
+        known = self._event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage(tensor)] = len(self._step.events)
         wide = exact if exact is not None and key[3] == "gradient" else None
@@ -174,12 +162,18 @@ class Watch(TorchDispatchMode):
             Event(
                 key,
                 tensor.dtype,
-                range_row(tensor, exact),
+                known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact),
                 errors,
                 () if source is None else (source,),
                 wide=None if wide is None else range_row(wide),
             )
         )
+
+    def _event_of(self, tensor: Tensor) -> Event | None:
+        """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
+        place = self._producer.get(_storage(tensor))
+        event = None if place is None else self._step.events[place]
+        return event if event is not None and event.version == (tensor._version, tensor.numel()) else None
 
     def __torch_dispatch__(
         self,
@@ -198,11 +192,12 @@ class Watch(TorchDispatchMode):
         key = (module, _operation(func), where, phase)
         exact, own, written = None, None, []
         if self.shadows is not None:
-            with _Below():
+            # As `unseen`, at less cost: nothing records gradients here anyway.
+            with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
                 written = written_arguments(func, tuple(args), kwargs)
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
-        with _Below():
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             self._record(key, given, output, exact, own, {id(one) for one in written})
         return output
 
@@ -239,6 +234,8 @@ class Watch(TorchDispatchMode):
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
+        # To widen a 16-bit tensor changes no value: its counts are known.
+        source = self._event_of(given[0]) if key[1] == "_to_copy" and given[0].dtype in HALF else None
         for place, result in enumerate(results):
             reference = wide[place] if wide else None
             if reference is not None and id(result) not in written and self.shadows is not None:
@@ -248,8 +245,12 @@ class Watch(TorchDispatchMode):
                     self.shadows.keep(result, reference)
             errors = None if reference is None else _errors(result, reference, alone[place] if alone else None)
             self._producer[_storage(result)] = len(self._step.events)
-            lost = reference if result.dtype in HALF else None
-            self._step.events.append(Event(key, result.dtype, range_row(result, lost), errors, sources, constant))
+            if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
+                row = widened(source.row)
+            else:
+                row = range_row(result, reference if result.dtype in HALF else None)
+            version = (result._version, result.numel())
+            self._step.events.append(Event(key, result.dtype, row, errors, sources, constant, version=version))
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
