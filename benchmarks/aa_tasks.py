@@ -70,13 +70,17 @@ def _comparison(task: str, number: int, seeds: int, folder: Path) -> list[RunRec
     return records
 
 
+def _finals(comparison: Sequence[RunRecord]) -> list[float]:
+    return [record.summary.metric_final or 0.0 for record in comparison]
+
+
 def _row(task: str, comparisons: Sequence[Sequence[RunRecord]]) -> list[str]:
     verdicts = [summarize(records, arms=NAMES, reference=NAMES[0]).arms[1].accuracy_verdict for records in comparisons]
     counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
     wrong = counts["better"] + counts["worse"]
     bounds = binomtest(wrong, len(verdicts)).proportion_ci(0.95, method="wilson")
     metric = comparisons[0][0].metric
-    finals = [[record.summary.metric_final or 0.0 for record in records] for records in comparisons]
+    finals = [_finals(records) for records in comparisons]
     differences = [b - a for values in finals for a, b in zip(values[::2], values[1::2], strict=True)]
     return [
         task,
@@ -98,6 +102,7 @@ def _row(task: str, comparisons: Sequence[Sequence[RunRecord]]) -> list[str]:
 def main(comparisons: int, seeds: int, tasks: Sequence[str], out: str | None) -> None:
     """Compare fp32 with itself on each task."""
     rows = []
+    finals = {}
     environment: dict[str, Any] = {}
     for task in tasks:
         results = []
@@ -108,11 +113,12 @@ def main(comparisons: int, seeds: int, tasks: Sequence[str], out: str | None) ->
                 click.echo(f"[{task} {number + 1}/{comparisons}]", err=True)
         environment = results[0][0].environment
         rows.append(_row(task, results))
+        finals[task] = [_finals(records) for records in results]
     text = tabulate(rows, headers=HEADERS, tablefmt="github", disable_numparse=True)
     click.echo(text)
     if out is not None:
         facts = f"torch {environment['torch']}, {environment['processor']}, one thread, {seeds} pairs a comparison"
-        write_results(out, "A/A calibration of tasks", __doc__, facts, text, {"rows": rows})
+        write_results(out, "A/A calibration of tasks", __doc__, facts, text, {"rows": rows, "finals": finals})
 
 
 if __name__ == "__main__":
