@@ -1,4 +1,4 @@
-"""Add a tested cure to a diagnosis. Needs no torch: whoever trains the candidates may be another process."""
+"""Add a tested cure to a diagnosis. Needs no torch: candidates may be trained by other processes."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Watch(TorchDispatchMode):
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
-        source = self._event_of(given[0]) if key[1] == "_to_copy" and given[0].dtype in HALF else None
+        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
         for place, result in enumerate(results):
             reference = wide[place] if wide else None
             if reference is not None and id(result) not in written and self.shadows is not None:
