@@ -61,9 +61,7 @@ def command(**parameters: Any) -> int:
     fp32, remove a fault. A script after -- is run from its start for each test. Exits with 0 whether or not there is a
     fault.
     """
-    from ampcompare.diagnosis.diagnose_script import diagnose_script
-    from ampcompare.diagnosis.in_child import diagnose_in_child
-    from ampcompare.diagnosis.options import DiagnoseOptions
+    from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text
@@ -82,10 +80,7 @@ def command(**parameters: Any) -> int:
     )
     options.check()
     check_cells([config])
-    if config.script is None:
-        diagnosis = diagnose_in_child(options)
-    else:
-        diagnosis = diagnose_script(options, lambda line: click.echo(f"ampcompare: {line}", err=True))
+    diagnosis = diagnose(options, say=lambda line: click.echo(f"ampcompare: {line}", err=True))
     if parameters["output_dir"]:
         for path in write_diagnosis(diagnosis, Path(parameters["output_dir"])):
             click.echo(f"wrote {path}", err=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.diagnosis.diagnose_script import diagnose_script
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.errors import ConfigError
+from ampcompare.experiment.diagnose_script import diagnose_script
 from ampcompare.report.diagnosis import diagnosis_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
@@ -70,7 +70,7 @@ for step in range(100):
 @pytest.fixture
 def diagnose(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Diagnose the source of a script."""
-    monkeypatch.setattr("ampcompare.diagnosis.diagnose_script.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.diagnose_script.subprocess", forking)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.chdir(tmp_path)
 

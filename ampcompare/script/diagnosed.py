@@ -1,6 +1,6 @@
-"""One run of a user's own script under a watch: `python -m ampcompare.diagnosis.script_process REQUEST`.
+"""One run of a user's own script under a watch: `python -m ampcompare.script.diagnosed REQUEST`.
 
-REQUEST is a JSON file: the fields of `Request`. What was seen is written to `answer`.
+REQUEST is the file of a `Request`. What was seen is written to `answer`.
 """
 
 from __future__ import annotations
@@ -8,37 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-__all__ = ["Request", "main"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to run, and what to see of it.
-
-    Attributes:
-        settings: the fields of `ExecSettings`.
-        is_module: the script is the name of a module.
-        lines: file:line of calls that run in fp32.
-        rank: the process that is watched; the others only stop with it.
-        answer: file for the diagnosis and the names of functions in fp32.
-    """
-
-    settings: dict[str, Any]
-    is_module: bool
-    steps: int
-    at: list[int]
-    reference: str
-    lines: list[str]
-    rank: int
-    answer: str
-
-    def write(self, path: Path) -> None:
-        """Write the request for a process."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+__all__ = ["main"]
 
 
 def main(path: str) -> int:
@@ -48,17 +20,17 @@ def main(path: str) -> int:
     from ampcompare.backends.arm import Arm
     from ampcompare.diagnosis.diagnose import report_of
     from ampcompare.diagnosis.observation import Observation
-    from ampcompare.diagnosis.script_observer import ScriptObserver
+    from ampcompare.diagnosis.request import Request
     from ampcompare.diagnosis.step_watch import StepWatch
     from ampcompare.errors import AmpCompareError
     from ampcompare.legacy.prepare import Prepared
     from ampcompare.legacy.settings import ExecSettings
     from ampcompare.legacy.stderr import note
     from ampcompare.legacy.target import Target, script_target
-    from ampcompare.records.run import dump_json
+    from ampcompare.script.observer import ScriptObserver
     from ampcompare.script.prepare import prepare_script, run_script
 
-    request = Request(**json.loads(Path(path).read_text(encoding="utf-8")))
+    request = Request.read(Path(path))
     settings = ExecSettings(**{**request.settings, "arguments": tuple(request.settings["arguments"])})
     arguments = list(settings.arguments)
     target = Target(settings.name, arguments, is_module=True)
@@ -96,7 +68,7 @@ def main(path: str) -> int:
             observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
         )
         answer = {
-            "diagnosis": json.loads(dump_json(found)),
+            "diagnosis": found.model_dump(mode="json"),
             "functions": sorted(observation.functions),
             "device": observation.device_type,
         }

@@ -16,11 +16,10 @@ from pathlib import Path
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.cures import with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.diagnosis.script_process import Request
+from ampcompare.diagnosis.request import Request
 from ampcompare.diagnosis.search import Tested
 from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.formatting import printable
 from ampcompare.launch.cell_files import log_tail
 from ampcompare.launch.script.launcher import RECORD
 from ampcompare.launch.script.rows import read_rows
@@ -133,7 +132,7 @@ class _Runs:
             "PYTHONWARNINGS": "ignore",
             "TORCHDYNAMO_DISABLE": "1",
         }
-        command = [*start, "-m", "ampcompare.diagnosis.script_process", str(folder / "request.json")]
+        command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
         with (folder / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -160,7 +159,7 @@ def _failure(code: int, folder: Path) -> str:
     if code != 0:
         error = (read_rows(folder / RECORD).ended or {}).get("error")
         text = str(error or log_tail(folder).removeprefix("ampcompare: ") or f"exit code {code}")
-        return f"the script showed no step to diagnose: {printable(text, 1000)}"
+        return f"the script showed no step to diagnose: {text[:1000]}"
     return (
         "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
         "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"
