@@ -19,11 +19,11 @@ from ampcompare.analysis.table_columns import TableOptions
 from ampcompare.backends.arm import Arm, parse_arms, same_arm
 from ampcompare.claims.reproduce import Reproduction
 from ampcompare.claims.study import StudyOptions, run_study
-from ampcompare.diagnosis.in_child import diagnose_in_child
-from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.doctor.examine import Examination, examine
 from ampcompare.errors import ConfigError, GateFailed
 from ampcompare.experiment.compare import run_comparison
+from ampcompare.experiment.diagnose import DiagnoseOptions
+from ampcompare.experiment.diagnose import diagnose as _diagnose
 from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
@@ -354,12 +354,7 @@ def diagnose(
     request = _request(recipe, size, config_file, {**settings, "arm": str(arm)})
     config = collect_settings(request, one_run=True).config
     options = DiagnoseOptions(config, steps=steps, at=tuple(at), reference=reference, cures=cures)
-    if loop is None:
-        found = diagnose_in_child(options)
-    else:
-        from ampcompare.diagnosis.diagnose import diagnose_given
-
-        found = diagnose_given(loop, options)
+    found = _diagnose(options, loop)
     if output_dir is not None:
         write_diagnosis(found, Path(output_dir))
     return found

@@ -24,11 +24,11 @@ STEPS = 40
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def place_of_mark(mark: str) -> str:
-    """Return file:line of the line of this file that ends with a mark, with the file's name alone."""
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+def place_of_mark(mark: str, file: Path) -> str:
+    """Return file:line of the line that ends with a mark, with the file's name alone."""
+    lines = file.read_text(encoding="utf-8").splitlines()
     (number,) = [at for at, line in enumerate(lines, 1) if line.endswith(f"# plant: {mark}")]
-    return f"{Path(__file__).name}:{number}"
+    return f"{file.name}:{number}"
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Network:
     Attributes:
         place: module, `#mark` of a line, or option of the arm; "" for a healthy network.
         also: other places of which each removes the same cause.
+        file: that has the mark.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Network:
     loop: Callable[[Precision], Any]
     place: str = ""
     also: tuple[str, ...] = ()
+    file: Path = Path(__file__)
 
 
 def proposed(found: Diagnosis) -> list[str]:
@@ -57,7 +59,10 @@ def proposed(found: Diagnosis) -> list[str]:
 
 def is_found(network: Network, found: Diagnosis) -> bool:
     """Return whether the planted place, and nothing else, is proposed."""
-    wanted = [place_of_mark(place[1:]) if place.startswith("#") else place for place in (network.place, *network.also)]
+    wanted = [
+        place_of_mark(place[1:], network.file) if place.startswith("#") else place
+        for place in (network.place, *network.also)
+    ]
     names = proposed(found)
     return len(names) == 1 and names[0] in wanted
 

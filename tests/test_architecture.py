@@ -19,7 +19,7 @@ FLOORS = {
     "api": 10,
     "claims": 9,
     "experiment": 8,
-    "diagnosis": 8,
+    "diagnosis": 7,
     "explain": 8,
     "migrate": 8,
     "script": 8,

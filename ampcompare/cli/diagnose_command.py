@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from ampcompare.backends.arm import Arm
-from ampcompare.cli.help import ARMS, OUTPUT, Command, option
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
 from ampcompare.cli.options import json_option, recipe_options
+from ampcompare.cli.script_options import ScriptCommand
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM, FOLDER, Choice
 from ampcompare.experiment.sources import collect_settings
@@ -22,7 +23,7 @@ MAX_WIDTH = 120
 
 @click.command(
     "diagnose",
-    cls=Command,
+    cls=ScriptCommand,
     common=[
         *("--arm", "--steps", "--at", "--reference", "--cures", "--arch", "--data", "--data-dir", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
@@ -30,6 +31,7 @@ MAX_WIDTH = 120
     examples=[
         ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch cnn"),
         ("Ranges alone, at two steps:", "ampcompare diagnose --arm half --reference none --at 0,4"),
+        ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
     ],
 )
 @option("--arm", "arm_text", type=ARM, group=ARMS, default="apex:O2", show_default=True, help="what to diagnose")
@@ -44,6 +46,11 @@ MAX_WIDTH = 120
     help="type that every operation is repeated in, to see its error",
 )
 @option("--cures/--no-cures", default=True, group=OUTPUT, help="train candidates of a cure  [default: on]")
+@option("--seed", type=int, metavar="N", group=OUTPUT, help="of weights and batches; of a script before it starts")
+@option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed on as FLAG SEED")
+@option("--compat-torch", is_flag=True, group=SCRIPT, help="with -- SCRIPT: restore removed and changed APIs")
+@option("--nproc-per-node", type=click.IntRange(1), metavar="N", group=SCRIPT, help="with -- SCRIPT: ranks of torchrun")
+@option("--rank", type=click.IntRange(0), metavar="N", default=0, group=SCRIPT, help="rank to watch  [default: 0]")
 @recipe_options
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write diagnosis.json and .html into this folder")
 @json_option()
@@ -51,27 +58,29 @@ def command(**parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
 
     Trains for some steps, repeats every operation in fp32 alongside, and tests which modules or functions, kept in
-    fp32, remove a fault. Exits with 0 whether or not there is a fault.
+    fp32, remove a fault. A script after -- is run from its start for each test. Exits with 0 whether or not there is a
+    fault.
     """
-    from ampcompare.diagnosis.in_child import diagnose_in_child
-    from ampcompare.diagnosis.options import DiagnoseOptions
+    from ampcompare.experiment.diagnose import DiagnoseOptions, diagnose
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text
     from ampcompare.report.diagnosis_files import write_diagnosis
 
     arm = str(Arm.parse(parameters["arm_text"]))
-    config = collect_settings(request_from({**parameters, "arm_text": arm}), one_run=True).config
+    derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
+    config = collect_settings(request_from({**parameters, **derived}), one_run=True).config
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"],
         at=_steps(parameters["at"]),
         reference=parameters["reference"],
         cures=parameters["cures"],
+        rank=parameters["rank"],
     )
     options.check()
     check_cells([config])
-    diagnosis = diagnose_in_child(options)
+    diagnosis = diagnose(options, say=lambda line: click.echo(f"ampcompare: {line}", err=True))
     if parameters["output_dir"]:
         for path in write_diagnosis(diagnosis, Path(parameters["output_dir"])):
             click.echo(f"wrote {path}", err=True)

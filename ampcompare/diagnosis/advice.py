@@ -40,16 +40,18 @@ def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
             lines += [
                 f"# around the call of {name}:",
                 "with torch.autocast(device_type, enabled=False):",
-                f"    output = model{_attribute(name)}(input.float())",
+                f"    output = {_attribute(name)}(input.float())",
             ]
     elif change.modules:
-        lines += [f"model{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+        lines += [f"{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
     return lines
 
 
 def _attribute(name: str) -> str:
-    """Return a dotted name behind its model as code: "layers.0.norm" as .layers[0].norm."""
-    return "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in name.split("."))
+    """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
+    model, _, inner = name.rpartition(":")
+    parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))
+    return "".join([model.lower() or "model", *parts])
 
 
 def _line_code(place: str, device: str) -> list[str]:

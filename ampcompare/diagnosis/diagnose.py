@@ -7,21 +7,19 @@ from collections.abc import Sequence
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.advice import cure_of
 from ampcompare.diagnosis.audit import audit
+from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.faults import find_faults
-from ampcompare.diagnosis.headroom import headroom, scale_to_try
+from ampcompare.diagnosis.headroom import headroom
 from ampcompare.diagnosis.measure import Conditions, Loop, measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.diagnosis.search import Found, search
+from ampcompare.diagnosis.search import Tested
 from ampcompare.errors import ConfigError
-from ampcompare.records.diagnosis import Cure, Diagnosis, Fault
+from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.training.device import resolve_device
 
-__all__ = ["diagnose_given", "diagnose_loop"]
-
-MAX_UNCURED = "no set of modules, functions or options that was tested removes it"
+__all__ = ["diagnose_given", "diagnose_loop", "report_of"]
 
 
 def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
@@ -62,65 +60,47 @@ def diagnose_loop(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str 
             f"no step was watched: the loop made {observation.steps} calls of step, and the steps to watch are "
             f"{'all' if conditions.at is None else ', '.join(map(str, conditions.at))}"
         )
-    faults = find_faults(observation)
-    room = headroom(observation.facts)
-    found = Found(None, [])
-    if cures and faults:
-        found = search(
-            arm,
-            faults,
-            scale_to_try(room),
-            lambda other, lines: measure(loop, other, conditions, lines),
-            observation.modules,
-        )
-    cure = None
-    if found.change is not None:
-        last = measure(loop, found.change.applied_to(arm), conditions, found.change.lines)
-        cure = cure_of(arm, found.change, sorted(last.functions), torch.device(conditions.device).type)
-    return Diagnosis(
+    found = report_of(observation, arm, reference=conditions.reference, subject=subject)
+    if not cures:
+        return found
+
+    def tested(other: Arm, lines: Sequence[str]) -> Tested:
+        seen = measure(loop, other, conditions, lines)
+        return Tested(find_faults(seen), sorted(seen.functions))
+
+    return with_cure(found, arm, tested, device_type=observation.device_type)
+
+
+def report_of(
+    observation: Observation, arm: Arm, *, reference: torch.dtype | None, subject: str = "", notes: Sequence[str] = ()
+) -> Diagnosis:
+    """Return what one watched run showed; no cure is sought.
+
+    Args:
+        reference: type of the wide run.
+        subject: what was trained.
+        notes: what else a reader must know.
+    """
+    found = Diagnosis(
         arm=str(arm),
         subject=subject,
-        verdict=_verdict(arm, faults, cure, observation, tested=bool(found.trials)),
+        verdict="",
         steps=observation.steps,
         skipped=observation.skipped,
         observed=[facts.index for facts in observation.facts],
-        reference=_name(conditions.reference),
+        reference=None if reference is None else ("float64" if reference is torch.float64 else "float32"),
         modules=observation.modules,
         places=list(observation.reports("forward", "backward")),
         weights=list(observation.reports("weight")),
         gradients=list(observation.reports("gradient")),
         map=observation.map(),
-        headroom=room,
+        headroom=headroom(observation.facts),
         updates=list(observation.updates.values()),
         audit=audit(arm, observation),
-        faults=faults,
-        trials=found.trials,
-        cure=cure,
-        notes=_notes(observation),
+        faults=find_faults(observation),
+        notes=[*notes, *_notes(observation)],
     )
-
-
-def _verdict(arm: Arm, faults: Sequence[Fault], cure: Cure | None, observation: Observation, *, tested: bool) -> str:
-    """Return the result in one sentence."""
-    if not faults:
-        skipped = f", {observation.skipped} of them skipped while the loss scale settled" if observation.skipped else ""
-        return f"{arm}: no fault in {observation.steps} steps{skipped}"
-    first = faults[0]
-    where = f" ({first.place.where})" if first.place.where else ""
-    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}"
-    if first.kind == "not precision":
-        return f"{verdict}; no precision cures it"
-    if cure is not None:
-        return f"{verdict}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"
-    return f"{verdict}; {MAX_UNCURED}" if tested else verdict
-
-
-def _verb(cure: Cure) -> str:
-    return "in fp32 cures" if cure.keeps and not cure.option else "cures"
-
-
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+    return found.model_copy(update={"verdict": verdict_of(arm, found)})
 
 
 def _notes(observation: Observation) -> list[str]:

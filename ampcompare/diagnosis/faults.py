@@ -139,7 +139,7 @@ def _lost_updates(observation: Observation) -> Fault | None:
 
 def _is_wrong(event: Event, gradients: Sequence[Event]) -> bool:
     """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
-    if event.errors is None or error_of(event) <= HARM:
+    if event.constant or event.errors is None or error_of(event) <= HARM:
         return False
     sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
     return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)

@@ -11,13 +11,11 @@ from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
 from ampcompare.records.diagnosis import Headroom
 
-__all__ = ["headroom", "scale_to_try"]
+__all__ = ["headroom"]
 
 FP16_LARGEST = 65504.0
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
-MAX_SCALE = 2.0**24
-ROOM = 4.0  # between the scale that is tried and the largest one
 
 
 def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
@@ -35,6 +33,8 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
         own, shift = facts.scale, round(math.log2(facts.scale))
         for event in facts.step.events:
             phase = event.key[3]
+            if event.constant:
+                continue
             if phase == "gradient":
                 values = make_range(event.row if event.wide is None else event.wide)
                 exponents.update({power - shift: count for power, count in values.exponents.items()})
@@ -52,11 +52,3 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
     }
     fits = 2.0 ** math.floor(math.log2(FP16_LARGEST / largest)) if largest else None
     return Headroom(exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost)
-
-
-def scale_to_try(found: Headroom | None) -> float | None:
-    """Return a loss scale with room below the largest, if it differs much from the arm's own."""
-    if found is None or found.largest_scale is None:
-        return None
-    scale = min(MAX_SCALE, found.largest_scale / ROOM)
-    return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None

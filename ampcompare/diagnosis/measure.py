@@ -13,6 +13,7 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.observed import Enough, Observed
+from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -51,14 +52,10 @@ def measure(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] =
     precision = make_precision(arm, device=conditions.device)
     observation = Observation()
     _, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
-    observed = Observed(
-        precision,
-        observation,
-        steps=conditions.steps,
-        at=conditions.at,
-        reference=conditions.reference,
-        kept_lines=lines,
+    watch = StepWatch(
+        observation, steps=conditions.steps, at=conditions.at, reference=conditions.reference, kept_lines=lines
     )
+    observed = Observed(precision, watch)
     try:
         with arithmetic, observed, suppress(Enough), warnings.catch_warnings():
             warnings.simplefilter("ignore")

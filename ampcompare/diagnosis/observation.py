@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.diagnosis.ranges import make_range, merge
-from ampcompare.diagnosis.watch import Event, Key, Step, short
+from ampcompare.diagnosis.ranges import added, counts_of, make_range
+from ampcompare.diagnosis.watch import Called, Event, Key, Step, short
 from ampcompare.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
 
 __all__ = ["Observation", "StepFacts", "error_of", "made_of", "place_of"]
 
+MAX_BROKEN_LOSSES = 3  # in a row
 ULP = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 
 
@@ -45,7 +46,7 @@ class _Total:
     cosine: float | None = None
 
     def add(self, event: Event) -> None:
-        self.row = event.row if self.row is None else merge([self.row, event.row])
+        self.row = added(self.row, event.row)
         self.calls += 1
         self.dtypes.add(short(event.dtype))
         if event.errors is not None:
@@ -60,10 +61,12 @@ class Observation:
 
     Attributes:
         facts: the steps themselves, as numbers; at most `keep` of them, the last ones.
-        is_broken: whether a weight is no longer finite, so that further steps show nothing new.
+        is_broken: whether a weight is no longer finite, or no loss of the last steps was, so that further steps show
+            nothing new. A dynamic loss scale that settles leaves the loss alone.
         modules: in the order of their first call.
         failures: operations that have no wide run.
         functions: names of those that ran in fp32 because of their line.
+        device_type: of the weights.
     """
 
     def __init__(self, keep: int = 64) -> None:
@@ -73,9 +76,11 @@ class Observation:
         self.modules: list[str] = []
         self.failures: set[str] = set()
         self.functions: set[str] = set()
-        self.types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = Counter()
+        self.device_type = "cpu"
+        self.types: Counter[Called] = Counter()
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
+        self._broken_losses = 0
         self._totals: dict[Key, _Total] = defaultdict(_Total)
         self._map: dict[tuple[str, int], Any] = {}
 
@@ -89,12 +94,16 @@ class Observation:
         self.skip(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
         self.types.update(facts.step.types)
+        loss = facts.step.loss
+        is_finite = loss is None or not counts_of(facts.step.events[loss].row)[1]
+        self._broken_losses = 0 if is_finite else self._broken_losses + 1
+        self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
         for event in facts.step.events:
             self._totals[event.key].add(event)
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
-                cell = self._map.get((module, facts.index))
-                self._map[module, facts.index] = event.row if cell is None else merge([cell, event.row])
+                place = (module, facts.index)
+                self._map[place] = added(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _sum(known, update)

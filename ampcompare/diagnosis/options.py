@@ -21,6 +21,7 @@ class DiagnoseOptions:
         at: steps to watch; empty for all.
         reference: type of the run alongside; "none" watches ranges alone.
         cures: test candidates of a cure.
+        rank: the process that is watched, of a script with several.
     """
 
     config: RunConfig
@@ -28,6 +29,7 @@ class DiagnoseOptions:
     at: tuple[int, ...] = ()
     reference: Literal["float32", "float64", "none"] = "float32"
     cures: bool = True
+    rank: int = 0
 
     def check(self) -> None:
         """Refuse what cannot be diagnosed.
@@ -39,8 +41,13 @@ class DiagnoseOptions:
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"
             raise ConfigError(f"diagnose watches operations one by one, and {name} joins them; leave it out")
-        if self.config.processes != 1:
-            raise ConfigError(f"diagnose trains in one process, and {self.config.processes} were asked for")
+        if self.config.processes != 1 and self.config.script is None:
+            raise ConfigError(
+                f"diagnose trains a recipe in one process, and {self.config.processes} were asked for; only a script "
+                "after -- has several"
+            )
+        if not self.rank < self.config.processes:
+            raise ConfigError(f"rank {self.rank} is to be watched, and there are {self.config.processes}, from 0 on")
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
         late = [step for step in self.at if not 0 <= step < self.steps]

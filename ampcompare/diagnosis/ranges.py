@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ampcompare.records.diagnosis import Range
 
-__all__ = ["WIDTH", "counts_of", "make_range", "merge", "range_row"]
+__all__ = ["WIDTH", "added", "counts_of", "make_range", "range_row", "widened"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -18,11 +18,12 @@ BIAS = 127
 ZEROS, LOST, SMALLEST, LARGEST, WIDTH = BINS, BINS + 1, BINS + 2, BINS + 3, BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
+CHUNK = 2**16  # elements whose bits stay in the cache of a core
 INFINITY = 0x7F800000
 FP16_SMALLEST_NORMAL, FP16_SMALLEST, FP16_TOP = -14, -24, 15
 
 
-def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor:
+def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
     """Return the counts of a floating tensor, on its device; float64 is read as fp32.
 
     Args:
@@ -30,48 +31,86 @@ def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor:
 
     Returns:
         (WIDTH,) int64: elements by biased exponent, zeros, lost, and the bits of the smallest magnitude that is not
-        zero and of the largest that is finite.
+        zero and of the largest that is finite. Of numpy for a tensor on the host, which needs no read later.
     """
-    row = torch.zeros(WIDTH, dtype=torch.int64, device=tensor.device)
-    row[SMALLEST] = NOTHING
+    on_host = tensor.device.type == "cpu"
     if tensor.numel() == 0:
-        return row
+        row = np.zeros(WIDTH, dtype=np.int64)
+        row[SMALLEST] = NOTHING
+        return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
+    wide = None if exact is None else exact.detach().reshape(-1)
+    if not on_host:
+        return _device_row(*_bits(values), wide)
+    parts = (slice(begin, begin + CHUNK) for begin in range(0, values.numel(), CHUNK))
+    rows = (_host_row(*_bits(values[part]), None if wide is None else wide[part]) for part in parts)
+    return functools.reduce(added, rows)
+
+
+def _bits(values: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return the bits of magnitudes, the biased exponents, and how many lower bits of fp32 are left out."""
     # bf16 is the upper half of fp32: its bits serve as they are.
-    bits = values.view(torch.int16) if values.dtype is torch.bfloat16 else values.float().view(torch.int32)
-    fraction = 7 if values.dtype is torch.bfloat16 else 23
-    mask = MAGNITUDE >> 16 if fraction == 7 else MAGNITUDE
-    sizes = aten.bitwise_and.Scalar(bits, mask)
-    row[:BINS] = _histogram(aten.bitwise_right_shift.Tensor_Scalar(bits, fraction).to(torch.uint8))  # drops the sign
-    on_host = tensor.device.type == "cpu"  # elsewhere to read a count would wait for the device
-    infinity = INFINITY >> 16 if fraction == 7 else INFINITY
-    least, most = torch.aminmax(sizes)
-    if not on_host or int(row[BINS - 1]):
-        most = torch.aminmax(aten.masked_fill.Scalar(sizes, sizes >= infinity, 0))[1]
-    if not on_host or int(least) == 0:
-        row[ZEROS] = sizes.numel() - aten.count_nonzero(sizes)
-        # Zero becomes the largest number, so that it is never the smallest; to fill it in takes five times as long.
-        least = torch.aminmax(aten.bitwise_and.Scalar(sizes - 1, mask))[0].long() + 1
+    is_short = values.dtype is torch.bfloat16
+    bits = values.view(torch.int16) if is_short else values.float().view(torch.int32)
+    fraction, shift = (7, 16) if is_short else (23, 0)
+    exponents = aten.bitwise_right_shift.Tensor_Scalar(bits, fraction).to(torch.uint8)  # drops the sign
+    return aten.bitwise_and.Scalar(bits, MAGNITUDE >> shift), exponents, shift
+
+
+def _host_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> np.ndarray:
+    """Return a row, and leave out what its first counts show not to be needed."""
+    row = np.zeros(WIDTH, dtype=np.int64)
+    row[:BINS] = torch.bincount(exponents, minlength=BINS).numpy()
+    least, most = map(int, torch.aminmax(sizes))
+    if row[BINS - 1]:
+        most = int(_finite(sizes, shift).max())
+    if least == 0:
+        row[ZEROS] = sizes.numel() - int(aten.count_nonzero(sizes))
+        least = int(_least(sizes, shift))
         if exact is not None:
-            row[LOST] = aten.count_nonzero(aten.logical_and(sizes.view(exact.shape) == 0, exact != 0))
-    row[SMALLEST], row[LARGEST] = least, most
-    if fraction == 7:
-        row[SMALLEST:WIDTH] <<= 16
+            row[LOST] = int(aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0)))
+    row[SMALLEST], row[LARGEST] = least << shift, most << shift
     return row
 
 
-def _histogram(exponents: Tensor) -> Tensor:
-    if exponents.device.type == "cpu":
-        return torch.bincount(exponents, minlength=BINS)
-    return torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait for the device
+def _device_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> Tensor:
+    """Return a row without a read, which would wait for the device."""
+    row = torch.zeros(WIDTH, dtype=torch.int64, device=sizes.device)
+    row[:BINS] = torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait
+    row[ZEROS] = sizes.numel() - aten.count_nonzero(sizes)
+    if exact is not None:
+        row[LOST] = aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0))
+    row[SMALLEST], row[LARGEST] = _least(sizes, shift) << shift, _finite(sizes, shift).max().long() << shift
+    return row
 
 
-def merge(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the row of all elements of several rows."""
-    stacked = np.stack(rows)
-    total: np.ndarray = stacked.sum(axis=0)
-    total[SMALLEST], total[LARGEST] = stacked[:, SMALLEST].min(), stacked[:, LARGEST].max()
+def _finite(sizes: Tensor, shift: int) -> Tensor:
+    """Return magnitudes with zeros in the place of those that are not finite."""
+    return torch.where(sizes >= INFINITY >> shift, 0, sizes)
+
+
+def _least(sizes: Tensor, shift: int) -> Tensor:
+    """Return the smallest magnitude that is not zero; if there is none, one above all others."""
+    # Zero becomes the largest number, so that it is never the smallest; to fill it in takes five times as long.
+    least: Tensor = torch.aminmax(aten.bitwise_and.Scalar(sizes - 1, MAGNITUDE >> shift))[0]
+    return least.long() + 1
+
+
+def added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
+    """Return the row of all elements of two; a total is changed in place, and begins as a copy."""
+    if total is None:
+        return row.copy()
+    least, most = min(total[SMALLEST], row[SMALLEST]), max(total[LARGEST], row[LARGEST])
+    total += row
+    total[SMALLEST], total[LARGEST] = least, most
     return total
+
+
+def widened(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    """Return the row of the same values in a wider type, where none is lost."""
+    copy = row.clone() if isinstance(row, Tensor) else row.copy()
+    copy[LOST] = 0
+    return copy
 
 
 def counts_of(row: np.ndarray) -> tuple[int, int, int]:

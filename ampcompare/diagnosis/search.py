@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.faults import find_faults
-from ampcompare.diagnosis.observation import Observation
 from ampcompare.errors import AmpCompareError
-from ampcompare.records.diagnosis import Fault, Trial
+from ampcompare.records.diagnosis import Fault, Headroom, Trial
 
-__all__ = ["Change", "Found", "search"]
+__all__ = ["MAX_TRIALS", "Change", "Found", "Tested", "scale_to_try", "search"]
 
 MAX_TRIALS = 40
+MAX_SCALE = 2.0**24
+ROOM = 4.0  # between the scale that is tried and the largest one
 MAX_ROUNDS = 5
 PER_ROUND = 8
 FROM_GRADIENTS = ("gradient overflow", "underflow")
@@ -51,7 +51,8 @@ class Change:
         Raises:
             ConfigError: the arm takes none of them.
         """
-        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *self.modules]
+        names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
+        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
         changed = {**arm.options, **dict(self.options)}
         if self.modules:
             changed["keep_fp32"] = "|".join(kept)
@@ -59,19 +60,34 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """What a run under a candidate showed.
+
+    Attributes:
+        functions: names of those that ran in fp32 because of their line, such as torch.exp.
+    """
+
+    faults: Sequence[Fault]
+    functions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Found:
-    """The change that removes the faults, if one does, and all trials."""
+    """The change that removes the faults, if one does, with its functions in fp32, and all trials."""
 
     change: Change | None
     trials: list[Trial]
+    functions: Sequence[str] = ()
 
 
 def search(
     arm: Arm,
     faults: Sequence[Fault],
     scale: float | None,
-    run: Callable[[Arm, Sequence[str]], Observation],
+    run: Callable[[Arm, Sequence[str]], Tested],
     modules: Sequence[str],
+    *,
+    most: int = MAX_TRIALS,
 ) -> Found:
     """Test candidates until the faults are gone.
 
@@ -83,25 +99,32 @@ def search(
         scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
         run: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
+        most: runs that are allowed.
     """
-    tested: dict[Change, list[Fault] | None] = {}
+    tested: dict[Change, Tested | None] = {}
     trials: list[Trial] = []
 
-    def faults_after(change: Change) -> list[Fault] | None:
+    def faults_after(change: Change) -> Sequence[Fault] | None:
         """Return what remains, or None if the change cannot be made."""
-        if change not in tested and len(tested) < MAX_TRIALS:
+        if change not in tested and len(tested) < most:
             try:
-                tested[change] = find_faults(run(change.applied_to(arm), change.lines))
-                left = tested[change] or []
+                result = tested[change] = run(change.applied_to(arm), change.lines)
+                left = result.faults
                 trials.append(Trial(name=str(change), cures=not left, left=left[0].text if left else ""))
             except (AmpCompareError, RuntimeError, TypeError) as error:
                 tested[change] = None
                 trials.append(Trial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
-        return tested.get(change)
+        known = tested.get(change)
+        return None if known is None else known.faults
 
-    kept, present = Change(), list(faults)
+    def found(change: Change) -> Found:
+        known = tested.get(change)
+        return Found(change, trials, () if known is None else known.functions)
+
+    kept: Change = Change()
+    present: Sequence[Fault] = faults
     for _ in range(MAX_ROUNDS):
-        step: tuple[Change, list[Fault]] | None = None
+        step: tuple[Change, Sequence[Fault]] | None = None
         for candidate in _candidates(arm, present, scale, modules):
             change = kept | candidate
             if change == kept or (candidate.options and _has(arm, candidate)):
@@ -110,7 +133,7 @@ def search(
             if left is None:
                 continue
             if not left:
-                return Found(_pruned(change, faults_after), trials)
+                return found(_pruned(change, faults_after))
             if step is None and _progress(present, left):
                 step = change, left
         if step is None:
@@ -119,13 +142,13 @@ def search(
     return Found(None, trials)
 
 
-def _pruned(change: Change, faults_after: Callable[[Change], list[Fault] | None]) -> Change:
+def _pruned(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
     """Drop each part without which the faults are gone as well."""
     for part in change.parts():
         rest = Change()
         for other in change.parts():
             rest = rest if other == part else rest | other
-        if rest != Change() and faults_after(rest) == []:
+        if rest != Change() and (left := faults_after(rest)) is not None and not left:
             change = rest
     return change
 
@@ -148,7 +171,7 @@ def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules:
     yielded: list[Change] = []
     for module, line in [(fault.place.module, fault.place.where), *fault.near]:
         is_leaf = not any(name.startswith(f"{module}.") for name in modules)
-        by_module = [Change(modules=(module,))] if module else []
+        by_module = [Change(modules=(module,))] if module and not module.endswith(":") else []
         by_line = [Change(lines=(line,))] if line else []
         yielded += by_module + by_line if is_leaf else by_line + by_module
     yielded = list(dict.fromkeys(yielded))
@@ -157,6 +180,14 @@ def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules:
     while parent:
         yield Change(modules=(parent,))
         parent = parent.rpartition(".")[0]
+
+
+def scale_to_try(found: Headroom | None) -> float | None:
+    """Return a loss scale with room below the largest, if it differs much from the arm's own."""
+    if found is None or found.largest_scale is None:
+        return None
+    scale = min(MAX_SCALE, found.largest_scale / ROOM)
+    return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
 
 
 def _has(arm: Arm, candidate: Change) -> bool:

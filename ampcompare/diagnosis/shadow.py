@@ -7,12 +7,12 @@ of the shadow. It is dropped with the storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_map
 
 __all__ = ["Shadows", "written_arguments"]
 
@@ -23,11 +23,19 @@ CLEAN_EVERY = 64
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation writes to, by its schema."""
     written: list[Any] = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            written += value if isinstance(value, list | tuple) else [value]
+    for place, name in _written_places(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        written += value if isinstance(value, list | tuple) else [value]
     return [value for value in written if isinstance(value, Tensor)]
+
+
+@lru_cache(maxsize=4096)
+def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 class Shadows:
@@ -101,7 +109,16 @@ class Shadows:
             return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
 
         try:
-            return func(*tree_map(replaced, args), **tree_map(replaced, kwargs))
+            return func(*_mapped(replaced, args), **_mapped(replaced, kwargs))
         except (RuntimeError, TypeError, NotImplementedError):
             self.failures.add(getattr(func, "__name__", str(func)))
             return None
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return arguments of an operation with each leaf changed; these hold no other containers."""
+    if isinstance(value, tuple | list):
+        return type(value)([_mapped(change, item) for item in value])
+    if isinstance(value, dict):
+        return {name: _mapped(change, item) for name, item in value.items()}
+    return change(value)

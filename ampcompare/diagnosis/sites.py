@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -18,9 +18,10 @@ from ampcompare.records.diagnosis import Phase
 __all__ = ["Sites", "calling_line"]
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
+ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "training")
 HIDDEN = (
     str(Path(torch.__file__).resolve().parent) + os.sep,
-    *(os.path.join(PACKAGE, room) + os.sep for room in ("apex", "diagnosis", "precision", "training", "parallel")),
+    *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
 )
 
 
@@ -55,22 +56,57 @@ class Sites:
 
     def __init__(self) -> None:
         self.order: list[str] = []
+        self._models: list[tuple[str, nn.Module]] = []
+        self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self._made: dict[int, tuple[str, str]] = {}
         self._handles: list[Any] = []
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
+    def name(self, model: nn.Module, prefix: str = "") -> None:
+        """Give each module of a model its dotted name behind a prefix."""
+        self._models.append((prefix, model))
+        self._names |= {id(module): f"{prefix}{name}" for name, module in model.named_modules()}
+
+    def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter of the models, or of one of them, with its name."""
+        for prefix, model in self._models:
+            if only is not None and model is not only:
+                continue
+            for name, param in model.named_parameters():
+                yield f"{prefix}{name}", param
+
     def follow(self, models: Iterable[nn.Module]) -> None:
         """Install hooks on every module of `models`; several models have their place in front of their names."""
         models = list(models)
         for place, model in enumerate(models):
-            prefix = f"model{place}." if len(models) > 1 else ""
-            for name, module in model.named_modules():
-                full = (prefix + name).rstrip(".")
+            self.name(model, f"model{place}:" if len(models) > 1 else "")
+            for module in model.modules():
                 self._handles += [
-                    module.register_forward_pre_hook(self._entering(full), prepend=True),
-                    module.register_forward_hook(self._leaving, always_call=True),
+                    module.register_forward_pre_hook(self.enter, prepend=True),
+                    module.register_forward_hook(self.leave, always_call=True),
                 ]
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._stack)
+
+    def knows(self, module: nn.Module) -> bool:
+        """Return whether a module has a name."""
+        return id(module) in self._names
+
+    def enter(self, module: nn.Module, *_arguments: Any) -> None:
+        """Note that a module begins; one without a name belongs to the one around it."""
+        name = self._names.get(id(module), self._stack[-1] if self._stack else "")
+        self._stack.append(name)
+        if name not in self.order:
+            self.order.append(name)
+
+    def leave(self, *_arguments: Any) -> None:
+        """Note that a module ends."""
+        if self._stack:
+            self._stack.pop()
 
     def forget(self) -> None:
         """Forget the nodes of a step that is over."""
@@ -93,15 +129,3 @@ class Sites:
             return (*made, "forward")
         number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
         return (*self._made.get(number, ("", "")), "backward")
-
-    def _entering(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            self._stack.append(name)
-            if name not in self.order:
-                self.order.append(name)
-
-        return hook
-
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._stack:
-            self._stack.pop()

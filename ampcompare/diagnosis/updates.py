@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,29 +17,19 @@ __all__ = ["UpdateCounter"]
 
 
 class UpdateCounter:
-    """Compares weights before and after each step of optimizers, between the hooks that torch calls there.
+    """Compares weights before and after each step of optimizers; its two methods for that are hooks of torch.
 
     An update is lost where it is smaller than half a unit in the last place of the weight.
+
+    Args:
+        named: returns each parameter of the models with its name.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._names = dict(_named(models, optimizers))
+    def __init__(self, named: Callable[[], Iterable[tuple[str, nn.Parameter]]]) -> None:
+        self._named = named
+        self._names: dict[int, dict[int, str]] = {}  # of parameters, by optimizer
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._counts: list[tuple[str, str, Tensor]] = []
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> UpdateCounter:
-        for optimizer in self._optimizers:
-            self._handles += [
-                optimizer.register_step_pre_hook(self._before_step),
-                optimizer.register_step_post_hook(self._after_step),
-            ]
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def take(self) -> list[LostUpdates]:
         """Return the counts since the last call, read from the device at once."""
@@ -51,7 +42,8 @@ class UpdateCounter:
             for (name, dtype, _), (moved, lost, broken) in zip(counts, rows, strict=True)
         ]
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """Keep the weights that a step will change."""
         with unseen():
             self._before = [
                 (param, param.detach().clone(), param.grad != 0)
@@ -61,28 +53,39 @@ class UpdateCounter:
                 if param.grad is not None and not param.grad.is_sparse
             ]
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """Count what the step has changed, and what not."""
+        if self._before and id(optimizer) not in self._names:
+            self._names[id(optimizer)] = self._names_for(optimizer)
+        names = self._names.get(id(optimizer), {})
         with unseen():
             for param, before, moved in self._before:
-                stays = torch.logical_and(moved, param == before)
-                broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
-                row = torch.stack([torch.count_nonzero(moved), torch.count_nonzero(stays), broken])
-                self._counts.append((self._names.get(id(param), "?"), short(param.dtype), row))
+                self._counts.append((names.get(id(param), "?"), short(param.dtype), _counts(param, before, moved)))
         self._before = []
 
+    def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
+        """Return the names of what an optimizer steps; a master weight has that of the next parameter of its shape."""
+        known = list(self._named())
+        names = {id(param): name for name, param in known}
+        stepped = [param for group in optimizer.param_groups for param in group["params"]]
+        taken = {name for held in self._names.values() for name in held.values()}
+        taken |= {names[id(param)] for param in stepped if id(param) in names}
+        rest = [(name, param) for name, param in known if name not in taken and param.requires_grad]
+        for param in stepped:
+            if id(param) not in names:
+                match = next((at for at, (_, other) in enumerate(rest) if other.shape == param.shape), None)
+                if match is not None:
+                    names[id(param)] = rest.pop(match)[0]
+        return {id(param): names[id(param)] for param in stepped if id(param) in names}
 
-def _named(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[tuple[int, str]]:
-    """Yield the name of each parameter; a master weight has that of the next parameter of the model of its shape."""
-    named = [
-        (f"model{place}.{name}" if len(models) > 1 else name, param)
-        for place, model in enumerate(models)
-        for name, param in model.named_parameters()
-    ]
-    yield from ((id(param), name) for name, param in named)
-    stepped = [param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]]
-    owned = {id(param) for param in stepped}
-    rest = [(name, param) for name, param in named if id(param) not in owned]
-    for param in stepped:
-        match = next((at for at, (_, other) in enumerate(rest) if other.shape == param.shape), None)
-        if match is not None and all(param is not other for _, other in named):
-            yield id(param), rest.pop(match)[0]
+
+def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
+    """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
+    same = param == before
+    lost = broken = torch.zeros((), dtype=torch.int64, device=param.device)
+    on_host = param.device.type == "cpu"  # where a look at the counts saves most of the work
+    if not on_host or bool(same.any()):
+        lost = torch.count_nonzero(same.logical_and_(moved))
+    if not on_host or not all(map(math.isfinite, torch.aminmax(param.detach()))):
+        broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
+    return torch.stack([torch.count_nonzero(moved), lost, broken])

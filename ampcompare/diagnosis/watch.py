@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.diagnosis.ranges import range_row
+from ampcompare.diagnosis.ranges import counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.records.diagnosis import Phase
 
-__all__ = ["Event", "Key", "Watch", "short", "unseen"]
+__all__ = ["Called", "Event", "Key", "Watch", "short", "unseen"]
 
 ERROR_WIDTH = 4  # norms of: the difference, the wide result, the operation's own difference, the arm's result
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -31,9 +32,20 @@ CONSTANT = frozenset(
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
+COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
 Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
+
+
+class Called(NamedTuple):
+    """An operation with the types of its floating inputs and outputs."""
+
+    operation: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str
+    phase: Phase
 
 
 @contextmanager
@@ -57,8 +69,9 @@ class Event:
         row: counts of `ranges.range_row`.
         errors: see `ERROR_WIDTH`; None without a wide run.
         sources: places in the step's list of the results that went in.
-        constant: whether the values were asked for rather than computed.
+        constant: whether the values were asked for rather than computed, or are gradients that no step has used.
         wide: counts of the wide result, for gradients.
+        version: of the tensor when it was counted, with its number of elements.
     """
 
     key: Key
@@ -68,15 +81,26 @@ class Event:
     sources: tuple[int, ...]
     constant: bool = False
     wide: Any = None
+    version: tuple[int, int] = (-1, -1)
 
 
 @dataclass
 class Step:
-    """What one step showed, drained from the device; `loss` is the place of the last loss among the events."""
+    """What one step showed, drained from the device.
+
+    Attributes:
+        losses: their places among the events.
+    """
 
     events: list[Event] = field(default_factory=list)
-    types: Counter[tuple[str, tuple[str, ...], tuple[str, ...], str]] = field(default_factory=Counter)
-    loss: int | None = None
+    types: Counter[Called] = field(default_factory=Counter)
+    losses: list[int] = field(default_factory=list)
+
+    @property
+    def loss(self) -> int | None:
+        """The place of the first loss that is not finite, else of the last one; None without any."""
+        broken = (at for at in self.losses if counts_of(self.events[at].row)[1])
+        return next(broken, self.losses[-1] if self.losses else None)
 
 
 class Watch(TorchDispatchMode):
@@ -97,8 +121,10 @@ class Watch(TorchDispatchMode):
         self._own_runs: Counter[Key] = Counter()
 
     def mark_loss(self, loss: Tensor) -> None:
-        """Remember which result of this step is the loss."""
-        self._step.loss = self._producer.get(_storage(loss))
+        """Remember which result of this step is a loss."""
+        place = self._producer.get(_storage(loss))
+        if place is not None:
+            self._step.losses.append(place)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -115,15 +141,8 @@ class Watch(TorchDispatchMode):
         self._producer.clear()
         with unseen():
             if step.events:
-                rows = torch.stack([event.row for event in step.events]).cpu().numpy()
-                errors = [event.errors for event in step.events if event.errors is not None]
-                read = iter(torch.stack(errors).cpu().numpy() if errors else ())
-                wides = [event.wide for event in step.events if event.wide is not None]
-                read_wide = iter(torch.stack(wides).cpu().numpy() if wides else ())
-                for event, row in zip(step.events, rows, strict=True):
-                    event.row = row
-                    event.wide = None if event.wide is None else next(read_wide)
-                    event.errors = None if event.errors is None else next(read)
+                for name in ("row", "wide", "errors"):
+                    _read(step.events, name)
         return step
 
     def add(self, key: Key, tensor: Tensor) -> None:
@@ -135,6 +154,7 @@ class Watch(TorchDispatchMode):
         exact = None if self.shadows is None else self.shadows.of(tensor)
         errors = None if exact is None else _errors(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
+        known = self._event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage(tensor)] = len(self._step.events)
         wide = exact if exact is not None and key[3] == "gradient" else None
@@ -142,12 +162,18 @@ class Watch(TorchDispatchMode):
             Event(
                 key,
                 tensor.dtype,
-                range_row(tensor, exact),
+                known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact),
                 errors,
                 () if source is None else (source,),
                 wide=None if wide is None else range_row(wide),
             )
         )
+
+    def _event_of(self, tensor: Tensor) -> Event | None:
+        """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
+        place = self._producer.get(_storage(tensor))
+        event = None if place is None else self._step.events[place]
+        return event if event is not None and event.version == (tensor._version, tensor.numel()) else None
 
     def __torch_dispatch__(
         self,
@@ -160,15 +186,18 @@ class Watch(TorchDispatchMode):
         if self.is_paused:
             return func(*args, **kwargs)
         module, where, phase = self.sites.here()
-        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
         if func.is_view:
             return func(*args, **kwargs)
-        key = (module, func.__name__.partition(".")[0].rstrip("_"), where, phase)
-        with unseen():
-            written = written_arguments(func, tuple(args), kwargs)
-            exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
+        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
+        key = (module, _operation(func), where, phase)
+        exact, own, written = None, None, []
+        if self.shadows is not None:
+            # As `unseen`, at less cost: nothing records gradients here anyway.
+            with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+                written = written_arguments(func, tuple(args), kwargs)
+                exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
-        with unseen():
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             self._record(key, given, output, exact, own, {id(one) for one in written})
         return output
 
@@ -179,7 +208,7 @@ class Watch(TorchDispatchMode):
         shadows = self.shadows
         if shadows is None:
             return None, None
-        if RANDOM in func.tags or key[1].startswith(UNSET):
+        if RANDOM in func.tags or key[1].startswith(UNSET) or func.namespace.endswith(COLLECTIVE):
             shadows.forget(written)
             return None, None
         if key[1].startswith(OPAQUE):
@@ -205,6 +234,8 @@ class Watch(TorchDispatchMode):
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
+        # To widen a 16-bit tensor changes no value: its counts are known.
+        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
         for place, result in enumerate(results):
             reference = wide[place] if wide else None
             if reference is not None and id(result) not in written and self.shadows is not None:
@@ -214,18 +245,42 @@ class Watch(TorchDispatchMode):
                     self.shadows.keep(result, reference)
             errors = None if reference is None else _errors(result, reference, alone[place] if alone else None)
             self._producer[_storage(result)] = len(self._step.events)
-            lost = reference if result.dtype in HALF else None
-            self._step.events.append(Event(key, result.dtype, range_row(result, lost), errors, sources, constant))
-        self._step.types[key[1], _types(given), _types(results), key[0]] += 1
+            if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
+                row = widened(source.row)
+            else:
+                row = range_row(result, reference if result.dtype in HALF else None)
+            version = (result._version, result.numel())
+            self._step.events.append(Event(key, result.dtype, row, errors, sources, constant, version=version))
+        self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
-def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Tensor:
-    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64."""
+def _read(events: Sequence[Event], name: str) -> None:
+    """Replace a field of events that lies on a device by numbers, with one read."""
+    waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
+    if waiting:
+        values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
+        for event, value in zip(waiting, values, strict=True):
+            setattr(event, name, value)
+
+
+def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
+    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64; floats if they are on the host."""
     flat = result.detach().to(exact.dtype).reshape(-1)
     wide = exact.reshape(-1)
-    alone = flat - own.reshape(-1) if own is not None and own.numel() == flat.numel() else flat.new_zeros(1)
-    norm = torch.ops.aten.linalg_vector_norm
-    return torch.stack([norm(flat - wide), norm(wide), norm(alone), norm(flat)]).double()
+    norm = torch.ops.aten.linalg_vector_norm.default
+    alone = flat.new_zeros(())
+    if own is not None and own.numel() == flat.numel():
+        alone = norm(flat - own.reshape(-1))
+    sums = (norm(flat - wide), norm(wide), alone, norm(flat))
+    if flat.device.type == "cpu":
+        return tuple(map(float, sums))
+    return torch.stack(sums).double()
+
+
+@lru_cache(maxsize=4096)
+def _operation(func: Any) -> str:
+    """Return the name of an operation without its overload, such as add."""
+    return str(func.__name__).partition(".")[0].rstrip("_")
 
 
 def _storage(tensor: Tensor) -> int:
@@ -233,17 +288,26 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    return tuple(sorted({short(tensor.dtype) for tensor in tensors}))
+    return _sorted_names(frozenset(tensor.dtype for tensor in tensors))
+
+
+@lru_cache(maxsize=256)
+def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
+    return tuple(sorted(map(short, dtypes)))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of the arguments or the result of an operation."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
     elif isinstance(value, list | tuple):
         for item in value:
+            if isinstance(item, Tensor):  # by far the most, so that few generators are made
+                yield item
+            elif isinstance(item, list | tuple | dict):
+                yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
             yield from _tensors(item)
 
 

@@ -63,7 +63,7 @@ class Place(FrozenRecord):
     def name(self) -> str:
         """The place in a few words."""
         outside = "weights" if self.phase == "weight" else "outside of modules"
-        return " ".join(part for part in (self.module or outside, self.operation) if part)
+        return " ".join(part for part in (self.module.rstrip(":") or outside, self.operation) if part)
 
 
 class PlaceReport(FrozenRecord):
@@ -169,6 +169,7 @@ class Diagnosis(FrozenRecord):
     version: int = 1
     arm: str
     subject: str = Field("", description="what was trained")
+    script: list[str] = Field(default_factory=list, description="the words after --, of a user's own script")
     verdict: str
     steps: int
     skipped: int = 0

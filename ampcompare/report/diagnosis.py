@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 
@@ -67,7 +68,9 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 120) -> str:
     if diagnosis.cure is not None:
         lines += ["", "Cure (tested)", *(f"  {line}" for line in diagnosis.cure.code.splitlines())]
         if diagnosis.cure.arm is not None:
-            lines += [f"  to measure it: ampcompare compare --arm {diagnosis.arm} --arm '{diagnosis.cure.arm}'"]
+            script = ["--", *diagnosis.script] if diagnosis.script else []
+            words = ["ampcompare", "compare", "--arm", diagnosis.arm, "--arm", diagnosis.cure.arm, *script]
+            lines += [f"  to measure it: {printable(shlex.join(words), 1000)}"]
     for fault in diagnosis.faults:
         lines += ["", *textwrap.wrap(f"{fault.kind} at step {fault.step}: {printable(fault.text, 1000)}", width)]
         lines += [f"  into it: {printable(text, width)}" for text in fault.inputs]
@@ -110,9 +113,9 @@ def _updates(diagnosis: Diagnosis) -> list[str]:
 def _audit(diagnosis: Diagnosis) -> list[str]:
     remarks = [row for row in diagnosis.audit if row.remark]
     if not remarks:
-        return [f"Types: {sum(row.calls for row in diagnosis.audit)} calls, as the arm promises"]
+        return [f"Types: {sum(row.calls for row in diagnosis.audit)} calls, as explain promises"]
     return [
-        "Types: not as the arm promises",
+        f"Types: not as `ampcompare explain {diagnosis.arm}` promises",
         *(
             f"  {row.calls} {row.operation} ({', '.join(row.inputs)} to {', '.join(row.outputs)}) in "
             f"{_names(row.modules)}: {row.remark}"

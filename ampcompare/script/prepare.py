@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,13 +25,18 @@ __all__ = ["prepare_child", "prepare_script", "run_script"]
 _stand_ins: list[StandIn] = []  # of this process; kept until it ends
 
 
-def run_script(target: Target, settings: ExecSettings) -> int:
+def run_script(
+    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
+) -> int:
     """Run a script under `settings.arm`, and return its exit code.
+
+    Args:
+        prepare: prepares the process; `prepare_script` by default, which it calls.
 
     Raises:
         AmpCompareError: the settings cannot be met; the script was not started.
     """
-    status = execute(target, settings, prepare=prepare_script)
+    status = execute(target, settings, prepare=prepare or prepare_script)
     if status == 0 and not _stand_ins[-1].acted():
         note(
             f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast. "

@@ -18,7 +18,9 @@ from ampcompare.guards.patches import Patches
 from ampcompare.legacy import opt_level
 from ampcompare.legacy.record.rows import Rows
 from ampcompare.precision.factory import make_precision
+from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 from ampcompare.script.amp import ScriptAmp
+from ampcompare.script.kept import KeptAtFirstCall
 from ampcompare.script.o1_behind_torch import O1BehindTorch
 from ampcompare.script.plain_backward import PlainBackward
 from ampcompare.script.session import here
@@ -69,12 +71,20 @@ class StandIn:
         self.torch_amp: TorchAmp | O1BehindTorch | None = None
         self._watch = watch
         self._patches = Patches()
+        self._keep = str(arm.options.get("keep_fp32", ""))
+        self._kept: KeptAtFirstCall | None = None
         if arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
             self._stand_behind_amp(rows)
         if self.torch_amp is not None:
             self.torch_amp.install(self._patches)
+            if self._keep:
+                context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
+                if arm.backend == "apex":
+                    context = without_casts(importlib.import_module("ampcompare.apex.amp"))
+                names = self.torch_amp
+                self._kept = KeptAtFirstCall(self._keep, context, lambda: names.used)
         PlainBackward(self.amp, rows).install(self._patches)
         self._plain_steps = 0
         self._hook = register_optimizer_step_pre_hook(self._before_step)
@@ -82,6 +92,7 @@ class StandIn:
     def _stand_behind_levels(self, engine: str, rows: Rows | None) -> None:
         options = dict(self.arm.options)
         options.pop("engine", None)
+        options.pop("keep_fp32", None)
         level = options.pop("opt_level")
         frontend: Any = importlib.import_module("apex.amp.frontend")
         self._patches.wrap(frontend, "_initialize", self._initialize)
@@ -109,7 +120,14 @@ class StandIn:
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
         self._given(_listed(models), _listed(optimizers))
-        return original(models, optimizers, *args, **kwargs)
+        patches = self.arm.options["opt_level"] == "O1"
+        with kept_in_fp32(
+            _listed(models),
+            self._keep,
+            None if patches else torch.float16,
+            without_casts(sys.modules["apex.amp"]) if patches else None,
+        ):
+            return original(models, optimizers, *args, **kwargs)
 
     def _given(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
@@ -154,6 +172,8 @@ class StandIn:
         self._hook.remove()
         if self.torch_amp is not None:
             self.torch_amp.end()
+        if self._kept is not None:
+            self._kept.end()
         if self.amp is not None:
             self.amp.end()
         torch.clear_autocast_cache()

@@ -18,6 +18,7 @@ from ampcompare.precision.evaluation import EvaluationPrecision
 from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.tasks.batches import in_fp32
 from ampcompare.tasks.task import Task
+from ampcompare.tensors.sharded import whole_tree
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.session import Session
 from ampcompare.training.state.generators import kept_random_states
@@ -74,7 +75,7 @@ def _built_again(
     for model, source in zip(models, trained, strict=True):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.load_state_dict(source.state_dict())
+        model.load_state_dict(whole_tree(source.state_dict()))
     return models
 
 

@@ -81,7 +81,16 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained, losses where kept."""
     comparison = make_comparison(["fp32", "half"])
     assert set(COLUMNS) - set(columns(comparison)) == {
-        *("metric", "other metrics", "throughput", "energy", "start (s)", "first batch (s)", "all-reduce %", "tail loss")
+        *(
+            "metric",
+            "other metrics",
+            "throughput",
+            "energy",
+            "start (s)",
+            "first batch (s)",
+            "all-reduce %",
+            "tail loss",
+        )
     }
     first = comparison.records[0]
     readings = SystemReadings(timed_steps=30, joules_per_unit=0.0025)

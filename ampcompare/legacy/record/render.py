@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -76,7 +78,20 @@ def _diagnose(summary: ExecSummary) -> str:
     if not overflows:
         return ""
     passes = f"{overflows} backward pass{'' if overflows == 1 else 'es'} overflowed"
-    return f" {passes}; diagnose this: ampcompare diagnose -- {summary.header.get('script')}"
+    return f" {passes}; diagnose this: {_command(summary)}"
+
+
+def _command(summary: ExecSummary) -> str:
+    """Return the command that diagnoses the script of a record, under the arm that trained it."""
+    header, name = summary.header, str(summary.header.get("script"))
+    by = summary.opt_levels[-1] if summary.opt_levels else "O1"
+    # Recorded are an opt level, the name of an arm, or what scales the losses.
+    arm = {"GradScaler": "native:fp16", "FP16_Optimizer": "apex:O2"}.get(by, f"apex:{by}" if by[:1] == "O" else by)
+    words = ["ampcompare", "diagnose", "--arm", arm]
+    if header.get("device") == "cpu":
+        words += ["--device", "cpu"]
+    is_path = name.endswith((".py", ".pyc", ".pyz", ".zip")) or os.sep in name
+    return shlex.join([*words, "--", *([] if is_path else ["-m"]), name, *map(str, header.get("arguments") or [])])
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:

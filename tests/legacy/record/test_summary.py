@@ -52,7 +52,7 @@ def test_formats(record: Path) -> None:
     table = render_records([record], [summary], "table")
     assert "optimizer 0 (SGD)  3        1" in table
     assert "gan.py on engine compat 25.05, amp O2; it ended with exit code 3. 1 backward pass overflowed; " in table
-    assert "diagnose this: ampcompare diagnose -- gan.py" in table
+    assert "diagnose this: ampcompare diagnose --arm apex:O2 -- gan.py" in table
     assert "| loss 0" in render_records([record], [summary], "md")
     assert render_records([record], [summary], "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
     document = json.loads(render_records([record], [summary], "json"), parse_constant=pytest.fail)

@@ -1,0 +1,38 @@
+"""A diagnosis of a recipe, of a loop, or of a user's own script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.diagnosis.in_child import diagnose_in_child
+from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.experiment.diagnose_script import diagnose_script
+
+if TYPE_CHECKING:
+    from ampcompare.diagnosis.measure import Loop
+    from ampcompare.records.diagnosis import Diagnosis
+
+__all__ = ["DiagnoseOptions", "diagnose"]
+
+
+def diagnose(
+    options: DiagnoseOptions, loop: Loop | None = None, say: Callable[[str], Any] = lambda line: None
+) -> Diagnosis:
+    """Diagnose a loop in this process, or else what the configuration names, in processes of its own.
+
+    Args:
+        say: called with a line before each run of a script.
+
+    Raises:
+        ConfigError: options that cannot be used, or nothing was watched.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        LaunchError: what was trained has failed.
+    """
+    if loop is not None:
+        from ampcompare.diagnosis.diagnose import diagnose_given
+
+        return diagnose_given(loop, options)
+    if options.config.script is not None:
+        return diagnose_script(options, say)
+    return diagnose_in_child(options)

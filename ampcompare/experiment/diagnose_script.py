@@ -1,0 +1,166 @@
+"""The diagnosis of a user's own script: one watched run, and one from its start for each candidate. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.cures import with_cure
+from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.diagnosis.request import Request
+from ampcompare.diagnosis.search import Tested
+from ampcompare.environment.threads import THREAD_VARIABLES
+from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.launch.cell_files import log_tail
+from ampcompare.launch.script.launcher import RECORD
+from ampcompare.launch.script.rows import read_rows
+from ampcompare.records.diagnosis import Diagnosis
+
+__all__ = ["diagnose_script"]
+
+MAX_RUNS = 12  # of candidates: each trains the script from its start
+TIME_LIMIT = 3600.0
+ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
+
+
+def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambda line: None) -> Diagnosis:
+    """Run a script under the arm of a configuration, watched, and again under candidates of a cure.
+
+    Args:
+        options: their configuration names a script.
+        say: called with a line before each run.
+
+    Raises:
+        ConfigError: options that cannot be used, or a script that the arm cannot stand behind.
+        EnvironmentUnfit: this machine lacks something.
+        LaunchError: the script failed, or made no step that an arm could see.
+    """
+    options.check()
+    arm = options.config.parsed_arm
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
+        runs = _Runs(options, Path(name))
+        say(f"running the script under {arm}, watched, for {options.steps} steps")
+        found, _, device_type = runs.run(arm, ())
+        if not options.cures or not found.faults:
+            return found
+        once = time.perf_counter() - begun
+
+        def tested(other: Arm, lines: Sequence[str]) -> Tested:
+            what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
+            say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
+            seen, functions, _ = runs.run(other, lines)
+            return Tested(seen.faults, functions)
+
+        found = with_cure(found, arm, tested, device_type=device_type, most=MAX_RUNS)
+    if not found.trials:
+        return found
+    seconds = time.perf_counter() - begun
+    cost = f"the script ran {1 + len(found.trials)} times from its start, {seconds:.0f} s in all"
+    return found.model_copy(update={"notes": [*found.notes, cost]})
+
+
+class _Runs:
+    """Runs of one script, each in a process of its own and with a folder of its own."""
+
+    def __init__(self, options: DiagnoseOptions, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._count = 0
+
+    def run(self, arm: Arm, lines: Sequence[str]) -> tuple[Diagnosis, list[str], str]:
+        """Return what a run showed, the functions that ran in fp32 because of their line, and the device's type."""
+        folder = self._folder / str(self._count)
+        self._count += 1
+        folder.mkdir()
+        answer = folder / "answer.json"
+        self._request(arm, lines, folder, answer).write(folder / "request.json")
+        code = self._wait(folder)
+        if not answer.exists():
+            raise ERRORS.get(code, LaunchError)(_failure(code, folder))
+        read = json.loads(answer.read_text(encoding="utf-8"))
+        script = self._options.config.script
+        assert script is not None
+        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command})
+        return found, read["functions"], read["device"]
+
+    def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
+        options, config = self._options, self._options.config
+        script = config.script
+        assert script is not None
+        seed = config.recipe.seed
+        return Request(
+            settings={
+                "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
+                "arm": str(arm),
+                "seed": seed,
+                "record": str(folder / RECORD),
+                "device": "cpu" if config.device == "cpu" else None,
+                "compat_torch": script.compat_torch,
+                "guards": "off",
+                "name": script.name,
+                "arguments": script.arguments_for(seed, config.arm, folder),
+            },
+            is_module=script.is_module,
+            steps=options.steps,
+            at=list(options.at),
+            reference=options.reference,
+            lines=list(lines),
+            rank=options.rank,
+            answer=str(answer),
+        )
+
+    def _wait(self, folder: Path) -> int:
+        """Run the process of a folder to its end and return its exit code."""
+        config = self._options.config
+        start = [sys.executable]
+        if config.processes > 1:
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
+        threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
+        own = {
+            "AMPCOMPARE_CELL_DIR": str(folder),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
+        with (folder / "log.txt").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**threads, **os.environ, **own},
+                start_new_session=True,
+            )
+            try:
+                return process.wait(timeout=TIME_LIMIT)
+            except subprocess.TimeoutExpired:
+                raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _failure(code: int, folder: Path) -> str:
+    """Return why a run showed nothing."""
+    if code < 0:
+        return f"the script was killed by {signal.Signals(-code).name}"
+    if code != 0:
+        error = (read_rows(folder / RECORD).ended or {}).get("error")
+        text = str(error or log_tail(folder).removeprefix("ampcompare: ") or f"exit code {code}")
+        return f"the script showed no step to diagnose: {text[:1000]}"
+    return (
+        "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
+        "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"
+    )

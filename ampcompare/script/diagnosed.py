@@ -1,0 +1,80 @@
+"""One run of a user's own script under a watch: `python -m ampcompare.script.diagnosed REQUEST`.
+
+REQUEST is the file of a `Request`. What was seen is written to `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def main(path: str) -> int:
+    """Run the script of a request and return its exit code."""
+    import torch
+
+    from ampcompare.backends.arm import Arm
+    from ampcompare.diagnosis.diagnose import report_of
+    from ampcompare.diagnosis.observation import Observation
+    from ampcompare.diagnosis.request import Request
+    from ampcompare.diagnosis.step_watch import StepWatch
+    from ampcompare.errors import AmpCompareError
+    from ampcompare.legacy.prepare import Prepared
+    from ampcompare.legacy.settings import ExecSettings
+    from ampcompare.legacy.stderr import note
+    from ampcompare.legacy.target import Target, script_target
+    from ampcompare.script.observer import ScriptObserver
+    from ampcompare.script.prepare import prepare_script, run_script
+
+    request = Request.read(Path(path))
+    settings = ExecSettings(**{**request.settings, "arguments": tuple(request.settings["arguments"])})
+    arguments = list(settings.arguments)
+    target = Target(settings.name, arguments, is_module=True)
+    if not request.is_module:
+        target = script_target(settings.name, arguments)
+    is_main = int(os.environ.get("RANK", "0")) == request.rank
+    observation = Observation()
+    reference = None if request.reference == "none" else getattr(torch, request.reference)
+    watch = StepWatch(
+        observation,
+        steps=request.steps,
+        at=(request.at or None) if is_main else (),
+        reference=reference,
+        kept_lines=request.lines,
+    )
+    observer = ScriptObserver(watch, ends_early=os.environ.get("WORLD_SIZE", "1") == "1")
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_script(given)
+        assert prepared.recorder is not None
+        observer.install(prepared.recorder)
+        return prepared
+
+    try:
+        status = run_script(target, settings, prepare=prepare)
+    except AmpCompareError as error:
+        note(str(error))
+        return error.exit_code
+    observer.end()
+    if is_main and observation.facts:
+        notes = [f"the script ended with exit code {status} after {observation.steps} steps"] if status else []
+        if observer.compiles:
+            notes.append("torch.compile was left out: it joins the operations that are watched one by one")
+        found = report_of(
+            observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
+        )
+        answer = {
+            "diagnosis": found.model_dump(mode="json"),
+            "functions": sorted(observation.functions),
+            "device": observation.device_type,
+        }
+        Path(request.answer).write_text(json.dumps(answer), encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

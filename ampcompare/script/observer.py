@@ -1,0 +1,203 @@
+"""Shows the steps of a user's own script to a watch, from its calls of modules, its backward passes and its record.
+
+What lies between a backward pass and the next forward pass, such as unscaling, clipping and the step itself, is not
+watched, and neither are modules that run without gradients.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import autocast_mode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.guards.patches import Patches
+from ampcompare.legacy.record.recorder import Recorder
+from ampcompare.script.kept import bare_model
+from ampcompare.script.watch import EnoughSteps
+
+__all__ = ["ScriptObserver"]
+
+
+class ScriptObserver:
+    """Follows a script from its first forward pass on, and ends it after the last step.
+
+    Args:
+        watch: sees the operations.
+        ends_early: end as soon as a weight is not finite; other ranks would wait for this one.
+    """
+
+    def __init__(self, watch: StepWatch, *, ends_early: bool = True) -> None:
+        self.compiles = False
+        self._watch = watch
+        self._ends_early = ends_early
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._optimizers: list[Any] = []
+        self._kinds: Counter[str] = Counter()
+        self._begun = self._is_elsewhere = False
+        self._after_backward = self._without_gradients = False
+        self._depth = self._backwards = 0
+
+    def install(self, recorder: Recorder) -> None:
+        """Begin before the script does: its modes must lie below those of the script.
+
+        Args:
+            recorder: its rows say what each step did.
+        """
+        recorder.after_row(self._row)
+        for name in ("apex.amp", "apex.amp.frontend"):
+            self._patches.wrap(sys.modules[name], "initialize", self._initialize)
+        self._patches.wrap(torch.autograd, "backward", self._backward)
+        self._patches.wrap(autocast_mode.autocast, "__enter__", self._enter_autocast)
+        self._patches.wrap(torch, "compile", self._compile)
+        self._handles = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._watch.updates.after_step),
+        ]
+        self._watch.open()
+        self._set()
+        os.register_at_fork(after_in_child=self._go_elsewhere)
+
+    def end(self) -> None:
+        """Remove everything."""
+        self._patches.undo()
+        for handle in self._handles:
+            handle.remove()
+        self._watch.close()
+
+    def _go_elsewhere(self) -> None:
+        """See nothing in a process that the script has forked, such as a worker of a loader."""
+        self._is_elsewhere = True
+        self._set()
+
+    def _set(self) -> None:
+        self._watch.operations.is_paused = (
+            not self._begun
+            or self._is_elsewhere
+            or self._after_backward
+            or self._without_gradients
+            or not self._watch.is_watched
+        )
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._after_backward = False
+        self._set()
+        if not self._watch.operations.is_paused:
+            self._watch.add_weights()
+
+    def _initialize(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Know the models of `amp.initialize` by the names that patterns of an arm are for."""
+        models = args[0] if args else kwargs.get("models")
+        given = list(models) if isinstance(models, list | tuple) else [models]
+        result = original(*args, **kwargs)
+        for model in given:
+            if isinstance(model, nn.Module) and not self._watch.sites.knows(bare_model(model)):
+                self._name(model, alone=len(given) == 1)
+        self._begin()
+        return result
+
+    def _name(self, model: nn.Module, *, alone: bool) -> None:
+        """Name the modules of a model and count its weights; the names of a second model begin with its class."""
+        inner = bare_model(model)
+        sites = self._watch.sites
+        has_weights = next(inner.parameters(), None) is not None
+        is_first = has_weights and next(sites.parameters(), None) is None
+        kind = type(inner).__name__
+        self._kinds[kind] += 1
+        prefix = f"{kind}{self._kinds[kind] if self._kinds[kind] > 1 else ''}:"
+        sites.name(inner, "" if is_first and alone else prefix)
+        if not self._watch.operations.is_paused:
+            self._watch.add_weights(inner)
+
+    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+        sites = self._watch.sites
+        if not sites.is_inside:
+            self._without_gradients = not torch.is_grad_enabled()
+            if not self._without_gradients:
+                self._call_of(module)
+            self._set()
+        sites.enter(module)
+
+    def _call_of(self, module: nn.Module) -> None:
+        """Note that the script calls a module to train it."""
+        has_weights = next(module.parameters(), None) is not None
+        is_new = not self._watch.sites.knows(bare_model(module))
+        if is_new and (has_weights or self._begun):
+            self._name(module, alone=True)
+        if has_weights:
+            self._after_backward = False
+            self._begin()
+
+    def _left(self, *_arguments: Any) -> None:
+        sites = self._watch.sites
+        sites.leave()
+        if not sites.is_inside:
+            self._without_gradients = False
+            self._set()
+
+    def _enter_autocast(self, original: Any, block: Any) -> Any:
+        """Begin, or begin again after a backward pass, where code without modules may follow."""
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        if block._enabled and torch.is_grad_enabled() and not caller.startswith(("ampcompare.", "contextlib")):
+            self._after_backward = False
+            self._begin()
+            self._set()
+        return original(block)
+
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._begun or self._depth or self._is_elsewhere:  # a reentrant checkpoint runs one inside
+            return original(tensors, *args, **kwargs)
+        self._after_backward = False
+        self._set()
+        for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
+            self._watch.operations.mark_loss(loss)
+        self._depth += 1
+        try:
+            result = original(tensors, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        self._backwards += 1
+        if not self._watch.operations.is_paused:
+            self._watch.add_gradients()
+        self._after_backward = True
+        self._set()
+        return result
+
+    def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.compiles = True
+        return original(*args, **kwargs)
+
+    def _before_step(self, optimizer: Any, *arguments: Any) -> None:
+        if all(optimizer is not other for other in self._optimizers):
+            self._optimizers.append(optimizer)
+        if self._begun and self._watch.is_watched:
+            self._watch.updates.before_step(optimizer)
+
+    def _row(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "backward" and row["scale_before"] is not None:
+            self._watch.scale = float(_value(row["scale_before"]))
+        elif row["kind"] == "step" and self._backwards and not self._is_elsewhere:
+            self._backwards = 0
+            self._watch.end_step(bool(_value(row["applied"])), self._optimizers)
+            if self._watch.is_over or (self._ends_early and self._watch.observation.is_broken):
+                raise EnoughSteps(0)
+            self._begin_step()
+
+
+def _value(value: Any) -> Any:
+    return value() if callable(value) else value

@@ -1,0 +1,110 @@
+"""Diagnoses of scripts: each run is a process that has torch loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.diagnose_script import diagnose_script
+from ampcompare.report.diagnosis import diagnosis_text
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import script_config
+
+pytestmark = pytest.mark.integration
+
+APEX = """
+import torch
+from torch import nn
+from apex import amp
+
+class Cube(nn.Module):
+    def forward(self, x):
+        return (x * 60.0) ** 3 * 1e-5
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.cube, self.head = nn.Linear(16, 16), Cube(), nn.Linear(16, 4)
+    def forward(self, x):
+        return self.head(self.cube(self.body(x)))
+
+model = Net()
+model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.05), opt_level="O1")
+criterion = nn.CrossEntropyLoss()
+for step in range(100):
+    loss = criterion(model(torch.randn(8, 16)), torch.arange(8) % 4)
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+TORCH = """
+import torch
+from torch.nn import functional as F
+
+weight = torch.randn(16, 4, requires_grad=True)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LSTM(16, 16))
+optimizer = torch.optim.SGD([weight, *model.parameters()], lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+for step in range(100):
+    for part in range(2):
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = model(torch.randn(8, 16))[0] @ weight
+            logits = FACTOR * (logits * 30000.0).cosh().log()
+            loss = F.cross_entropy(logits.float(), torch.arange(8) % 4) / 2
+        scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        model(torch.full((2, 16), float("inf")))
+"""
+
+
+@pytest.fixture
+def diagnose(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Diagnose the source of a script."""
+    monkeypatch.setattr("ampcompare.experiment.diagnose_script.subprocess", forking)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, arm: str, **settings: Any) -> Any:
+        Path("train.py").write_text(source)
+        config = RunConfig(arm=arm, device="cpu", script=script_config(["train.py", "--epochs", "1"]))
+        return diagnose_script(DiagnoseOptions(config, **settings))
+
+    return run
+
+
+def test_a_script_for_apex(diagnose: Callable[..., Any]) -> None:
+    """The planted module is named, and its cure is an arm for the same script."""
+    found = diagnose(APEX, "apex:O2", steps=2)
+    assert found.verdict.startswith("apex:O2: overflow at step 0: cube pow is the first")
+    assert found.cure.arm == "apex:O2,keep_fp32=cube"
+    assert found.modules == ["", "body", "cube", "head", "CrossEntropyLoss:"]
+    assert {one.place.module for one in found.gradients} == {"body", "head"}
+    text = diagnosis_text(found)
+    assert "--arm apex:O2 --arm apex:O2,keep_fp32=cube -- train.py --epochs 1" in text
+    assert "note: the script ran 2 times from its start" in text
+
+
+def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
+    """A line outside of modules is named, a step has all of its backward passes, and an evaluation is not counted."""
+    found = diagnose(TORCH.replace("FACTOR", "1e-9"), "native:fp16", steps=2, cures=False, reference="none")
+    assert found.faults[0].place.where == "train.py:13"
+    assert found.skipped == found.steps
+    (product,) = (one for one in found.places if one.place.operation == "mm" and one.place.phase == "forward")
+    assert product.calls == 2 * found.steps
+    assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
+
+
+def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
+    """The reason is that of the arm, with the line of the script."""
+    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, which names no model"):
+        diagnose(TORCH.replace("FACTOR", "1"), "half", steps=1)
