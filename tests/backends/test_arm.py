@@ -72,6 +72,14 @@ VALUES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "over": st.sampled_from(["native:bf16", "half:dtype=bf16", "half:dtype=bf16+master_weights"]),
         "align": st.integers(min_value=1),
     },
+    "fsdp": {
+        "param": st.sampled_from(["bf16", "fp16"]),
+        "reduce": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "output": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "keep_fp32": st.sampled_from(["lm_head", "*.norm|lm_head"]),
+        "init_scale": POSITIVE,
+        "growth_interval": st.integers(min_value=1),
+    },
 }
 
 
@@ -99,6 +107,8 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
             options.pop("masters", None)
         if options.get("masters") != "fp32":
             options.pop("grads", None)
+    if backend == "fsdp" and not options.keys().isdisjoint({"init_scale", "growth_interval"}):
+        options["param"] = "fp16"  # of which these are options
     if backend == "half":
         if options.get("master_weights"):
             options.pop("rounding", None)
@@ -284,5 +294,5 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, theirs"):
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, fsdp, theirs"):
         Arm.parse("ours")

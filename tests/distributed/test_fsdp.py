@@ -135,7 +135,9 @@ def test_two_ranks_are_one_rank(ranks: Run, arm: str) -> None:
     single = alone(arm, "fsdp", optimizer="sgd")
     assert distance(one, single) <= TOLERANCE[arm]
     assert one["losses"] == pytest.approx(single["losses"], rel=10 * TOLERANCE[arm])
-    assert one["norms"] == pytest.approx(single["norms"], rel=10 * TOLERANCE[arm], nan_ok=True)
+    # Of an overflow the norm is inf or NaN, as the sums of the ranks meet.
+    norms = [[norm for norm in each["norms"] if math.isfinite(norm)] for each in (one, single)]
+    assert norms[0] == pytest.approx(norms[1], rel=10 * TOLERANCE[arm])
     for name in ("losses", "norms", "applied", "scales", "counts", "hash"):
         assert repr(one[name]) == repr(other[name]), name  # the norm of an overflow is no number
     assert one["held"] + other["held"] == single["held"] == single["size"]
