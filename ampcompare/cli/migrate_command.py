@@ -61,7 +61,6 @@ def command(mode: str, target: str, verify: bool, steps: int, paths: tuple[str, 
 
 
 def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
-    from ampcompare.files.read import FileFault
     from ampcompare.migrate.project import find_files, migrate_file
 
     faults: list[str] = []
@@ -80,7 +79,7 @@ def _migrate(paths: tuple[str, ...], target: str, *, write: bool) -> int:
         if result.changed and write:
             try:
                 result.write()
-            except FileFault as fault:
+            except ValueError as fault:  # what `write` says of a file
                 faults.append(f"{path}: not written: {fault}")
                 _say(faults[-1])
                 continue

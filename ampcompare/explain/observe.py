@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.errors import AmpCompareError
-from ampcompare.launch.worker.process_group import own_group
 from ampcompare.precision.base import NO_CONTEXT, owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -22,6 +21,7 @@ from ampcompare.tasks.batches import tensors_of
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import Assembly, assemble_single
 from ampcompare.training.device import resolve_device
+from ampcompare.training.own_group import own_group
 
 __all__ = ["observe"]
 

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ampcompare.lint.names import Scope
+from ampcompare.source.names import Scope
 
 __all__ = ["Context", "Event", "Facts", "Kind", "conditions", "contradict", "plain"]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 from ampcompare.lint.event import Event, Kind
 from ampcompare.lint.finding import Edit, Finding, Text
-from ampcompare.lint.names import ModuleNames, Scope
 from ampcompare.lint.roles import Roles
 from ampcompare.lint.trace import Tracer
+from ampcompare.source.names import ModuleNames, Scope
 from ampcompare.source.syntax import dotted
 
 __all__ = ["RULES", "LintModule", "Trace", "events_between", "keyword", "literal", "name_of", "rule"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ampcompare.lint.names import ModuleNames, Scope
+from ampcompare.source.names import ModuleNames, Scope
 from ampcompare.source.syntax import dotted
 
 __all__ = ["AUTOCASTS", "CLIPS", "WRAPPERS", "Roles"]

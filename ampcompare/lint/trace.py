@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ampcompare.lint.event import Context, Event, Facts, Kind, conditions
-from ampcompare.lint.names import ModuleNames, Scope
 from ampcompare.lint.roles import AUTOCASTS, CLIPS, WRAPPERS, Roles
+from ampcompare.source.names import ModuleNames, Scope
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Tracer"]

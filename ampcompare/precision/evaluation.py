@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.half_cast import cast_model
-from ampcompare.settings.eval_precisions import AUTOCAST
 
 __all__ = ["EvaluationPrecision"]
 
@@ -36,12 +35,13 @@ class EvaluationPrecision(Precision):
     """
 
     def __init__(self, name: str, device: torch.device, *, choice: str = "auto", outside: Precision) -> None:
-        dtype = DTYPES[name.removeprefix(AUTOCAST)]
+        under_autocast, _, type_name = name.rpartition(":")
+        dtype = DTYPES[type_name]
         self._device, self._outside = device, outside
-        self._cast = None if name.startswith(AUTOCAST) else dtype
+        self._cast = None if under_autocast else dtype
         self.half_dtype = None if dtype is torch.float64 else dtype
         self._autocast: AbstractContextManager[Any] = nullcontext()
-        if name.startswith(AUTOCAST):
+        if under_autocast:
             self._autocast = torch.autocast(device.type, dtype=dtype)
         self.mode, self._compute = cpu_half(choice, self.half_dtype, device)
 

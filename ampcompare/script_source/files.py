@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.files.read import FileFault
 from ampcompare.source.document import read_document
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.syntax import parse_tree
 
 __all__ = ["SourceFile", "SourceFiles", "read_files"]
 
@@ -67,7 +66,7 @@ def read_files(script: Path, root: Path) -> SourceFiles:
         try:
             text = read_document(path).text
             tree = parse_tree(text)
-        except (FileFault, SourceInvalid, OSError):
+        except (OSError, ValueError):  # the errors of both are of these kinds
             complete = False
             continue
         found[path] = SourceFile(path, text, tree)

@@ -6,8 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from ampcompare.lint.names import ModuleNames
 from ampcompare.script_source.files import SourceFile, SourceFiles
+from ampcompare.source.names import ModuleNames
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Use", "Uses", "find_uses"]

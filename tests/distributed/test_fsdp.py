@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 
 from ampcompare.checkpoint.store.difference import first_difference
-from ampcompare.launch.worker.process_group import group_of_one
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
@@ -26,6 +25,7 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.metrics.weights_hash import weights_sha256
+from ampcompare.training.own_group import group_of_one
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver

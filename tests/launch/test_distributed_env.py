@@ -16,8 +16,9 @@ from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.launch.worker import cell as worker
 from ampcompare.launch.worker.device import local_device
-from ampcompare.launch.worker.process_group import choose_backend, open_store, process_group
+from ampcompare.launch.worker.process_group import open_store, process_group
 from ampcompare.settings.config import RunConfig
+from ampcompare.training.own_group import choose_backend
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},

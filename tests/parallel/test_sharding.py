@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ampcompare.errors import PreparationError
-from ampcompare.launch.worker.process_group import group_of_one
 from ampcompare.parallel.sharding import ShardTypes, is_sharded_model, shard, units
 from ampcompare.tensors.sharded import is_sharded, whole
 from ampcompare.tensors.skippable_step import skip_on_device
+from ampcompare.training.own_group import group_of_one
 
 CPU = torch.device("cpu")
 

@@ -15,12 +15,12 @@ from ampcompare.apex.amp._engine import device_skip
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.errors import PreparationError, UnsupportedCombination
-from ampcompare.launch.worker.process_group import choose_backend, group_of_one
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.tensors.sharded import whole
 from ampcompare.tensors.skippable_step import skip_on_device
+from ampcompare.training.own_group import choose_backend, group_of_one
 
 LR = 0.5
 

@@ -30,7 +30,6 @@ from ampcompare.launch.worker.failure import failed_with
 from ampcompare.launch.worker.line_file import LineFile
 from ampcompare.launch.worker.monitor import SystemMonitor
 from ampcompare.launch.worker.process_facts import gather_process_facts
-from ampcompare.launch.worker.process_group import own_group
 from ampcompare.launch.worker.progress_reporter import ProgressReporter
 from ampcompare.launch.worker.resume import find_resume_point, prepare_files
 from ampcompare.launch.worker.warmup_guards import guards_during_warmup
@@ -51,6 +50,7 @@ from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
+from ampcompare.training.own_group import own_group
 from ampcompare.training.session import Session
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.stop_request import StopRequest

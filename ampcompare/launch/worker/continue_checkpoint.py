@@ -11,7 +11,6 @@ import torch
 
 from ampcompare.checkpoint.convert.load import load_ours
 from ampcompare.errors import AmpCompareError
-from ampcompare.launch.worker.process_group import own_group
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
@@ -20,6 +19,7 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.device import resolve_device
+from ampcompare.training.own_group import own_group
 
 __all__ = ["continue_checkpoint"]
 

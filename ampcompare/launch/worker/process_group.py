@@ -1,4 +1,4 @@
-"""The process group of a cell, and the store at which its ranks rendezvous."""
+"""The process group of several ranks, and the store at which they rendezvous."""
 
 from __future__ import annotations
 
@@ -8,47 +8,23 @@ import os
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-# Its functions have the group as a default argument. Imported after the group exists, as torch does at the first
-# operation under a dispatch mode, they would keep a destroyed group and its threads, which can abort an ending process.
-import torch.distributed.nn.functional
-
-from ampcompare.errors import EnvironmentUnfit, LaunchError
+from ampcompare.errors import LaunchError
 from ampcompare.launch.distributed_env import DistributedEnv, loopback
-from ampcompare.settings.config import RunConfig
-from ampcompare.training.device import resolve_device
+from ampcompare.training.own_group import bound_to
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["choose_backend", "group_of_one", "open_store", "own_group", "process_group"]
+__all__ = ["open_store", "process_group"]
 
 CONNECT_SECONDS = 300
 BACKLOG = 2048
 RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
-
-
-def choose_backend(name: str, device: str) -> str:
-    """Return the backend of `torch.distributed` for "auto", "gloo", "nccl" or "mpi".
-
-    Raises:
-        EnvironmentUnfit: this torch lacks it, or nccl was asked for without GPUs.
-    """
-    if not dist.is_available():
-        raise EnvironmentUnfit("this torch is built without torch.distributed; install another build")
-    on_gpu = device.startswith("cuda")
-    if name == "auto":
-        return "nccl" if on_gpu and dist.is_nccl_available() else "gloo"
-    if name == "nccl" and not on_gpu:
-        why = "torch sees no GPU" if not torch.cuda.is_available() else f"the device is {device}"
-        raise EnvironmentUnfit(f"nccl works between GPUs only, and {why}; use --dist-backend gloo")
-    if not getattr(dist, f"is_{name}_available")():
-        raise EnvironmentUnfit(f"this torch is built without {name}; use --dist-backend gloo")
-    return name
 
 
 def open_store(world: DistributedEnv) -> Store:
@@ -74,7 +50,7 @@ def process_group(world: DistributedEnv, store: Store, backend: str, device: str
     Raises:
         LaunchError: the rendezvous failed.
     """
-    binding = _bound_to(backend, torch.device(device))
+    binding = bound_to(backend, torch.device(device))
     if world.nodes == 1 and (name := loopback()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
     store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))
@@ -93,32 +69,6 @@ def process_group(world: DistributedEnv, store: Store, backend: str, device: str
         yield
     finally:
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
-    """Set up a process group without other processes, for wrappers that require one."""
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, **_bound_to(backend, device))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """Return the process group of a cell in one process, with the backend of several; none if it needs none."""
-    if not config.parallel.needs_group:
-        return contextlib.nullcontext()
-    device = resolve_device(config.device)
-    return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
-
-
-def _bound_to(backend: str, device: torch.device) -> dict[str, Any]:
-    """Select the GPU before the first collective, and return the option that binds the group to it."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # collectives of objects use the current device, cuda:0 by default
-    return {"device_id": device} if backend == "nccl" else {}
 
 
 def _store(world: DistributedEnv) -> Store:

@@ -27,11 +27,12 @@ from ampcompare.launch.stop_signal import stopped_by_signal
 from ampcompare.launch.worker.cell import train_cell
 from ampcompare.launch.worker.device import local_device
 from ampcompare.launch.worker.failure import failed_with
-from ampcompare.launch.worker.process_group import choose_backend, open_store, process_group
+from ampcompare.launch.worker.process_group import open_store, process_group
 from ampcompare.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.parallel.ranks import ProcessGroup, require_equal
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from ampcompare.training.own_group import choose_backend
 from ampcompare.training.stop_request import StopRequest
 
 __all__ = ["run_rank"]

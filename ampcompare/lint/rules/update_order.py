@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
-from ampcompare.lint.names import flat_values
+from ampcompare.source.names import flat_values
 
 __all__: list[str] = []
 
