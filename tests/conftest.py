@@ -200,12 +200,6 @@ def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def forked_scripts(forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the cells of `compare ... -- SCRIPT` run in processes that have torch loaded."""
-    monkeypatch.setattr("ampcompare.launch.script.launcher.psutil", types.SimpleNamespace(Popen=forked_python.popen))
-
-
-@pytest.fixture
 def forked_ranks(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let cells of several processes start their agent and their ranks in milliseconds."""
     monkeypatch.setattr("ampcompare.launch.multi_process.subprocess", forking)

@@ -64,6 +64,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     """Every option of the command has an argument, and both give equal `CompareOptions`, apart from origins."""
     words = [
         *("--arm", "fp32", "--arm", "half", "--seeds", "auto", "--margin", "1", "--time-margin", "3", "--tag", "a"),
+        *("--loss-margin", "2"),
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml", "--wait", "10"),
         *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "--nnodes", "1", "-o", "out"),
@@ -73,8 +74,8 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
     api.compare(
-        ["fp32", "half"], seeds="auto", margin=1, time_margin=3, tag="a", objective="memory", budget="90s", jobs=2,
-        sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
+        ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory", budget="90s",
+        jobs=2, sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
         wait=10, recipe="digits", slurm_options={"partition": "gpu"}, output_dir="out", config_file="c.yaml",
         timing_rounds=4, looks=2, reference="half", callbacks=["ampcompare:Callback"], **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip

@@ -128,7 +128,6 @@ def command(
     forked_children: None,
     forked_ranks: None,
     forked_runs: None,
-    forked_scripts: None,
     forked_servers: None,
 ) -> Iterator[Callable[[list[str]], tuple[int, str, str]]]:
     """Run a command in the folder of a page, in this process, and return exit code, stdout and stderr.

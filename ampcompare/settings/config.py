@@ -384,8 +384,10 @@ def _derived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parallel_of(arm: Any) -> str:
     """Return the kind of parallelism that an arm consists in; "" if none, or if it is no arm."""
+    if arm is None:
+        return ""
     try:
-        return Arm.parse(str(arm)).spec.parallel
+        return (arm if isinstance(arm, Arm) else Arm.parse(str(arm))).spec.parallel
     except AmpCompareError:  # reported where the arm is checked
         return ""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
+from ampcompare.analysis.other_precisions import precision_rows
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.other_precisions import PrecisionResult
@@ -75,7 +76,10 @@ def test_a_value_that_is_no_number_is_shown(make_record: MakeRecord) -> None:
     records = [
         make_record("fp32", seed, in_precisions=[_result(0.5, 0, values={"top-1": float("nan")})]) for seed in range(3)
     ]
-    comparison = summarize(records, arms=["fp32"], reference="fp32")
+    # Records of shares cannot hold it; those of other metrics can.
+    (row,) = precision_rows({"fp32": records}, records[0].metric)
+    plain = summarize([make_record("fp32", seed) for seed in range(3)], arms=["fp32"], reference="fp32")
+    comparison = plain.model_copy(update={"precisions": [row]})
     table = precision_table(comparison)
     assert table is not None
     assert table.rows[0][2] == "nan"

@@ -99,7 +99,6 @@ def call(
     capfd: pytest.CaptureFixture[str],
     forked_children: None,
     forked_ranks: None,
-    forked_scripts: None,
     forked_servers: None,
 ) -> Call:
     """Call the command line with some words, and return exit code, stdout and stderr; what it starts is forked."""
