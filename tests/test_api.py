@@ -74,10 +74,11 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
     api.compare(
-        ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory", budget="90s",
-        jobs=2, sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json", tensorboard="tb", junit="j.xml",
-        wait=10, recipe="digits", slurm_options={"partition": "gpu"}, output_dir="out", config_file="c.yaml",
-        timing_rounds=4, looks=2, reference="half", callbacks=["ampcompare:Callback"], **{"recipe.optimizer.lr": 0.1},
+        ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory",
+        budget="90s", jobs=2, sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json",
+        tensorboard="tb", junit="j.xml", wait=10, recipe="digits", slurm_options={"partition": "gpu"},
+        output_dir="out", config_file="c.yaml", timing_rounds=4, looks=2, reference="half",
+        callbacks=["ampcompare:Callback"], **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip
     (by_python,) = compared
     different = {
