@@ -39,7 +39,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         Indices of the boxes that are kept, int64, by falling score.
     """
     order = scores.argsort(dim=0, descending=True, stable=True)
-    overlap = (box_iou(boxes[order], boxes[order]) > iou_threshold).cpu()
+    ordered = boxes[order]
+    overlap = (box_iou(ordered, ordered) > iou_threshold).cpu()
     kept = torch.ones(len(order), dtype=torch.bool)
     for place in range(len(order)):
         if kept[place]:

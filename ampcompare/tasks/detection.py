@@ -95,13 +95,15 @@ class Detection(Task):
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
         classes = torch.arange(1, self.num_classes, device=labels.device)
         interval = (scores.clamp(0, 1) * INTERVALS).long().clamp(max=INTERVALS - 1)
-        place = torch.nn.functional.one_hot(interval, INTERVALS)[:, :, None] * (labels[..., None] == classes)[..., None]
+        at_interval = interval[..., None] == torch.arange(INTERVALS, device=interval.device)
+        # bool (samples, detections, classes, intervals): whole numbers would take eight times the memory.
+        place = (labels[..., None] == classes)[..., None] & at_interval[:, :, None]
         truth = batch["boxes"], batch["labels"]
         return {
             "objects": (batch["labels"][..., None] == classes).sum(1),
             "found": place.sum(1),  # (samples, classes, intervals)
             **{
-                name: (place * right_detections(boxes, labels, *truth, iou=iou)[..., None, None]).sum(1)
+                name: (place & right_detections(boxes, labels, *truth, iou=iou)[..., None, None]).sum(1)
                 for name, iou in OVERLAPS.items()
             },
         }

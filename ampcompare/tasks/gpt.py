@@ -6,10 +6,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError, did_you_mean
-from ampcompare.tasks.networks import require_positive
+from ampcompare.tasks.networks import AttentionBlock, require_positive
 
 __all__ = ["Gpt"]
 
@@ -56,7 +55,7 @@ class Gpt(nn.Module):
             )
         self.embed = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.zeros(sequence_length, width)) if positions == "learned" else None
-        self.blocks = nn.ModuleList(_Block(width, heads, rotary=positions == "rotary") for _ in range(depth))
+        self.blocks = nn.ModuleList(_CausalBlock(width, heads, rotary=positions == "rotary") for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self._initialize(depth)
@@ -78,33 +77,17 @@ class Gpt(nn.Module):
                 nn.init.zeros_(parameter)
 
 
-class _Block(nn.Module):
+class _CausalBlock(AttentionBlock):
     def __init__(self, width: int, heads: int, *, rotary: bool) -> None:
-        super().__init__()
-        self.heads = heads
+        super().__init__(width, heads)
         self.rotary = rotary
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.widen = nn.Linear(width, 4 * width)
-        self.narrow = nn.Linear(4 * width, width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self._attention(self.attention_norm(hidden))
-        return hidden + self.narrow(F.gelu(self.widen(self.mlp_norm(hidden))))  # type: ignore[no-any-return]
-
-    def _attention(self, hidden: Tensor) -> Tensor:
-        count, length, width = hidden.shape
-        split = self.qkv(hidden).reshape(count, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
         if self.rotary:
             query, key = _rotated(query, key)
-        # The query is scaled before the product, which keeps half precision farther from overflow.
-        scores = torch.matmul(query * (width // self.heads) ** -0.5, key.transpose(-2, -1))
-        later = torch.ones(length, length, dtype=torch.bool, device=hidden.device).triu(1)
-        mixed = torch.matmul(F.softmax(scores.masked_fill(later, -math.inf), dim=-1), value)
-        return self.project(mixed.transpose(1, 2).reshape(count, length, width))  # type: ignore[no-any-return]
+        length = query.shape[-2]
+        later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        return super().scores(query, key).masked_fill(later, -math.inf)
 
 
 def _rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,7 @@ class Transformer(nn.Module):
         self.positions = nn.Parameter(torch.empty(tokens, width))
         # The mean over tokens hides positions unless their embedding is large: 0.02 takes twice the epochs on digits.
         nn.init.normal_(self.positions, std=0.5)
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(AttentionBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, num_classes)
 
@@ -137,7 +137,9 @@ class Transformer(nn.Module):
         return grid.permute(0, 2, 4, 1, 3, 5).reshape(count, -1, channels * size * size)
 
 
-class _Block(nn.Module):
+class AttentionBlock(nn.Module):
+    """Pre-norm self-attention and two fully connected layers, each added to what goes in: (batch, tokens, width)."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -152,13 +154,23 @@ class _Block(nn.Module):
         hidden = hidden + self._attention(self.attention_norm(hidden))
         return hidden + self.narrow(F.gelu(self.widen(self.mlp_norm(hidden))))  # type: ignore[no-any-return]
 
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return how much each token looks at each other one, before the softmax.
+
+        Args:
+            query, key: (batch, heads, tokens, features).
+
+        Returns:
+            (batch, heads, tokens, tokens).
+        """
+        # The query is scaled before the product, which keeps half precision farther from overflow.
+        return torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
+
     def _attention(self, hidden: Tensor) -> Tensor:
         count, tokens, width = hidden.shape
         split = self.qkv(hidden).reshape(count, tokens, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        # The query is scaled before the product, which keeps half precision farther from overflow.
-        scores = torch.matmul(query * (width // self.heads) ** -0.5, key.transpose(-2, -1))
-        mixed = torch.matmul(F.softmax(scores, dim=-1), value)
+        mixed = torch.matmul(F.softmax(self.scores(query, key), dim=-1), value)
         return self.project(mixed.transpose(1, 2).reshape(count, tokens, width))  # type: ignore[no-any-return]
 
 
