@@ -146,10 +146,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         if has_nvidia_gpu() and not may_use_gpu(item):
             hide_gpus(patch)
         _unit_test.append(item.nodeid)
+        loaded, path = set(sys.modules), list(sys.path)
         try:
             return (yield)
         finally:
             _unit_test.clear()
+            sys.path[:] = path
+            forget_modules(item.config, set(sys.modules) - loaded)
+
+
+def forget_modules(config: pytest.Config, names: set[str]) -> None:
+    """Forget those of the named modules that lie in a temporary folder: another test may have others of their names."""
+    temporary = str(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    for name in names:
+        if str(getattr(sys.modules.get(name), "__file__", None)).startswith(temporary):
+            del sys.modules[name]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
