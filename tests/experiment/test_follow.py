@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import ampcompare
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.follow import Follower, following, load_callback
 from ampcompare.experiment.observer import Observer, Outline
@@ -204,12 +205,12 @@ def test_a_factory_is_found_in_the_working_directory(tmp_path: Path, monkeypatch
 
 def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., Any]) -> None:
     """`ampcompare.run` and `compare` hand both on."""
-    import ampcompare.api as api
-
     seen: list[Any] = []
-    monkeypatch.setattr(api, "run_single", lambda options, observer: seen.append(options) or _Outcome())
+    monkeypatch.setattr(
+        "ampcompare.api.training.run_single", lambda options, observer: seen.append(options) or _Outcome()
+    )
     heard = Heard()
-    api.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])
+    ampcompare.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])
     assert seen[0].callbacks[0] is heard
     assert type(seen[0].callbacks[1]) is Callback
 
