@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
     from ampcompare.records.callback import Callback, CellInfo
-    from ampcompare.records.run import RunRecord, StepRecord
+    from ampcompare.records.run import RunRecord
+    from ampcompare.records.step import StepRecord
     from ampcompare.settings.config import Recipe, RunConfig
 
 __all__ = [
@@ -79,7 +80,7 @@ _HOMES = {
     "RunConfig": "ampcompare.settings.config",
     "RunRecord": "ampcompare.records.run",
     "StepOutcome": "ampcompare.precision.base",
-    "StepRecord": "ampcompare.records.run",
+    "StepRecord": "ampcompare.records.step",
     "compare": "ampcompare.api",
     "convert_checkpoint": "ampcompare.api",
     "diagnose": "ampcompare.api",

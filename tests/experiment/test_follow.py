@@ -21,7 +21,8 @@ from ampcompare.launch.cell_files import make_cell_folder
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.records.callback import Callback, CellInfo
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord, dump_json, iter_steps
+from ampcompare.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8}

@@ -15,7 +15,8 @@ from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import continue_steps
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig, SavingConfig
 
 MakeConfig = Callable[..., RunConfig]

@@ -20,7 +20,8 @@ import pytest
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, Trace
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary
+from ampcompare.records.summary import Trace
 from ampcompare.settings.config import Recipe, RunConfig
 
 MakeRich = Callable[..., Comparison]
