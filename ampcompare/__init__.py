@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from ampcompare.records.callback import Callback, CellInfo
     from ampcompare.records.run import RunRecord
     from ampcompare.records.step import StepRecord
-    from ampcompare.settings.config import Recipe, RunConfig
+    from ampcompare.settings.config import RunConfig
+    from ampcompare.settings.recipe import Recipe
 
 __all__ = [
     "Arm",
@@ -76,7 +77,7 @@ _HOMES = {
     "Callback": "ampcompare.records.callback",
     "CellInfo": "ampcompare.records.callback",
     "Precision": "ampcompare.precision.base",
-    "Recipe": "ampcompare.settings.config",
+    "Recipe": "ampcompare.settings.recipe",
     "RunConfig": "ampcompare.settings.config",
     "RunRecord": "ampcompare.records.run",
     "StepOutcome": "ampcompare.precision.base",

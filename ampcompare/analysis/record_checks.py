@@ -23,7 +23,7 @@ from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.records.step import iter_steps
-from ampcompare.settings.config import settings_digest
+from ampcompare.settings.digest import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
 

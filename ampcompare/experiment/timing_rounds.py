@@ -18,7 +18,8 @@ from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import CHECKPOINTS, write_record
 from ampcompare.records.readings import TimingRound
 from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig, SavingConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.saving import SavingConfig
 
 __all__ = ["TIMED_STEPS", "round_config", "run_timing_rounds"]
 

@@ -25,7 +25,8 @@ from ampcompare.launch.cell_files import write_record
 from ampcompare.records.callback import Callback
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import OptimizerConfig, Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import OptimizerConfig, Recipe
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
