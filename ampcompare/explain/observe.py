@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -74,7 +74,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _pass(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in _tensors(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_of(state)]
     counts = {
         "parameters": _by_dtype(model.parameters()),
         "buffers": _by_dtype(model.buffers()),
@@ -221,20 +221,9 @@ class _Operations(TorchDispatchMode):
         return [{"operation": name, "inputs": list(given), "count": count} for (name, given), count in ordered]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _add(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
-    for tensor in _tensors(value):
+    for tensor in tensors_of(value):
         if tensor.is_floating_point() and _short(tensor.dtype) not in names:
             names.append(_short(tensor.dtype))
 
