@@ -225,7 +225,8 @@ def make_record() -> Callable[..., Any]:
     """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
     from ampcompare.records.evaluation import EpochResult
     from ampcompare.records.run import RunRecord, RunSummary
-    from ampcompare.settings.config import Recipe, RunConfig
+    from ampcompare.settings.config import RunConfig
+    from ampcompare.settings.recipe import Recipe
 
     def make(
         arm: str = "fp32",
