@@ -7,9 +7,10 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from traceback import walk_tb
+from types import CodeType, FrameType, TracebackType
 
-__all__ = ["Location", "call_site", "is_users", "user_frames", "user_location"]
+__all__ = ["Location", "call_site", "is_users", "raised_at", "user_frames", "user_location"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -98,3 +99,13 @@ def user_location() -> Location:
         return Location(file, line)
     caller = next((Location(*entry) for entry in frames if _kind(entry[0]) == "user"), None)
     return Location(file, line, caller)
+
+
+def raised_at(traceback: TracebackType | None) -> Location | None:
+    """Return the user's innermost own line of a traceback; of an installed package, or None, if there is none."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(traceback)]
+    for kind in ("user", "installed"):
+        for file, line in reversed(frames):
+            if _kind(file) == kind and not file.startswith("<"):
+                return Location(file, line)
+    return None

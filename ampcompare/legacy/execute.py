@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ampcompare
 from ampcompare.apex._install import ApexFinder
 from ampcompare.errors import AmpCompareError, GuardError
-from ampcompare.guards.location import is_users
+from ampcompare.guards.location import is_users, raised_at
 from ampcompare.legacy.missing_names import missing_names
 from ampcompare.legacy.no_gpu import lacks_gpu
 from ampcompare.legacy.prepare import Prepared, prepare_process
@@ -95,9 +95,14 @@ def execute(
 
 
 def _in_words(error: BaseException | None) -> str | None:
+    """Return an error with the line of the script that led to it."""
     if isinstance(error, AmpCompareError):
         return str(error)
-    return None if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return None
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    place = None if isinstance(error, SyntaxError) else raised_at(error.__traceback__)  # whose own text has one
+    return said if place is None else f"{said} ({place})"
 
 
 def _exit_status(code: Any) -> int:

@@ -51,7 +51,9 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
     [
         ("input('go on? ')", "failed", "the script asks for input, and a cell has none; give it the answer as an"),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
-        ("step(); {}['x']", "failed", "KeyError: 'x'"),
+        ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
+        ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
+        ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
         ("sys.exit(0)", "failed", "the script ended with exit code 0 and made no optimizer step"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step gets a closure"),
@@ -60,9 +62,15 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
     ],
 )
 def test_a_cell_ends_with_one_line(
-    launcher: ScriptLauncher, tmp_path: Path, body: str, status: str, why: str | None
+    launcher: ScriptLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    status: str,
+    why: str | None,
 ) -> None:
-    """The record says why; what a forked child of the script does is not in it."""
+    """The record says why and where; what a forked child of the script does is not in it."""
+    monkeypatch.chdir(tmp_path)
     record = launcher.launch(cell(tmp_path, body), tmp_path / "cell")
     assert record.status == status, record.error
     assert why is None or why in (record.error or "")
