@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +10,51 @@ import torch
 
 from ampcompare.guards.location import INSTALLED, raised_at
 
+PACKAGE = f"{INSTALLED[0]}trainer/fit.py"
 
-def _run(source: str, file: str, **names: Any) -> Callable[[], None]:
-    def run() -> None:
+
+def place(source: str, file: str, **names: Any) -> str:
+    """Return where `source` fails, as if it were in a file."""
+    with pytest.raises((ZeroDivisionError, RuntimeError)) as caught:
         exec(compile(source, file, "exec"), names)
-
-    return run
+    error = caught.value
+    frames = error.__traceback__
+    assert frames is not None
+    return str(raised_at(error.with_traceback(frames.tb_next)))  # this file is the user's too
 
 
 @pytest.mark.parametrize(
     ("source", "line"),
-    [("\n1 / 0", 2), ("import torch\n\ntorch.ones(4).view(torch.Size([3]))\n", 3), ("exec('1 / 0')", 1)],
+    [
+        ("\n1 / 0", 2),
+        ("import torch\n\ntorch.no_grad()(lambda: 0)()\ntorch.ones(4).view(torch.Size([3]))\n", 4),
+        ("import torch\nm = torch.nn.Linear(2, 2)\nm(torch.ones(3, 3))", 3),
+        ("exec('1 / 0')", 1),
+    ],
 )
 def test_the_place_is_the_users_innermost_line(tmp_path: Path, source: str, line: int) -> None:
     """Not one of torch or of generated code."""
     file = str(tmp_path / "train.py")
-    with pytest.raises((ZeroDivisionError, RuntimeError)) as caught:
-        torch.no_grad()(_run(source, file))()
-    assert str(raised_at(caught.value.__traceback__)) == f"{file}:{line}"
+    assert place(source, file) == f"{file}:{line}"
 
 
 def test_the_users_line_goes_before_that_of_a_package(tmp_path: Path) -> None:
     """A package that the script calls is named only where nothing of the user's is."""
-    package = f"{INSTALLED[0]}trainer/fit.py"
-    fail = _run("1 / 0", package)
-    with pytest.raises(ZeroDivisionError) as caught:
-        fail()
-    frames = caught.value.__traceback__
-    assert frames is not None
-    assert frames.tb_next is not None  # below this file, which is the user's too
-    assert str(raised_at(frames.tb_next.tb_next)) == "trainer/fit.py:1"
     file = str(tmp_path / "train.py")
-    with pytest.raises(ZeroDivisionError) as caught:
-        _run("\n\nexec(code)", file, code=compile("1 / 0", package, "exec"))()
-    assert str(raised_at(caught.value.__traceback__)) == f"{file}:3"
-    assert raised_at(None) is None
+    assert place("1 / 0", PACKAGE) == "trainer/fit.py:1"
+    assert place("\n\nexec(code)", file, code=compile("1 / 0", PACKAGE, "exec")) == f"{file}:3"
+    assert raised_at(ValueError()) is None
+
+
+def test_the_traceback_of_another_process_counts() -> None:
+    """It is a part of the message."""
+    folder = Path(torch.__file__).parent
+    lines = [
+        '  File "/a/train.py", line 7, in work',
+        "    fail()",
+        f'  File "{folder}/y.py", line 9, in fail',
+        "OSError: full",
+    ]
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("\n".join(["Caught OSError", "Traceback (most recent call last):", *lines]))
+    assert str(raised_at(caught.value)) == "/a/train.py:7"

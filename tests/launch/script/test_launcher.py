@@ -30,6 +30,21 @@ def step():
         scaled.backward()
     optimizer.step()
 """
+CHILDREN = """
+import sys, torch
+
+def work(rank):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu"):
+        model(torch.randn(8, 4)).float().square().mean().backward()
+    optimizer.step()
+    if "--fail" in sys.argv:
+        raise OSError("full")
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, nprocs=2, start_method=sys.argv[1])
+"""
 FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
 
 
@@ -75,6 +90,34 @@ def test_a_cell_ends_with_one_line(
     assert record.status == status, record.error
     assert why is None or why in (record.error or "")
     assert status == "failed" or record.summary.num_steps == 1
+
+
+def child_cell(tmp_path: Path, *arguments: str) -> RunConfig:
+    script = tmp_path / "train.py"
+    script.write_text(CHILDREN)
+    return RunConfig(arm="bf16", warmup_steps=0, script=script_config([str(script), *arguments]))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_child_processes_that_train_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
+    """Their steps are not those of the cell; what they wrote in an earlier run does not count."""
+    record = launcher.launch(child_cell(tmp_path, method), tmp_path / "cell")
+    assert record.status == "failed"
+    assert "trains in 2 child processes" in (record.error or "")
+    assert "--nproc-per-node 2" in (record.error or "")
+    again = launcher.launch(cell(tmp_path, "print(1)"), tmp_path / "cell")
+    assert "made no optimizer step" in (again.error or "")
+
+
+def test_the_error_of_a_child_process_is_one_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the place in the child, not where it was started."""
+    monkeypatch.chdir(tmp_path)
+    record = launcher.launch(child_cell(tmp_path, "fork", "--fail"), tmp_path / "cell")
+    error = record.error or ""
+    assert error.startswith("ProcessRaisedException: Process ")
+    assert error.endswith(" terminated with the following error: OSError: full (train.py:11)")
 
 
 def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
