@@ -103,7 +103,7 @@ def read_table(text: str, name: str, options: TableOptions | None = None) -> Res
         ConfigError: it has no column that the options name.
     """
     numbers, rows = _cells(text, name)
-    if OWN_COLUMNS <= set(rows[0]):
+    if set(rows[0]) >= OWN_COLUMNS:
         raise RecordError(f"{name} is a report of ampcompare, not a table. {_report_of('FOLDER')}")
     body = rows[1:]
     numeric = [
