@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import ampcompare
 from ampcompare.apex._install import ApexFinder
 from ampcompare.errors import AmpCompareError, GuardError
-from ampcompare.guards.location import is_users
+from ampcompare.guards.location import is_users, raised_at
+from ampcompare.legacy import child_processes
 from ampcompare.legacy.missing_names import missing_names
 from ampcompare.legacy.no_gpu import lacks_gpu
 from ampcompare.legacy.prepare import Prepared, prepare_process
@@ -95,9 +96,25 @@ def execute(
 
 
 def _in_words(error: BaseException | None) -> str | None:
+    """Return an error with the line of the script that led to it."""
     if isinstance(error, AmpCompareError):
         return str(error)
-    return None if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return None
+    said = ": ".join([type(error).__name__, *filter(None, [_without_frames(str(error))])])
+    place = None if isinstance(error, SyntaxError) else raised_at(error)  # whose own text has one
+    return said if place is None else f"{said} ({place})"
+
+
+def _without_frames(message: str) -> str:
+    """Return a message without the traceback of another process in it: what was said before, and the error itself."""
+    before, begin, rest = message.partition("Traceback (most recent call last):\n")
+    if not begin:
+        return message
+    lines = rest.strip().splitlines()
+    last_frame = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    head = before.strip().removesuffix("Original").strip(" -:.\n")
+    return ": ".join(filter(None, [head, "\n".join(lines[last_frame + 1 :])]))
 
 
 def _exit_status(code: Any) -> int:
@@ -187,4 +204,6 @@ def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> No
 def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
+        if child_processes.started():
+            empty = "the record has no step of this process; those that it has started write their own beside it"
         print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

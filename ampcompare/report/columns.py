@@ -9,7 +9,7 @@ from functools import partial
 
 from ampcompare.analysis.scores import value_of
 from ampcompare.errors import ConfigError
-from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP5, Metric
 from ampcompare.records.run import RunRecord
@@ -180,7 +180,7 @@ def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
 def _memory_difference(row: ArmSummary) -> str:
     if row.memory_difference is None:
         return printable(row.memory_verdict, 60) or "-"
-    return f"{row.memory_difference / MIB:+.1f}"
+    return format_decimal(row.memory_difference / MIB, 1, "+")
 
 
 def _skipped(row: ArmSummary) -> str:
