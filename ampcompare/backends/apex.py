@@ -31,6 +31,11 @@ def _master_weights(options: Options) -> bool:
     return bool(level.master_weights) and level.is_half
 
 
+def _half(options: Options) -> str:
+    level = apex_level(options)
+    return level.half_name if level.is_half or level.patch_torch_functions else ""
+
+
 def _check(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
@@ -61,6 +66,7 @@ SPEC = BackendSpec(
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
     check=_check,
+    half=_half,
     checkpoint=CheckpointState(master_weights=_master_weights),
     contract=(
         ContractArm("apex:O0,engine=compat"),

@@ -149,6 +149,7 @@ SPEC = BackendSpec(
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
     },
+    half=lambda options: DTYPE_NAMES[str(options.get("dtype", "float16"))],
     checkpoint=CheckpointState(
         grad_scaler=lambda options: options.get("dtype", "float16") == "float16",
         master_weights=lambda options: options.get("masters") == "float32",

@@ -21,6 +21,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.precision.quantized import Quantized, quantize
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
+from ampcompare.tensors.derived_seed import derive
 
 __all__ = ["ActNN", "Packer"]
 
@@ -77,7 +78,7 @@ class Packer:
 
     @property
     def _draw(self) -> int:
-        return self.seed * 2**32 + self.forwards
+        return derive("packed activations", self.seed, self.forwards)
 
     def _is_worth_packing(self, tensor: Tensor) -> bool:
         if not tensor.is_floating_point() or tensor.numel() < MIN_ELEMENTS:

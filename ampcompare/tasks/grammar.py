@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ampcompare.tasks.randomness import derive
+from ampcompare.tensors.derived_seed import derive
 
 __all__ = ["sentences"]
 
