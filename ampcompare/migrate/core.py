@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ampcompare.migrate.casting import note_missing_forward, optimizer_near, wrap_forward
 from ampcompare.migrate.context import Core
 from ampcompare.migrate.create import create_scalers
 from ampcompare.migrate.edits import Edits
@@ -47,7 +48,8 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
             )
         rewrite_for_precision(core)
         return core.findings
-    _forward(core)
+    note_missing_forward(core)
+    wrap_forward(core)
     cast_evaluation(core)
     place_unscale(core)
     for backward in sites.backwards:
@@ -84,34 +86,7 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
 
 
-# forward, backward, step
-
-
-def _forward(core: Core) -> None:
-    missing = core.forward.missing
-    if missing and not core.sites.initializes:
-        for each in missing:
-            core.note(
-                each.statement,
-                "the forward pass of this loss is in another file; it must run under torch.autocast "
-                "(migrate does that where it finds amp.initialize)",
-            )
-    wrap_forward(core)
-
-
-def wrap_forward(core: Core) -> None:
-    """Put the forward passes that were found under autocast."""
-    for first, last in core.forward.regions:
-        core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
-
-
-def optimizer_near(core: Core, node: ast.AST) -> str | None:
-    """Return an optimizer of the function around a node, else of the module."""
-    function = core.tree.function(node)
-    for backward in core.sites.backwards:
-        if backward.optimizers and backward.function is function:
-            return backward.optimizers[0]
-    return core.sites.optimizers[0] if core.sites.optimizers else None
+# backward, step
 
 
 def _optimizer_of(core: Core, backward: Backward) -> str | None:
