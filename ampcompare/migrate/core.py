@@ -194,7 +194,7 @@ def _steps(core: Core) -> None:
         if core.native:
             raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
         scaler = core.scaler(step.call, step.optimizer)
-        core.edits.replace(step.call, f"{scaler}.step({step.optimizer})")
+        core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             core.edits.after(step.statement, [f"{scaler}.update({core.update})"])
 

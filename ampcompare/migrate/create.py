@@ -70,7 +70,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     made = attach(core, initialize, carried, f"{inside}{scalers.names[0]}") + wrapped_models(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or place in core.made:
+    if unused or place in core.made or _is_made_above(core, initialize):
         lines = []
     core.made.add(place)
     if hoisted:
@@ -83,6 +83,20 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         default += attach(core, initialize, unbound, f"{inside}{scalers.names[0]}")
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + made)
+
+
+def _is_made_above(core: Core, initialize: Initialize) -> bool:
+    """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
+    if "optimizers" in initialize.arguments:
+        return False
+    around = [initialize.statement, *core.tree.ancestors(initialize.statement)]
+    return any(
+        "optimizers" in each.arguments
+        and each.statement.lineno < initialize.statement.lineno
+        and any(one in around for one in core.tree.block(each.statement))
+        for each in core.sites.initializes
+        if each.function is initialize.function
+    )
 
 
 def _is_again(core: Core, initialize: Initialize) -> bool:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["attach", "carried_keys", "wrapped_models"]
 
+SUBCLASS = (
+    "replicas under DataParallel share no wrapped forward, so the model gets a subclass of its class; torch.save of "
+    "the whole model, rather than of its state_dict, cannot pickle that class"
+)
+
 
 def _trains_elsewhere(core: Core) -> bool:
     return not any(each.block for each in core.sites.backwards)
@@ -78,11 +83,16 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         key = dotted(each)
         if key is None:
             raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        line = f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-        if key in replicated:
+        context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
+        line = f"{key}.forward = {context}({key}.forward)"
+        if replicated is None:
+            lines += _subclass(core, initialize, key)
+        elif key in replicated:
             core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
         else:
             lines.append(line)
+    if replicated is None:
+        core.note(initialize.call, SUBCLASS)
     core.note(
         initialize.call,
         "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
@@ -91,14 +101,28 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     return lines
 
 
-def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
+def _subclass(core: Core, initialize: Initialize, key: str) -> list[str]:
+    """Return lines that give a model a class with autocast, which replicas of it have too."""
+    unit = core.tree.unit
+    casts = "" if core.always else ", enabled=casts"
+    context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
+    return [
+        *([f"casts = {core.scaler(initialize.call, None)}.is_enabled()"] if casts else []),
+        "",
+        f"class Autocast(type({key})):",
+        f"{unit}def forward(self, *args, **kwargs):",
+        f"{unit * 2}with {context}:",
+        f"{unit * 3}return super().forward(*args, **kwargs)",
+        "",
+        f"{key}.__class__ = Autocast",
+    ]
+
+
+def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | None:
     """Return the last statement that puts a model under DataParallel, by the key of the model.
 
     A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
-    carries autocast to the threads of its replicas.
-
-    Raises:
-        Unsure: a model is put under DataParallel elsewhere.
+    carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function.
     """
     tree, found = core.tree, {}
     for node in tree.nodes:
@@ -108,11 +132,7 @@ def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
         key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
         bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
         if key is None or bound != [key] or tree.function(node) is not initialize.function:
-            raise Unsure(
-                initialize.call,
-                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
-                "forward; put the forward pass under torch.autocast by hand",
-            )
+            return None
         if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
             found[key] = statement
     return found

@@ -110,9 +110,7 @@ def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer,
 # a class that is chosen first: `cls = FusedAdam`, `{"adam": FusedAdam}[name]`
 
 
-def _value(
-    tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool
-) -> None:
+def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
     """Replace a class that is only called later, with arguments that can all be seen, by a partial of its twin."""
     twin = OPTIMIZERS[name]
     calls = list(_calls(tree, node, name))

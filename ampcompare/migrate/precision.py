@@ -32,6 +32,8 @@ def rewrite_for_precision(core: Core) -> None:
             precision = core.scaler(backward.statement, backward.optimizers[0])
             edits.replace(_call(backward), f"{precision}.scale_loss({_arguments(core, backward)})")
     for step in core.sites.steps:
+        if step.options:
+            raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
         edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
     for call in core.sites.masters:
         key = dotted(call.args[0])
