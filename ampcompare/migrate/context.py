@@ -29,6 +29,7 @@ class Core:
         target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
+        local: functions in which a variable has the scaler that the optimizer carries.
     """
 
     tree: Tree
@@ -51,6 +52,7 @@ class Core:
     made: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     defaults: set[ast.stmt] = field(default_factory=set)
     bracketed: set[ast.stmt] = field(default_factory=set)
+    local: dict[Function, str] = field(default_factory=dict)
 
     @property
     def off(self) -> str:
@@ -67,6 +69,9 @@ class Core:
         Raises:
             Unsure: no optimizer is in reach that carries it.
         """
+        function = self.tree.function(node)
+        if function in self.local:
+            return self.local[function]
         try:
             return self.scalers.reference(optimizer)
         except LookupError:

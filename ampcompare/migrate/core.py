@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from ampcompare.migrate.carried import name_carried
 from ampcompare.migrate.casting import note_missing_forward, optimizer_near, wrap_forward
 from ampcompare.migrate.context import Core
 from ampcompare.migrate.create import create_scalers
@@ -41,6 +42,7 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
     create_scalers(core)
+    name_carried(core)
     if target == "precision":
         if names.parameters:
             raise Unsure(
