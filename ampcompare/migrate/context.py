@@ -29,6 +29,7 @@ class Core:
         target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
+        across: whether functions of another module step the same optimizers.
         local: functions in which a variable has the scaler that the optimizer carries.
     """
 
@@ -43,6 +44,7 @@ class Core:
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
     native: bool = False
+    across: bool = False
     always: bool = False
     update: str = ""
     consumed: list[Backward] = field(default_factory=list)

@@ -26,8 +26,11 @@ from ampcompare.migrate.tree import Function, Tree
 __all__ = ["rewrite_core"]
 
 
-def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str) -> list[Finding]:
+def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, *, across: bool) -> list[Finding]:
     """Rewrite the core of a module, all of it.
+
+    Args:
+        across: whether the optimizer must carry the scaler to or from another module.
 
     Raises:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
@@ -37,10 +40,11 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         return []
     _refuse(tree, names, sites)
     native = check_native(tree, names, sites)
-    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision")
+    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=across)
     order = find_order(tree, sites, scalers.name)
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
+    core.across = across
     create_scalers(core)
     name_carried(core)
     if target == "precision":

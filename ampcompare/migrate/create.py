@@ -33,7 +33,7 @@ def create_scalers(core: Core) -> None:
     ]
     core.update = made[0][1].update if made else ""
     conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
-    core.always = bool(made) and not conditional and core.scalers.home != "module"
+    core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
@@ -67,7 +67,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
     carried = carried_keys(core, initialize)
-    made = attach(core, initialize, carried, f"{inside}{scalers.names[0]}") + wrapped_models(core, initialize)
+    made = attach(core, initialize, carried) + wrapped_models(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
     if unused or place in core.made or _is_made_above(core, initialize):
@@ -80,7 +80,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
         unbound = [each for each in carried if not _binds(conditions[-1], each)]
-        default += attach(core, initialize, unbound, f"{inside}{scalers.names[0]}")
+        default += attach(core, initialize, unbound)
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + made)
 

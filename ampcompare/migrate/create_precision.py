@@ -72,7 +72,7 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     elif conditions and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
         edits.before(conditions[-1], [f"{name} = {core.off}"])
-    carried = attach(core, initialize, carried_keys(core, initialize), name)
+    carried = attach(core, initialize, carried_keys(core, initialize))
     if carried and conditions:
         edits.after(conditions[-1], carried)
     else:

@@ -31,7 +31,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
         Unsure: an optimizer has no name to set an attribute of.
     """
     optimizers = initialize.arguments.get("optimizers")
-    if not _trains_elsewhere(core) or optimizers is None:
+    if not (core.across or _trains_elsewhere(core)) or optimizers is None:
         return []
     if isinstance(optimizers, ast.Constant) and optimizers.value is None:
         return []
@@ -50,13 +50,19 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     return found
 
 
-def attach(core: Core, initialize: Initialize, keys: list[str], value: str) -> list[str]:
+def _made_here(core: Core, key: str | None = None) -> str:
+    """Return the expression for the scaler of an optimizer, by default of the first, where it is made."""
+    name = core.scalers.name(key)
+    return f"self.{name}" if core.scalers.home == "self" else name
+
+
+def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
     """Return lines that give optimizers what they carry; a parameter may be None where a model only predicts."""
     lines: list[str] = []
     function = initialize.function
     arguments = [] if function is None else [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     for key in keys:
-        line = f"{key}.{core.scalers.attribute} = {value}"
+        line = f"{key}.{core.scalers.attribute} = {_made_here(core, key)}"
         optional = any(each.arg == key for each in arguments)
         lines += [f"if {key} is not None:", f"{core.tree.unit}{line}"] if optional else [line]
     return lines
@@ -73,7 +79,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     if isinstance(models, (ast.List, ast.Tuple)):
         elements = list(models.elts)
     lines = []
-    enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
+    enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(elements) == 1 and isinstance(target, ast.Name):
         elements = [target]
@@ -86,7 +92,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
         line = f"{key}.forward = {context}({key}.forward)"
         if replicated is None:
-            lines += _subclass(core, initialize, key)
+            lines += _subclass(core, key)
         elif key in replicated:
             core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
         else:
@@ -101,13 +107,13 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     return lines
 
 
-def _subclass(core: Core, initialize: Initialize, key: str) -> list[str]:
+def _subclass(core: Core, key: str) -> list[str]:
     """Return lines that give a model a class with autocast, which replicas of it have too."""
     unit = core.tree.unit
     casts = "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     return [
-        *([f"casts = {core.scaler(initialize.call, None)}.is_enabled()"] if casts else []),
+        *([f"casts = {_made_here(core)}.is_enabled()"] if casts else []),
         "",
         f"class Autocast(type({key})):",
         f"{unit}def forward(self, *args, **kwargs):",

@@ -22,7 +22,7 @@ class Scalers:
     Attributes:
         names: of the variables, in the order of their first loss.
         home: "local" (a variable), "module" (a global one), "self" (an attribute of the object), "optimizer" (an
-            attribute of the optimizer, set in another file).
+            attribute of the optimizer, which another file may set).
         by_optimizer: the name for each optimizer.
         attribute: by which an optimizer carries its scaler to another file.
     """
@@ -51,16 +51,19 @@ class Scalers:
         return f"self.{name}" if self.home == "self" else name
 
 
-def plan_scalers(tree: Tree, sites: Sites, word: str) -> Scalers:
+def plan_scalers(tree: Tree, sites: Sites, word: str, *, across: bool = False) -> Scalers:
     """Return the scalers that the uses of a module need.
 
     Args:
         word: the plain name, such as "scaler".
+        across: whether another module initializes for functions of this one, so that no variable of this one serves.
 
     Raises:
         Unsure: the scalers cannot reach every use.
     """
     home = _home(tree, sites)
+    if across and home == "module":
+        home = "optimizer"
     groups = _groups(sites)
     name = _free_name(tree, word, attribute=home == "self")
     if len(groups) <= 1:
