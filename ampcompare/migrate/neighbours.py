@@ -20,7 +20,7 @@ LEVELS = 3  # folders above a module in which the modules that it imports are lo
 def trains_across_files(path: Path, text: str) -> bool:
     """Return whether a module that initializes gives its optimizer to training functions of another module.
 
-    That is so if it imports from a module that trains, or if another script beside it initializes and imports from it.
+    That is so if it imports from a module that trains, or if another script next to it initializes and imports from it.
     """
     if INITIALIZES.search(text) is None:
         return False
