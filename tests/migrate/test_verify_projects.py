@@ -53,13 +53,13 @@ def main():
     first, second = (torch.optim.Adam(each.parameters(), lr=1e-3) for each in (one, two))
     [one, two], [first, second] = amp.initialize([one, two], [first, second], opt_level="O1", num_losses=2)
     while True:
-        loss = two(one(torch.randn(8, 4).cuda())).square().mean()
+        loss = torch.nn.functional.mse_loss(two(one(torch.randn(8, 4).cuda())), torch.ones(8, 1).cuda())
         first.zero_grad()
         with amp.scale_loss(loss, first, loss_id=0) as scaled:
             scaled.backward()
         first.step()
         for _ in range(2):
-            loss = two(one(torch.randn(8, 4).cuda()).detach()).mean()
+            loss = torch.nn.functional.mse_loss(two(one(torch.randn(8, 4).cuda()).detach()), torch.zeros(8, 1).cuda())
             second.zero_grad()
             with amp.scale_loss(loss, second, loss_id=1) as scaled:
                 scaled.backward()
