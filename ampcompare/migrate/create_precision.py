@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.elsewhere import attach, carried_keys
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.sites import Initialize, Unsure
 from ampcompare.migrate.tree import Tree
@@ -71,8 +72,11 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     elif conditions and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
         edits.before(conditions[-1], [f"{name} = {core.off}"])
-    if not any(each.block for each in core.sites.backwards) and optimizers is not None:
-        raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
+    carried = attach(core, initialize, carried_keys(core, initialize))
+    if carried and conditions:
+        edits.after(conditions[-1], carried)
+    else:
+        lines += carried
     edits.replace_statement(initialize.statement, lines)
 
 

@@ -196,12 +196,17 @@ class Edits:
         for (start, end), text in self._spans.items():
             if isinstance(text, list):
                 number = self._line_at(start)
-                spans[(start, end)] = (newline + self._indentation(number)).join(text)
+                spans[(start, end)] = newline.join(
+                    [text[0], *(each and self._indentation(number) + each for each in text[1:])]
+                )
         for number, line in sorted(self._lines.items()):
             begin = tree.starts[number - 1]
             text = tree.line_text(number)
             old = text[: len(text) - len(text.lstrip(" \t\f"))]
-            lines = [self._indentation(number, deeper) + content + newline for deeper, _, content in line.before]
+            lines = [
+                (content and self._indentation(number, deeper) + content) + newline
+                for deeper, _, content in line.before
+            ]
             kept = old if not text.strip() else self._indentation(number)
             if lines or kept != old:
                 self._put(spans, begin, begin + len(old), "".join(lines) + kept)

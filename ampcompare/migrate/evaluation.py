@@ -67,6 +67,8 @@ def _evaluates(function: ast.AST) -> bool:
 
 def _reaches(core: Core, node: ast.AST) -> bool:
     """Return whether the scaler is in scope."""
+    if core.scalers.home == "optimizer":
+        return False
     if core.always or core.scalers.home == "module":
         return True
     function = core.tree.function(node)

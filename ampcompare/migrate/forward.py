@@ -97,7 +97,7 @@ class _Finder:
         for backward in self._sites.backwards:
             if self._computes(backward.loss):
                 found.inline.append(backward)
-            elif not self._trace(backward.statement, _loads(backward.loss), 0) and backward.block:
+            elif not self._trace_loss(backward) and backward.block:
                 found.missing.append(backward)
         for block, marked in self._marks.values():
             runs = list(self._runs(block, marked))
@@ -112,6 +112,16 @@ class _Finder:
                 found.add(node)
         found |= {each.statement for each in self._sites.backwards}
         return found | {outer for node in found for outer in self._tree.ancestors(node)}
+
+    def _trace_loss(self, backward: Backward) -> bool:
+        """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
+        needed = _loads(backward.loss)
+        found = self._trace(backward.statement, needed, 0)
+        if found and not self._tails and backward.function is not None:
+            given = {each.arg for each in backward.function.args.args} & needed
+            if given:
+                self._trace_outside(backward.function, given, 0)
+        return found
 
     def _trace(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
         """Mark the statements before one that the needed names come from; return whether one computes.

@@ -317,6 +317,8 @@ class _Rewriter:
             if key != self._wrapped[0].inner or not isinstance(limit.value, ast.Constant):
                 raise Unsure(call, "max_grad_norm of FusedAdam cannot be followed")
             kept = [tree.source(each) for each in (*call.args, *call.keywords) if each is not limit]
+            stays = any(each.arg == "bias_correction" and not getattr(each.value, "value", 1) for each in call.keywords)
+            kept += ["fused=False"] if limit.value.value and not stays else []  # it would unscale after the hook below
             self._edits.replace(call, f"{tree.source(call.func)}({', '.join(kept)})")
             if not limit.value.value:
                 continue

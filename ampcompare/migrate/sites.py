@@ -84,12 +84,17 @@ class Backward:
 
 @dataclass
 class Step:
-    """A call of `optimizer.step()`."""
+    """A call of `optimizer.step()`.
+
+    Attributes:
+        options: named arguments, as in the source; GradScaler hands them on.
+    """
 
     call: ast.Call
     statement: ast.stmt
     function: Function | None
     optimizer: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass
@@ -228,11 +233,17 @@ def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
             key = tree.source(node.func.value)
             if key not in known:
                 continue
-        elif key not in known and key.rpartition(".")[2] not in tails:
+        elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
             continue
-        if node.args or node.keywords:
+        if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
-        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key))
+        options = tuple(f"{each.arg}={tree.source(each.value)}" for each in node.keywords)
+        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key, options))
+
+
+def _holds_another(key: str, known: set[str]) -> bool:
+    """Return whether an object has an optimizer inside, as `task.optimizer` in `task.optimizer.optimizer`."""
+    return any(each.startswith(f"{key}.") for each in known)
 
 
 def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
@@ -250,6 +261,8 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
+        if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
+            raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
         sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
 
 

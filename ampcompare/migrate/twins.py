@@ -8,6 +8,7 @@ from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.inference import cast_from_here, evaluate_half
+from ampcompare.migrate.larc import rewrite_larc, uses_larc
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.optimizers import add_argument, rewrite_optimizer
 from ampcompare.migrate.scalers import plan_scalers
@@ -77,7 +78,8 @@ class Twins:
             return self._imported(node, meaning, IMPORTED[meaning])
         parts = meaning.split(".")
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
-            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note)
+            fused = not uses_larc([each for _, each in self._names.uses])
+            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
@@ -87,7 +89,8 @@ class Twins:
         if meaning == "apex.parallel.create_syncbn_process_group":
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
-            raise Unsure(node, "LARC has no twin in torch; it works with any optimizer, and ampcompare.apex has it")
+            rewrite_larc(self._tree, self._edits, self._torch, node)
+            return True
         if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
             if evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
                 return True
