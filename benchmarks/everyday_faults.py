@@ -1,4 +1,4 @@
-"""Twelve networks with a fault that code written by hand has, and ten healthy ones, written before the diagnosis ran."""
+"""Twelve networks with a fault of code written by hand, and ten healthy ones, written before the diagnosis ran."""
 
 from __future__ import annotations
 
