@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import counts_of, make_range
@@ -18,6 +19,7 @@ MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
 MAX_CHAIN = 12
+MAX_NEAR = 2
 
 
 def find_faults(observation: Observation) -> list[Fault]:
@@ -233,12 +235,34 @@ def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: lis
 
 
 def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
-    """Return where the inputs of a result were made, and where it went next: two of each at most."""
-    after = [event for event in events[origin + 1 :] if origin in event.sources][:2]
-    before = [events[at] for at in events[origin].sources if at < origin][:2]
-    here = events[origin].key
-    places = [(event.key[0], event.key[2]) for event in [*before, *after] if event.key[3] in ("forward", "backward")]
-    return [place for place in dict.fromkeys(places) if place != (here[0], here[2])]
+    """Return where the inputs of a result were made, and where it went next: the two nearest other places of each."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        for source in event.sources:
+            if source < at:
+                after[source].append(at)
+    before = _other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
+    return list(dict.fromkeys([*before, *_other_places(events, origin, lambda at: after[at])]))
+
+
+def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
+    """Return the first places that are reached from a result through results of its own place."""
+    here = _where(events[origin])
+    found: list[tuple[str, str]] = []
+    todo, seen = deque([origin]), {origin}
+    while todo and len(found) < MAX_NEAR:
+        at = todo.popleft()
+        if _where(events[at]) != here and events[at].key[3] in ("forward", "backward"):
+            found = list(dict.fromkeys([*found, _where(events[at])]))
+        else:
+            todo += [other for other in next_to(at) if other not in seen]
+            seen.update(next_to(at))
+    return found
+
+
+def _where(event: Event) -> tuple[str, str]:
+    """Return the module and the line of a result."""
+    return event.key[0], event.key[2]
 
 
 def _spread(values: Range) -> str:
