@@ -178,10 +178,10 @@ def check_gates(
 ) -> list[Check]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
-    A limit is held against means, whatever the verdicts. All pairs must have done the same work. What is not known
+    A limit is compared with means, whatever the verdicts. All pairs must have done the same work. What is not known
     because runs of the arm failed or diverged, or did other work, fails; times and memory of another machine, and times
-    that are invalid, are skipped with the reason. A baseline may be of other versions of torch: to see what they change
-    is what it is for.
+    that are invalid, are skipped with the reason. A baseline may be of another version of torch, to show what it
+    changes.
 
     Raises:
         ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
