@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["timm_model"]
@@ -29,12 +30,8 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
     """
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # timm imports it, and could not where its operators do not fit torch
-    try:
+    with needs_package(f"--arch timm:{name} needs", "timm"):
         import timm
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"--arch timm:{name} needs timm, which cannot be imported ({error}): pip install timm"
-        ) from error
     if not timm.is_model(name):
         raise ConfigError(f"timm has no model {name!r}; {did_you_mean(name, timm.list_models())}")
     shape = tuple(sample_shape)
