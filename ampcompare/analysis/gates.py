@@ -257,7 +257,7 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
     margin = accuracy_margin(
         [run for run in baseline.records if run.arm == reference], reference, criteria, comparison.metric
     )
-    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is no second chance
+    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
     accuracy = accuracy_verdicts(
         {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, design, same_software=False
     )
@@ -337,7 +337,7 @@ def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[R
     if not here or not there:
         return None, "it was not evaluated"
     difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
-    return (difference, "") if math.isfinite(difference) else (None, "it is no number in some runs")
+    return (difference, "") if math.isfinite(difference) else (None, "it is not a number in some runs")
 
 
 def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:

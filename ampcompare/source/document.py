@@ -84,7 +84,7 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a source file.
 
     Raises:
-        FileFault: it cannot be read, is no regular file, or is too large for source.
+        FileFault: it cannot be read, is not a regular file, or is too large for source.
     """
     most = MAX_NOTEBOOK_BYTES if path.suffix == ".ipynb" else MAX_BYTES
     with os.fdopen(open_regular(path), "rb") as file:

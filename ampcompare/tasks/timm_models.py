@@ -25,7 +25,7 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
         arguments: further keyword arguments of the model; they override those above.
 
     Raises:
-        ConfigError: unknown name or arguments, or samples that are no images.
+        ConfigError: unknown name or arguments, or samples that are not images.
         BackendUnavailable: timm is not installed.
     """
     with contextlib.suppress(BackendUnavailable):
