@@ -50,7 +50,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
 
     folder = newest_run() if run is None else Path(run)
     if not folder.is_dir():
-        raise RecordError(f"{folder} is no run directory; name a folder that run or compare has written")
+        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare has written")
     comparison = reload_comparison(folder)
     target = Path(output) if output is not None else folder / tracker
 

@@ -141,7 +141,7 @@ class ArmSummary(_Row):
 
     @property
     def valid_time_ratio(self) -> float | None:
-        """The ratio of step times; None where it is invalid or not comparable and thus no result."""
+        """The ratio of step times; None where it is invalid or not comparable."""
         return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
 
 

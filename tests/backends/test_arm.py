@@ -251,7 +251,7 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("fp8:mxfp8", "torchao trains mixtures of experts in it, and no linear layers; expected one of tensorwise"),
         ("fp8:te", "TransformerEngine replaces the model's own modules"),
         ("fp8:blockwise", "expected one of tensorwise, rowwise"),
-        ("fp8:over=fp16", "over=native:fp16 is no bf16 arm of native or half"),
+        ("fp8:over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
         ("fp8:over=actnn", "expected an arm that is not over another one"),
     ],
 )
