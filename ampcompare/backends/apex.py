@@ -39,6 +39,9 @@ def _half(options: Options) -> str:
 def _check(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
+    low, high = options.get("min_loss_scale"), options.get("max_loss_scale")
+    if low is not None and high is not None and low > high:
+        return f"min_loss_scale={low:g} is above max_loss_scale={high:g}"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
         return "O0 keeps every module in fp32; leave keep_fp32 out"
     return ""
