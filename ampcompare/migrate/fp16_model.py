@@ -1,4 +1,4 @@
-"""Find the models that a script casts to fp16 for `FP16_Optimizer`: in its function, or in another method of a class."""
+"""Find models that a script casts to fp16 for `FP16_Optimizer`: in its function, or in another method of its class."""
 
 from __future__ import annotations
 
