@@ -161,16 +161,16 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
 def _children(node: ast.AST) -> list[ast.AST]:
     """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in several times the time."""
     found: list[ast.AST] = []
-    for name in _fields(type(node)):
+    for name in _fields(node.__class__.__name__):
         value = getattr(node, name, None)
         if value.__class__ is list:
-            found += [each for each in value if isinstance(each, ast.AST)]  # type: ignore[union-attr]
+            found += [each for each in value if isinstance(each, ast.AST)]
         elif value is not None:
-            found.append(value)  # type: ignore[arg-type]
+            found.append(value)
     return found
 
 
 @cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Return the fields of a class of nodes that hold nodes."""
-    return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in PLAIN)
+def _fields(kind: str) -> tuple[str, ...]:
+    """Return the fields of a class of nodes, by its name, that hold nodes."""
+    return () if kind == "Constant" else tuple(name for name in getattr(ast, kind)._fields if name not in PLAIN)
