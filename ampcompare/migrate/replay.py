@@ -159,7 +159,7 @@ class _Trace:
             original(scaler, *args, **options)
             kept.append(scaler)
 
-        torch.amp.GradScaler.__init__ = __init__  # type: ignore[method-assign]
+        torch.amp.GradScaler.__init__ = __init__  # type: ignore[method-assign,assignment]
 
     def _keep(self, rows: Any) -> None:
         self._final = {

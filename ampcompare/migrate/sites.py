@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.options import UNSEEN, entries
-from ampcompare.migrate.tree import Function, Tree
+from ampcompare.migrate.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
@@ -279,7 +279,7 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), (argument,)))
         elif tree.function(node) in functions and (_clips(node) or _reads_grad(tree, node)):
-            if any(isinstance(each, ast.Call) and id(each) in masters for each in ast.walk(node)):
+            if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
 
@@ -303,14 +303,14 @@ def _copies_weights(tree: Tree, call: ast.Call) -> bool:
     if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
         return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
-    if not isinstance(loop, ast.For) or call not in ast.walk(loop.iter):
+    if not isinstance(loop, ast.For) or call not in walk(loop.iter):
         return False
     return all(
         isinstance(each, ast.Expr)
         and isinstance(each.value, ast.Call)
         and isinstance(each.value.func, ast.Attribute)
         and each.value.func.attr == "copy_"
-        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(each))
+        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in walk(each))
         for each in loop.body
     )
 
@@ -344,14 +344,14 @@ def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted(owner)
-    for node in ast.walk(tree.function(owner) or tree.module):
+    for node in walk(tree.function(owner) or tree.module):
         if isinstance(node, ast.Assign) and any(
             isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
             for each in node.targets
         ):
             return isinstance(node.value, ast.Constant) and node.value.value is True
         if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
-            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in ast.walk(node.value)):
+            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in walk(node.value)):
                 return True
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
@@ -374,6 +374,6 @@ def _reading(tree: Tree, node: ast.AST) -> ast.stmt:
 
 
 def _is_over_parameters(loop: ast.For) -> bool:
-    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in ast.walk(loop.iter))
+    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in walk(loop.iter))
     words = {word for name in names for word in str(name).lower().split("_")}
     return bool(words & PARAMETERS)
