@@ -139,8 +139,10 @@ def search(
                 step = change, left
         if step is None:
             together = _together(arm, present, scale, modules, kept)
-            change = next((one for one in together if (left := faults_after(one)) is not None and not left), None)
-            return Found(None, trials) if change is None else found(_pruned(change, faults_after))
+            for change in together:
+                if (left := faults_after(change)) is not None and not left:
+                    return found(_pruned(change, faults_after))
+            return Found(None, trials)
         kept, present = step
     return Found(None, trials)
 

@@ -29,6 +29,11 @@ __all__ = ["diagnose_script"]
 
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
+SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
+SECONDS_BETWEEN_LOOKS = 0.1
+ENDED = "ended.txt"
+LOG = "log.txt"
+NOTE = "ampcompare: "
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -117,6 +122,7 @@ class _Runs:
             lines=list(lines),
             rank=options.rank,
             answer=str(answer),
+            ended=str(folder / ENDED),
         )
 
     def _wait(self, folder: Path) -> int:
@@ -133,7 +139,7 @@ class _Runs:
             "TORCHDYNAMO_DISABLE": "1",
         }
         command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
-        with (folder / "log.txt").open("wb") as log:
+        with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -143,13 +149,40 @@ class _Runs:
                 start_new_session=True,
             )
             try:
-                return process.wait(timeout=TIME_LIMIT)
-            except subprocess.TimeoutExpired:
-                raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended") from None
+                return _exit_code(process, folder / ENDED)
             finally:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
+    """Wait for a run, and return the exit code of its watched process.
+
+    Other ranks get some seconds after the watched one has ended: they may wait for it.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    deadline = time.monotonic() + TIME_LIMIT
+    while time.monotonic() < deadline:
+        seconds = SECONDS_TO_END if ended.exists() else SECONDS_BETWEEN_LOOKS
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if seconds == SECONDS_BETWEEN_LOOKS:
+                continue
+            process.terminate()  # torchrun passes it on to its ranks
+            code = 0
+        text = ended.read_text(encoding="utf-8") if ended.exists() else ""
+        return int(text) if text else code
+    raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended")
+
+
+def _last_note(log: Path) -> str:
+    """Return the last line of ampcompare in the output of a run, behind which torchrun may have written more."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
 def _failure(code: int, folder: Path) -> str:
@@ -158,7 +191,7 @@ def _failure(code: int, folder: Path) -> str:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
         error = (read_rows(folder / RECORD).ended or {}).get("error")
-        text = str(error or log_tail(folder).removeprefix("ampcompare: ") or f"exit code {code}")
+        text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")
         return f"the script showed no step to diagnose: {text[:1000]}"
     return (
         "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "

@@ -274,3 +274,29 @@ def test_the_functions_are_not_shadowed_by_rooms() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its words, ranks and the watched rank are those that the command line would pass."""
+    script = tmp_path / "train.py"
+    script.write_text("from apex import amp\namp.initialize\n")
+    seen: list[Any] = []
+    monkeypatch.setattr("ampcompare.api.diagnosis._diagnose", lambda options, loop: seen.append(options))
+    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu")
+    (options,) = seen
+    assert options.config.script.command == [str(script), "--epochs", "{seed}"]
+    assert (options.config.processes, options.rank) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": print, "script": ["train.py"]}, "a loop or a script"),
+        ({"script": ["missing.py"]}, "there is no script"),
+        ({"script": []}, "after -- comes a script"),
+    ],
+)
+def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
+    """One line says what was wrong."""
+    with pytest.raises(ConfigError, match=message):
+        ampcompare.diagnose(**options)

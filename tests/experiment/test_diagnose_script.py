@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ampcompare
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.diagnose_script import diagnose_script
@@ -102,6 +103,15 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     (product,) = (one for one in found.places if one.place.operation == "mm" and one.place.phase == "forward")
     assert product.calls == 2 * found.steps
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
+
+
+def test_a_script_from_python(diagnose: Callable[..., Any]) -> None:
+    """The same script and arm as on the command line give the same verdict, arguments and passes."""
+    expected = diagnose(APEX, "apex:O1", steps=1, cures=False, reference="none")
+    found = ampcompare.diagnose(
+        script=["train.py", "--epochs", "1"], arm="O1", steps=1, cures=False, reference="none", device="cpu"
+    )
+    assert (found.verdict, found.script, found.observed) == (expected.verdict, expected.script, expected.observed)
 
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
