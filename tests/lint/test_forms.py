@@ -235,6 +235,29 @@ PAIRS = {
         '"loss"',
         ["AMP118"],
     ),
+    "the scale of a loss": (
+        """
+        from apex import amp
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        scale = scaled_loss.item() {good}{bad} loss.item()
+        """,
+        "//",
+        "-",
+        ["AMP118"],
+    ),
+    "one name for two kinds of DDP": (
+        """
+        if use_apex:
+            from apex.parallel import DistributedDataParallel as DDP
+        {good}
+            {good_else}
+        model = DDP(model, device_ids=[0])
+        """,
+        "else:",
+        "",
+        ["AMP116"],
+    ),
     "autocast as a decorator": (
         """
         class Net(torch.nn.Module):
@@ -359,10 +382,11 @@ PARTS = [(script, good, bad, codes) for script, good, bad, codes in PAIRS.values
 @pytest.mark.parametrize(("script", "good", "bad", "codes"), PARTS, ids=PAIRS)
 def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: list[str]) -> None:
     """The mistake is found, and the same script without it has no finding."""
+    other = "DDP = torch.nn.parallel.DistributedDataParallel"
     too = "part.load_state_dict(state[name])"
 
-    wrong = codes_of(script.format(good="", bad=bad, good_too=""))
-    right = codes_of(script.format(good=good, bad="", good_too=too))
+    wrong = codes_of(script.format(good="", bad=bad, good_too="", good_else=""))
+    right = codes_of(script.format(good=good, bad="", good_too=too, good_else=other))
 
     assert wrong == codes
     assert right == []

@@ -200,7 +200,9 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
         elif name_of(call.func) == "float" and len(call.args) == 1:
             node = call.args[0]
         parent = module.names.parents[call]
-        if not isinstance(node, ast.Name) or (isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div)):
+        if not isinstance(node, ast.Name) or (
+            isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Div, ast.FloorDiv))
+        ):
             continue
         for value in _values_at(module, call, node.id):
             inner = _inner(value)
