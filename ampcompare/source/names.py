@@ -195,7 +195,7 @@ class ModuleNames:
         return None
 
     def has_alternatives(self, node: ast.expr) -> bool:
-        """Return whether imports, or an import and an assignment, bind the head of an expression to different things."""
+        """Return whether imports, or an import and an assignment, bind the head of an expression differently."""
         head = (dotted(node) or "").partition(".")[0]
         return any(
             len(one.alternatives.get(head, ())) > 1 or (head in one.alternatives and head in one.values)
