@@ -28,6 +28,15 @@ def test_order_and_suffixes(tmp_path: Path) -> None:
     assert found(tmp_path) == ["z.py", "a/t.pyi", "b/a.ipynb", "b/c.py"]
 
 
+def test_copies_of_apex_are_left_out(tmp_path: Path) -> None:
+    """The package and the repository of Apex are left out, and the project that has a copy of the package is not."""
+    write(tmp_path, "project/train.py", "project/apex/amp/_amp_state.py", "project/apex/optimizers/fused.py")
+    write(tmp_path, "apex-master/csrc/amp_C_frontend.cpp", "apex-master/tests/test_amp.py")
+
+    assert found(tmp_path) == ["project/train.py"]
+    assert len(found(tmp_path / "project" / "apex")) == 2
+
+
 def test_named_files_are_read_whatever_their_name(tmp_path: Path) -> None:
     """A script without a suffix is read if it is named, and once if it is named twice."""
     write(tmp_path, "train")
