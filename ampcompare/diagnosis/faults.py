@@ -188,7 +188,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
     """
-    seen, todo, deciding = set(), [end], set()
+    seen, todo, deciding = set(), [end], set[int]()
     while todo:
         at = todo.pop()
         if at in seen:

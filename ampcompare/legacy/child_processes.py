@@ -70,7 +70,7 @@ def count_starts() -> None:
         _started += not module.startswith("torch.utils.data.")
         start(process)
 
-    multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign]
+    multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign, assignment]
 
 
 def started() -> int:

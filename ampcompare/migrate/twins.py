@@ -394,8 +394,7 @@ class Twins:
         call = self._call(node)
         if call is None or len(call.args) != 1 or call.keywords:
             raise Unsure(node, "to_python_float is passed on as a value; t.item() is its twin")
-        argument = call.args[0]
-        text = self._tree.source(argument)
-        plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        text = self._tree.source(call.args[0])
+        plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
         return True
