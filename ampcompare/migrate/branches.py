@@ -9,7 +9,7 @@ from ampcompare.migrate.tree import Tree
 
 __all__ = ["join_branches"]
 
-MARKS = (".scale(", ".unscale_(", ".scale_loss(")
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
 
 
 def join_branches(text: str) -> str:
