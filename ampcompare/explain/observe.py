@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -243,10 +244,20 @@ def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     return _by_dtype(param.grad for param in params if param.grad is not None)
 
 
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a tensor of another class holds, such as codes and scales of 8 bits; else itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from _inner(getattr(tensor, name))
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     """Return tensors, elements and bytes of each dtype."""
     found: dict[str, dict[str, int]] = {}
-    for tensor in tensors:
+    for tensor in chain.from_iterable(map(_inner, tensors)):
         part = found.setdefault(_short(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
         part["tensors"] += 1
         part["elements"] += tensor.numel()

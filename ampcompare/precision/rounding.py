@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
 
-from ampcompare.tensors.derived_seed import derive
-
-__all__ = ["StochasticRounding", "round_stochastically"]
+__all__ = ["StochasticRounding", "round_stochastically", "step_seed"]
 
 LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
+
+
+def step_seed(purpose: str, seed: int, step: int) -> int:
+    """Hash to a seed of 63 bits, the same on every machine.
+
+    Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -49,7 +56,7 @@ class StochasticRounding:
         self.rounds += 1
         for device in {target.device for target in targets}:
             generator = self._generators.setdefault(device, torch.Generator(device))
-            generator.manual_seed(derive("stochastic rounding", self.seed, self.rounds))
+            generator.manual_seed(step_seed("stochastic rounding", self.seed, self.rounds))
         for target, value in zip(targets, values, strict=True):
             target.copy_(round_stochastically(value, self._generators[target.device]))
 

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.errors import AmpCompareError, ConfigError
 from ampcompare.tasks.data import LabeledData, Part
-from ampcompare.tasks.randomness import isolated_globals, seed_globals
-from ampcompare.tensors.derived_seed import derive
+from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 
 __all__ = ["KeyedSamples", "StreamData"]
 

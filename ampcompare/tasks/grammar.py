@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from ampcompare.tensors.derived_seed import derive
+from ampcompare.tasks.randomness import derive
 
 __all__ = ["sentences"]
 

@@ -11,8 +11,7 @@ from ampcompare.errors import ConfigError
 from ampcompare.tasks.data import LabeledData, spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
-from ampcompare.tasks.randomness import isolated_globals, seed_globals
-from ampcompare.tensors.derived_seed import derive
+from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 
 __all__ = ["user_data"]
 

@@ -17,7 +17,7 @@ from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tensors.derived_seed import derive
+from ampcompare.tasks.randomness import derive
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
