@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["execute"]
 
+PLACE = re.compile(r"[^\n:]+:\d+: ")
 HOOKS = ("ampcompare.guards.", "ampcompare.legacy.", "ampcompare.script.")
 
 _kept: list[ModuleType | None] = []
@@ -76,7 +78,7 @@ def execute(
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
             status = error.exit_code
-            print(f"ampcompare: {error}", file=sys.stderr)
+            print(f"ampcompare: {_in_words(error)}", file=sys.stderr)
         else:
             _print_traceback(error, code)
         if settings.device is None and lacks_gpu(error):
@@ -96,13 +98,15 @@ def execute(
 
 
 def _in_words(error: BaseException | None) -> str | None:
-    """Return an error with the line of the script that led to it."""
-    if isinstance(error, AmpCompareError):
-        return str(error)
+    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it."""
     if error is None:
         return None
-    said = ": ".join([type(error).__name__, *filter(None, [_without_frames(str(error))])])
-    place = None if isinstance(error, SyntaxError) else raised_at(error)  # whose own text has one
+    said = str(error)
+    if not isinstance(error, AmpCompareError):
+        said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
+    if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
+        return said
+    place = raised_at(error)
     return said if place is None else f"{said} ({place})"
 
 
@@ -205,5 +209,5 @@ def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
         if child_processes.started():
-            empty = "the record has no step of this process; each process that it has started writes its own"
+            empty = "the record has no step of this process; those that it has started write files of their own"
         print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

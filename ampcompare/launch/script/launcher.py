@@ -76,7 +76,7 @@ class ScriptLauncher(Launcher):
                 update={"status": "interrupted"}
             )
         elif error := _failure(code, rows, folder):
-            record = failed_script(config, error, exit_code=code if code in OUR_ERRORS else 3, started=started)
+            record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
         write_record(record, folder)
@@ -163,6 +163,12 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
 
 
+def _our_code(code: int, rows: ScriptRows) -> int:
+    """Return the exit code of a failed cell: what the script itself passes to `sys.exit` is none of ampcompare's."""
+    is_scripts = rows.ended is not None and rows.ended.get("error") is None
+    return code if code in OUR_ERRORS and not is_scripts else 3
+
+
 def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
@@ -173,11 +179,11 @@ def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
     if code != 0 and ended.get("error"):
         return str(ended["error"])
     if not rows.steps and (children := _training_children(folder)):
+        whose = "a child process of its own, which is" if children == 1 else f"{children} child processes, which are"
         return (
-            f"the script trains in {children} child process{'es' if children > 1 else ''} of its own, by "
-            "multiprocessing, which are not recorded. Let torchrun start them: take multiprocessing out of the script, "
-            f"or give its option for that, and put --nproc-per-node {children} before `--`; each process finds RANK, "
-            "LOCAL_RANK and WORLD_SIZE in its environment"
+            f"the script trains in {whose} not recorded. Let torchrun start all processes that train: take "
+            "multiprocessing out of the script, or give its option for that, and put --nproc-per-node "
+            f"{children} before `--`; each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment"
         )
     if code != 0:
         return _last_words(code, folder)

@@ -120,6 +120,26 @@ def test_the_error_of_a_child_process_is_one_line(
     assert error.endswith(" terminated with the following error: OSError: full (train.py:11)")
 
 
+def test_an_error_of_ampcompare_has_the_scripts_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the engine raises it, which knows no script."""
+    monkeypatch.chdir(tmp_path)
+    body = "torch.set_default_dtype(torch.float64)\nmodel.double()\nstep()"
+    error = launcher.launch(cell(tmp_path, body, "O1"), tmp_path / "cell").error or ""
+    assert error.startswith("Optimizer parameters must be float16 or float32")
+    assert error.endswith(" (train.py:10)")
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_the_exit_code_of_a_script_is_not_ours(launcher: ScriptLauncher, tmp_path: Path, code: int) -> None:
+    """Whatever it passes to `sys.exit`, the cell has failed; where ampcompare refuses it, the code says why."""
+    record = launcher.launch(cell(tmp_path, f"step(); sys.exit({code})"), tmp_path / "cell")
+    assert (record.environment["exit_code"], record.error) == (3, f"the script ended with exit code {code}")
+    refused = launcher.launch(cell(tmp_path, "step()", "bf16,keep_fp32=nothing"), tmp_path / "cell")
+    assert refused.environment["exit_code"] == 2
+
+
 def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment and working directory are those of the moment; what an earlier cell changed is gone."""
     launcher.launch(cell(tmp_path, "torch.left = True; step()"), tmp_path / "cell")
