@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.cures import with_cure
+from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.request import Request
 from ampcompare.diagnosis.search import Tested
@@ -95,7 +95,9 @@ class _Runs:
         read = json.loads(answer.read_text(encoding="utf-8"))
         script = self._options.config.script
         assert script is not None
-        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command})
+        failure = _error(code, folder) if code else ""
+        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
+        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
         return found, read["functions"], read["device"]
 
     def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
@@ -185,14 +187,18 @@ def _last_note(log: Path) -> str:
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
+def _error(code: int, folder: Path) -> str:
+    """Return why a script ended with an exit code other than 0."""
+    error = (read_rows(folder / RECORD).ended or {}).get("error")
+    return str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+
+
 def _failure(code: int, folder: Path) -> str:
     """Return why a run showed nothing."""
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
-        error = (read_rows(folder / RECORD).ended or {}).get("error")
-        text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")
-        return f"the script showed no step to diagnose: {text[:1000]}"
+        return f"the script showed no step to diagnose: {_error(code, folder)}"
     return (
         "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
         "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"
