@@ -31,6 +31,7 @@ MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
 SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
 SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 LOG = "log.txt"
 NOTE = "ampcompare: "
@@ -153,15 +154,24 @@ class _Runs:
             try:
                 return _exit_code(process, folder / ENDED)
             finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what runs still; torchrun gets the time to end its ranks, which are in sessions of their own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=SECONDS_OF_TORCHRUN)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
-    """Wait for a run, and return the exit code of its watched process.
+    """Return the exit code of the watched process of a run, at its end.
 
-    Other ranks get some seconds after the watched one has ended: they may wait for it.
+    Other ranks get some seconds after the watched one has ended: they may wait for it, and run still then.
 
     Raises:
         LaunchError: it did not end in time.
@@ -174,7 +184,6 @@ def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
         except subprocess.TimeoutExpired:
             if seconds == SECONDS_BETWEEN_LOOKS:
                 continue
-            process.terminate()  # torchrun passes it on to its ranks
             code = 0
         text = ended.read_text(encoding="utf-8") if ended.exists() else ""
         return int(text) if text else code

@@ -137,8 +137,9 @@ def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.Monk
     """The exit code is that of the watched rank, and the other one ends seconds later, not when its wait is over."""
     monkeypatch.setattr(module, "SECONDS_TO_END", 0.2)
     (tmp_path / "ended.txt").write_text("4")
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
     assert module._exit_code(process, tmp_path / "ended.txt") == 4
+    module._end(process)
     assert process.wait(timeout=20) == -signal.SIGTERM
 
 
