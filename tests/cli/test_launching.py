@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,12 +15,10 @@ from ampcompare.errors import Ended
 def test_a_signal_leaves_the_block_as_an_error(number: signal.Signals) -> None:
     """What the block has started is ended by its own cleanup, and the handlers are those of before."""
     before = signal.getsignal(number)
-    is_clean = False
-    with pytest.raises(Ended, match=f"ended by {number.name}"), ended_by_signals():
-        try:
-            os.kill(os.getpid(), number)
-            signal.pause()
-        finally:
-            is_clean = True
-    assert is_clean
+    cleanup = ExitStack()
+    ends: list[bool] = []
+    cleanup.callback(ends.append, True)
+    with pytest.raises(Ended, match=f"ended by {number.name}"), ended_by_signals(), cleanup:
+        signal.raise_signal(number)
+    assert ends == [True]
     assert signal.getsignal(number) == before
