@@ -6,15 +6,18 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import torch
+
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.shadow import HALF
 from ampcompare.diagnosis.watch import Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
-__all__ = ["HARM", "find_faults"]
+__all__ = ["find_faults"]
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
+HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
 MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
@@ -59,10 +62,11 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
             text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
         )
         return
-    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients])]
+    harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
+    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
     if wrong:
         yield _inexact(facts, wrong)
-    elif loss is not None and error_of(loss) > HARM:
+    elif loss is not None and error_of(loss) > harm:
         yield _inexact(facts, [(facts.step.loss or 0, loss)])
 
 
@@ -146,9 +150,9 @@ def _lost_updates(observation: Observation) -> Fault | None:
     )
 
 
-def _is_wrong(event: Event, gradients: Sequence[Event]) -> bool:
+def _is_wrong(event: Event, gradients: Sequence[Event], harm: float) -> bool:
     """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
-    if event.constant or event.errors is None or error_of(event) <= HARM:
+    if event.constant or event.errors is None or error_of(event) <= harm:
         return False
     sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
     return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)

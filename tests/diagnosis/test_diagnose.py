@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from types import ModuleType
 from typing import Any
@@ -208,6 +209,19 @@ def test_a_loop_without_steps() -> None:
     """It is refused."""
     with pytest.raises(ConfigError, match="no step was watched"):
         ampcompare.diagnose(lambda precision: None, arm="half", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arm", "library"), [("accelerate:fp16", "accelerate"), ("fabric:bf16-true", "lightning_fabric")]
+)
+def test_modules_and_updates_of_libraries(arm: str, library: str) -> None:
+    """What a library wraps around models and optimizers is not in their names, and their steps are seen."""
+    pytest.importorskip(library)
+    found = ampcompare.diagnose(_linear_loop, arm=arm, steps=2, reference="none", cures=False, device="cpu")
+    assert {"0", "2"} <= set(found.modules)
+    assert {update.parameter for update in found.updates} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    if library == "accelerate":
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class _Varied(nn.Module):
