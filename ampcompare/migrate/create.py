@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.booleans import as_bool
 from ampcompare.migrate.create_precision import create_precision
-from ampcompare.migrate.elsewhere import attach, carried_keys, wrapped_models
+from ampcompare.migrate.elsewhere import attach, carried_keys, is_bound_above, wrapped_models
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
@@ -74,14 +74,14 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         lines = []
     core.made.add(place)
     if hoisted:
-        late = [each for each in carried if not _is_bound_above(conditions[-1], each)]
+        late = [each for each in carried if not is_bound_above(conditions[-1], each)]
         early = [each for each in carried if each not in late]
         edits.before(conditions[-1], lines + attach(core, initialize, early) + models)
         _replace_call(core, initialize, results, attach(core, initialize, late))
         return
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
-        default += attach(core, initialize, [each for each in carried if _is_bound_above(conditions[-1], each)])
+        default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
     _replace_call(core, initialize, results, lines + attach(core, initialize, carried) + models)
 
@@ -138,17 +138,6 @@ def _text_of_test(core: Core, test: ast.expr) -> str:
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
-
-
-def _is_bound_above(condition: ast.If, key: str) -> bool:
-    """Return whether an object is surely there above a condition: it is no part of another, and not made below it."""
-    if "." in key.removeprefix("self."):
-        return False
-    for node in ast.walk(condition):
-        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted(target) == key for target in node.targets):
-                return False
-    return True
 
 
 def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
