@@ -14,7 +14,8 @@ from typing import Any
 from ampcompare.analysis.pairs import Pair
 from ampcompare.analysis.scores import other_metric
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
 from ampcompare.settings.paths import flatten
 
 __all__ = [

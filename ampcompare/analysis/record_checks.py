@@ -16,12 +16,14 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
+from ampcompare.records.document import record_checksum
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.other_precisions import PrecisionResult
-from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
-from ampcompare.settings.config import settings_digest
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
+from ampcompare.settings.digest import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
 

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from ampcompare.analysis.statistics import MIN_PAIRS
-from ampcompare.records.run import RunRecord, SystemReadings
+from ampcompare.records.readings import SystemReadings
+from ampcompare.records.run import RunRecord
 
 __all__ = ["invalid_reason", "invalid_reason_of_arm"]
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from ampcompare.records.document import SCHEMA, SchemaNumber, read_model
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import LOSS_MARGIN, Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.published import Published
-from ampcompare.records.run import SCHEMA, RunRecord, SchemaNumber, read_model
+from ampcompare.records.run import RunRecord
 
 __all__ = [
     "ArmSummary",

@@ -55,6 +55,8 @@ def _steps(row: ArmSummary) -> str:
 def _skipped(row: ArmSummary) -> str:
     if row.skipped_steps is None:
         return ""
+    if 0 < row.skipped_steps == row.num_steps:
+        return f"all {row.num_steps} steps skipped"  # as why a run learned nothing
     return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
 
 

@@ -17,7 +17,8 @@ from ampcompare.errors import RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.run import reusable
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import RunRecord, dump_json, read_record, record_checksum
+from ampcompare.records.document import record_checksum
+from ampcompare.records.run import RunRecord, dump_json, read_record
 
 MakeFolder = Callable[..., Path]
 FindRecord = Callable[[Path, str, int], Path]

@@ -9,7 +9,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from ampcompare.errors import ConfigError
-from ampcompare.settings.config import NON_NUMERIC_SETTINGS, OptimizerConfig, Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
+from ampcompare.settings.recipe import OptimizerConfig, Recipe
 from ampcompare.settings.validation import validated
 
 

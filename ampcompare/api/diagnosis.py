@@ -1,0 +1,66 @@
+"""Find where the numbers of an arm overflow or are lost: the command `diagnose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ampcompare.api.arguments import settings_request
+from ampcompare.backends.arm import Arm
+from ampcompare.experiment.diagnose import DiagnoseOptions
+from ampcompare.experiment.diagnose import diagnose as _diagnose
+from ampcompare.experiment.sources import collect_settings
+from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.report.diagnosis_files import write_diagnosis
+from ampcompare.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ampcompare.precision.base import Precision
+
+__all__ = ["diagnose"]
+
+
+def diagnose(
+    loop: Callable[[Precision], Any] | None = None,
+    *,
+    arm: Arm | str = "apex:O2",
+    steps: int = 8,
+    at: Sequence[int] = (),
+    reference: Literal["float32", "float64", "none"] = "float32",
+    cures: bool = True,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    **settings: Any,
+) -> Diagnosis:
+    """Find where the numbers of an arm overflow or are lost, and test what to keep in fp32.
+
+    Args:
+        loop: any training loop, as a function of a precision: it calls `prepare` once, then for each step `backward` or
+            `scale_loss`, and `step`, which ends the loop after the last step. It is called again for each candidate
+            of a cure and must begin from the same weights and batches each time; torch is seeded before. It runs in
+            this process and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
+            recipe is trained, in a process of its own.
+        arm: such as "apex:O2", or an `Arm`.
+        steps: updates of each run; up to 20 that are skipped come on top.
+        at: steps to watch, counted from 0; all by default.
+        reference: type that every operation is repeated in; "none" watches ranges alone.
+        cures: train candidates of a cure for some steps.
+        recipe, size, config_file, settings: as for `run`.
+        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used, or a loop without a step.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        LaunchError: the model of a recipe raised.
+    """
+    arm = Arm.parse(arm) if isinstance(arm, str) else arm
+    request = settings_request(recipe, size, config_file, {**settings, "arm": str(arm)})
+    config = collect_settings(request, one_run=True).config
+    options = DiagnoseOptions(config, steps=steps, at=tuple(at), reference=reference, cures=cures)
+    found = _diagnose(options, loop)
+    if output_dir is not None:
+        write_diagnosis(found, Path(output_dir))
+    return found
