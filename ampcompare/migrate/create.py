@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.booleans import as_bool
 from ampcompare.migrate.create_precision import create_precision
-from ampcompare.migrate.elsewhere import attach, carried_keys, wrapped_models
+from ampcompare.migrate.elsewhere import attach, carried_keys, is_bound_above, wrapped_models
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
@@ -54,7 +54,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     if hoisted:
         enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
-        enabled = [each for each in enabled if each]
+        enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
     arguments = ['"cuda"', *settings.arguments]
     if "False" in enabled:
         enabled = ["False"]
@@ -67,22 +67,23 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
     carried = carried_keys(core, initialize)
-    made = attach(core, initialize, carried) + wrapped_models(core, initialize)
+    models = wrapped_models(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
     if unused or place in core.made or _is_made_above(core, initialize):
         lines = []
     core.made.add(place)
     if hoisted:
-        edits.before(conditions[-1], lines + made)
-        _replace_call(core, initialize, results, [])
+        late = [each for each in carried if not is_bound_above(conditions[-1], each)]
+        early = [each for each in carried if each not in late]
+        edits.before(conditions[-1], lines + attach(core, initialize, early) + models)
+        _replace_call(core, initialize, results, attach(core, initialize, late))
         return
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
-        unbound = [each for each in carried if not _binds(conditions[-1], each)]
-        default += attach(core, initialize, unbound)
+        default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
-    _replace_call(core, initialize, results, lines + made)
+    _replace_call(core, initialize, results, lines + attach(core, initialize, carried) + models)
 
 
 def _is_made_above(core: Core, initialize: Initialize) -> bool:
@@ -137,15 +138,6 @@ def _text_of_test(core: Core, test: ast.expr) -> str:
     if "\n" in text:
         text = ast.unparse(test)
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
-
-
-def _binds(condition: ast.If, key: str) -> bool:
-    """Return whether a statement makes the object that has a key."""
-    for node in ast.walk(condition):
-        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted(target) == key for target in node.targets):
-                return True
-    return False
 
 
 def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:

@@ -72,12 +72,14 @@ class Edits:
         return statement in self._removed
 
     def before(self, statement: ast.stmt, lines: Iterable[str], *, outside: bool = False) -> None:
-        """Put statements above another.
+        """Put statements above another; for an `elif`, above the `if` that it belongs to.
 
         Args:
             lines: without the indentation of the block.
             outside: above a `with` that the statement was wrapped in.
         """
+        while self.tree.text.startswith("elif", self.tree.span(statement)[0]):
+            statement = self.tree.parent(statement)  # type: ignore[assignment]
         if not self.tree.is_alone(statement) and not self.begins_line(statement):
             start, _ = self.tree.span(statement)
             self._spans[(start, start)] = "".join(f"{line}; " for line in lines)

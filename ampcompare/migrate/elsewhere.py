@@ -12,7 +12,7 @@ from ampcompare.source.syntax import dotted
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
-__all__ = ["attach", "carried_keys", "wrapped_models"]
+__all__ = ["attach", "carried_keys", "is_bound_above", "wrapped_models"]
 
 SUBCLASS = (
     "replicas under DataParallel share no wrapped forward, so the model gets a subclass of its class; torch.save of "
@@ -54,6 +54,17 @@ def _made_here(core: Core, key: str | None = None) -> str:
     """Return the expression for the scaler of an optimizer, by default of the first, where it is made."""
     name = core.scalers.name(key)
     return f"self.{name}" if core.scalers.home == "self" else name
+
+
+def is_bound_above(condition: ast.If, key: str) -> bool:
+    """Return whether an object is surely there above a condition: it is no part of another, and not made below it."""
+    if "." in key.removeprefix("self."):
+        return False
+    for node in ast.walk(condition):
+        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            if any(dotted(target) == key for target in node.targets):
+                return False
+    return True
 
 
 def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:

@@ -11,22 +11,23 @@ __all__ = ["trains_across_files"]
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
 # Of Apex, or of files that are migrated already.
 INITIALIZES = re.compile(r"\bamp\.initialize\(|\.(?:grad_scaler|precision) = ")
-TRAINS = re.compile(
-    r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(|\.precision\.scale_loss\(|\.(?:grad_scaler|precision) if "
+NEEDS = re.compile(
+    r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
 )
 LEVELS = 3  # folders above a module in which the modules that it imports are looked for
 
 
 def trains_across_files(path: Path, text: str) -> bool:
-    """Return whether a module that initializes gives its optimizer to training functions of another module.
+    """Return whether a module that initializes gives its optimizer to functions of another module that need the scaler.
 
-    That is so if it imports from a module that trains, or if another script next to it initializes and imports from it.
+    They train, or save it. That is so if it imports from such a module, or if another script next to it initializes and
+    imports from it.
     """
     if INITIALIZES.search(text) is None:
         return False
-    if any(TRAINS.search(_text(each)) for each in _imported(path, text)):
+    if any(NEEDS.search(_text(each)) for each in _imported(path, text)):
         return True
-    if TRAINS.search(text) is None:
+    if NEEDS.search(text) is None:
         return False
     for folder in (path.parent, path.parent.parent):
         for other in sorted(folder.glob("*.py")):

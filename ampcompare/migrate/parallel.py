@@ -66,8 +66,8 @@ def rewrite_ddp(
     if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
         raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
     kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
-    names = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
-    for name in names:
+    refused = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
+    for name in refused:
         value = known.get(name)
         if value is not None and not (isinstance(value, ast.Constant) and not value.value):
             raise Unsure(call, f"{name} has no twin in torch's DistributedDataParallel")

@@ -217,6 +217,8 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
         return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
     if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
         return read.statement
+    if tree.text.startswith("elif", tree.span(branch)[0]):
+        return read.statement
     first, second = branch.body[0], branch.orelse[0]
     if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
         return read.statement

@@ -87,3 +87,11 @@ def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) 
     text = _migrated(tmp_path / "other.py")
     assert "optimizer.grad_scaler = scaler" in text
     assert "global" not in text
+
+
+def test_a_file_that_only_saves_the_state_gets_the_scaler_with_the_optimizer(tmp_path: Path) -> None:
+    """As the checkpoints of a script often are in a module of their own."""
+    save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
+    _files(tmp_path, main=f"{HEAD}from checkpoints import save\n{TRAIN}{MAIN}", checkpoints=save)
+    assert "optimizer.grad_scaler = scaler" in _migrated(tmp_path / "main.py")
+    assert "optimizer.grad_scaler.state_dict()" in _migrated(tmp_path / "checkpoints.py")
