@@ -250,8 +250,10 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
     if flatten is None:
         yield tensor
         return
-    for name in flatten()[0]:
-        yield from _inner(getattr(tensor, name))
+    held = [getattr(tensor, name) for name in flatten()[0]]
+    for part in held:
+        if isinstance(part, Tensor):  # a shard holds its mesh of devices too
+            yield from _inner(part)
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
