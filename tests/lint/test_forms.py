@@ -7,6 +7,8 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.lint.check import check_text
+from ampcompare.lint.run import fix_text
+from ampcompare.lint.selection import Selection
 from ampcompare.mistakes.catalog import CODES
 
 
@@ -404,3 +406,22 @@ def test_packages_of_optimizers_are_no_optimizers() -> None:
             opt.zero_grad()
     """
     assert codes_of(script) == ["AMP203"]
+
+
+def test_two_networks_are_unscaled_once() -> None:
+    """Where gradients are clipped twice, the fix of the first clipping is that of the second."""
+    script = """
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    text = "import torch\n" + dedent(script)
+    selection = Selection(select=("AMP2",))
+
+    fixed, left, _ = fix_text(text, check_text(text, selection.reports), selection)
+
+    assert codes_of(script) == ["AMP201", "AMP201"]
+    assert fixed.count("scaler.unscale_(optimizer)") == 1
+    assert left == check_text(fixed, selection.reports) == []

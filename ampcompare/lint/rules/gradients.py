@@ -30,7 +30,8 @@ def scaled_gradients(module: LintModule) -> Iterator[Finding]:
             for last in _latest_passes(trace, event):
                 steps = _steps_of_scaled(trace, last, event)
                 if steps and not SCALE_WORDS.search(_source_around(module, event)):
-                    yield _scaled_finding(module, event, last, steps)
+                    clips = events_between(trace, last, event, Kind.CLIP)
+                    yield _scaled_finding(module, event, last, steps, is_second=bool(clips))
                     break
 
 
@@ -74,13 +75,14 @@ def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
     return steps
 
 
-def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event]) -> Finding:
+def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, is_second: bool) -> Finding:
+    """Return the finding, with the edit that unscales unless clipping right above it has the same one."""
     code = "AMP201" if event.kind is Kind.CLIP else "AMP218"
     edits: tuple[Edit, ...] = ()
     names = {(plain(step.subject), plain(step.target)) for step in steps}
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
     known = all(event.facts.get(key) == value for key, value in last.facts.items())
-    if code == "AMP201" and len(names) == 1 and same_place and known:
+    if code == "AMP201" and len(names) == 1 and same_place and known and not is_second:
         function, argument = steps[0].call.func, steps[0].call.args[:1]
         assert isinstance(function, ast.Attribute)
         optimizer = "".join(map(module.text.source, argument))
