@@ -36,6 +36,52 @@ PAIRS = {
         "",
         ["AMP201"],
     ),
+    "clipping, then unscale_": (
+        """
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            {good}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            {bad}
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+        "scaler.unscale_(optimizer)",
+        ["AMP201"],
+    ),
+    "a checkpoint by a function of the script that does not get the scaler": (
+        """
+        def save(path, optimizer=None):
+            state = {{"step": 1}}
+            if optimizer is not None:
+                optimizer_state = optimizer.state_dict()
+                state["optimizer"] = optimizer_state
+            {good}
+            torch.save(state, path)
+        def train(loss, scaler):
+            scaler.scale(loss).backward()
+        def main(optimizer, loss):
+            scaler = torch.amp.GradScaler("cuda")
+            train(loss, scaler=scaler)
+            save("last", optimizer=optimizer)
+        """,
+        'state["scaler"] = scaler_state',
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint by another module that gets the scaler": (
+        """
+        def main(optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            {good}
+            torch.save(optimizer.state_dict(), "optimizer.pt")
+        """,
+        "helpers.save_state(scaler=scaler)",
+        "",
+        ["AMP226"],
+    ),
     "a name for the last micro-batch": (
         """
         for i, batch in enumerate(loader):
