@@ -7,6 +7,8 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.lint.check import check_text
+from ampcompare.lint.run import fix_text
+from ampcompare.lint.selection import Selection
 from ampcompare.mistakes.catalog import CODES
 
 
@@ -33,6 +35,52 @@ PAIRS = {
         "if self.fp16: self.scaler.unscale_(self.optimizer)",
         "",
         ["AMP201"],
+    ),
+    "clipping, then unscale_": (
+        """
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            {good}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            {bad}
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+        "scaler.unscale_(optimizer)",
+        ["AMP201"],
+    ),
+    "a checkpoint by a function of the script that does not get the scaler": (
+        """
+        def save(path, optimizer=None):
+            state = {{"step": 1}}
+            if optimizer is not None:
+                optimizer_state = optimizer.state_dict()
+                state["optimizer"] = optimizer_state
+            {good}
+            torch.save(state, path)
+        def train(loss, scaler):
+            scaler.scale(loss).backward()
+        def main(optimizer, loss):
+            scaler = torch.amp.GradScaler("cuda")
+            train(loss, scaler=scaler)
+            save("last", optimizer=optimizer)
+        """,
+        'state["scaler"] = scaler_state',
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint by another module that gets the scaler": (
+        """
+        def main(optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            {good}
+            torch.save(optimizer.state_dict(), "optimizer.pt")
+        """,
+        "helpers.save_state(scaler=scaler)",
+        "",
+        ["AMP226"],
     ),
     "a name for the last micro-batch": (
         """
@@ -404,3 +452,22 @@ def test_packages_of_optimizers_are_no_optimizers() -> None:
             opt.zero_grad()
     """
     assert codes_of(script) == ["AMP203"]
+
+
+def test_two_networks_are_unscaled_once() -> None:
+    """Where gradients are clipped twice, the fix of the first clipping is that of the second."""
+    script = """
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    text = "import torch\n" + dedent(script)
+    selection = Selection(select=("AMP2",))
+
+    fixed, left, _ = fix_text(text, check_text(text, selection.reports), selection)
+
+    assert codes_of(script) == ["AMP201", "AMP201"]
+    assert fixed.count("scaler.unscale_(optimizer)") == 1
+    assert left == check_text(fixed, selection.reports) == []

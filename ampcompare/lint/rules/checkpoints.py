@@ -11,9 +11,7 @@ from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
 
 __all__: list[str] = []
 
-SCALER_STATE = re.compile(
-    r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:|\bscaler\w*=\w*scaler"
-)
+SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
 
 
@@ -24,7 +22,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
     apex = next(module.calls_of("apex.amp.initialize"), None)
     scalers = [call for call in module.new_scalers if not _is_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
-        if maker is None or state.search(source):
+        if maker is None or state.search(source) or _is_passed_to_saver(module):
             continue
         reported: set[ast.expr] = set()
         for call in _saving_calls(module):
@@ -40,6 +38,21 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             edits = _added_state(module, code, maker, call, saved) if isinstance(saved, ast.Dict) else ()
             reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
+
+
+def _is_passed_to_saver(module: LintModule) -> bool:
+    """Return whether a scaler is passed to something else than a function of the module that may save it."""
+    for call in module.names.calls:
+        name = name_of(call.func).rpartition(".")[2]
+        passed = [*call.args, *(one.value for one in call.keywords)]
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
+            if any(module.roles.of(value, module.names.scope_of[call]) == "scaler" for value in passed):
+                return True
+    return False
+
+
+def _is_of_module(module: LintModule, call: ast.Call) -> bool:
+    return any(name_of(call.func) in scope.functions for scope in module.names.scope_of[call].enclosing())
 
 
 def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
@@ -107,6 +120,9 @@ def _assigned_to_keys(module: LintModule, call: ast.Call, name: str) -> Iterator
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
     if isinstance(value, ast.IfExp):
         return any(_is_state_of_optimizer(module, each) for each in (value.body, value.orelse))
+    if isinstance(value, ast.Name):
+        values = module.names.scope_of[value].values.get(value.id, [])
+        return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
         return False
     return module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer"

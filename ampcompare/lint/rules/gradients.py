@@ -30,7 +30,9 @@ def scaled_gradients(module: LintModule) -> Iterator[Finding]:
             for last in _latest_passes(trace, event):
                 steps = _steps_of_scaled(trace, last, event)
                 if steps and not SCALE_WORDS.search(_source_around(module, event)):
-                    yield _scaled_finding(module, event, last, steps)
+                    near = events_between(trace, last, event, Kind.CLIP)
+                    near += events_between(trace, event, steps[0], Kind.UNSCALE)
+                    yield _scaled_finding(module, event, last, steps, may_unscale=not near)
                     break
 
 
@@ -63,24 +65,28 @@ def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
     unscaling = (Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE)
     if events_between(trace, last, event, *unscaling):
         return []
+    # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
+    optimizers = {other.target for other in trace if other.kind is Kind.SCALER_STEP}
     steps = []
     for other in trace[trace.index(event) + 1 :]:
         if not (other.may_follow(event) and other.may_follow(last)):
             continue
-        if other.kind is Kind.BACKWARD or (other.kind is Kind.UNSCALE and event.kind is Kind.CLIP):
+        unscales = other.kind is Kind.UNSCALE and event.kind is Kind.CLIP
+        if other.kind is Kind.BACKWARD or (unscales and len(optimizers) > 1):
             break
         if other.kind is Kind.SCALER_STEP and other.subject == last.scaler:
             steps.append(other)
     return steps
 
 
-def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event]) -> Finding:
+def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, may_unscale: bool) -> Finding:
+    """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
     code = "AMP201" if event.kind is Kind.CLIP else "AMP218"
     edits: tuple[Edit, ...] = ()
     names = {(plain(step.subject), plain(step.target)) for step in steps}
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
     known = all(event.facts.get(key) == value for key, value in last.facts.items())
-    if code == "AMP201" and len(names) == 1 and same_place and known:
+    if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
         function, argument = steps[0].call.func, steps[0].call.args[:1]
         assert isinstance(function, ast.Attribute)
         optimizer = "".join(map(module.text.source, argument))
