@@ -278,6 +278,10 @@ class Edits:
         ):
             above, last = above - 1, last + 1
             stop = tree.line_start(last + 1)
+        if tree.block(statement)[0] is statement and not isinstance(tree.parent(statement), ast.Module):
+            while last + 1 < len(tree.starts) and not tree.line_text(last + 1).strip():  # a block begins without them
+                last += 1
+                stop = tree.line_start(last + 1)
         moved = self._lines.pop(first, None)
         self._spans[(tree.starts[first - 1], stop)] = ""
         if moved is not None and moved.before:
