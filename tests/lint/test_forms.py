@@ -244,6 +244,22 @@ PAIRS = {
         "model = model.half()",
         ["AMP224"],
     ),
+    "a model that is cast where the scaler may be off": (
+        """
+        scaler = torch.amp.GradScaler("cuda"{good})
+        if pure_fp16:
+            model = model.half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        ", enabled=not pure_fp16",
+        "",
+        ["AMP224"],
+    ),
     "a model that is cast for another mode": (
         """
         if mode == "test":
