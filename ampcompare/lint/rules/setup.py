@@ -44,6 +44,8 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
             in_place = isinstance(statement, ast.Expr) and statement.value is event.call
             if isinstance(statement, ast.Assign) and statement.value is event.call:
                 in_place = [name_of(target) for target in statement.targets] == [name]
+            if module.is_conditional(event.call) and any(keyword(call, "enabled") for call in module.new_scalers):
+                continue  # the scaler may be off where the model is cast
             if not in_place or module.mentions(rf"{re.escape(name)}\.float\(\)"):
                 continue
             later = [other for other in trace[index + 1 :] if other.may_follow(event)]

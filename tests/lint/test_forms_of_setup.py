@@ -1,0 +1,266 @@
+"""Forms of mistakes with optimizers, models, autocast and checkpoints, and right code that differs by a little."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lint.forms import codes_of_pair
+
+PAIRS = {
+    "a checkpoint by a function of the script that does not get the scaler": (
+        """
+        def save(path, optimizer=None):
+            state = {{"step": 1}}
+            if optimizer is not None:
+                optimizer_state = optimizer.state_dict()
+                state["optimizer"] = optimizer_state
+            {good}
+            torch.save(state, path)
+        def train(loss, scaler):
+            scaler.scale(loss).backward()
+        def main(optimizer, loss):
+            scaler = torch.amp.GradScaler("cuda")
+            train(loss, scaler=scaler)
+            save("last", optimizer=optimizer)
+        """,
+        'state["scaler"] = scaler_state',
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint by another module that gets the scaler": (
+        """
+        def main(optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            {good}
+            torch.save(optimizer.state_dict(), "optimizer.pt")
+        """,
+        "helpers.save_state(scaler=scaler)",
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint whose keys are assigned one by one": (
+        """
+        from apex import amp
+        def train(self):
+            self.model, self.optimizer = amp.initialize(self.model, self.optimizer)
+            state = {{"model": self.model.state_dict()}}
+            state["optimizer"] = self.optimizer.state_dict()
+            {good}
+            torch.save(state, "last")
+        """,
+        'state["amp"] = amp.state_dict()',
+        "",
+        ["AMP119"],
+    ),
+    "a checkpoint by dict()": (
+        """
+        def save(optimizer, scaler):
+            torch.save(dict(optimizer=optimizer.state_dict(), {good}), "last")
+        def main(optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            save(optimizer, scaler)
+        """,
+        "scaler=scaler.state_dict()",
+        "",
+        ["AMP226"],
+    ),
+    "an opt level of a class": (
+        """
+        from apex import amp
+        class Settings:
+            opt_level = {good}{bad}
+        """,
+        '"O1"',
+        '"01"',
+        ["AMP108"],
+    ),
+    "an optimizer under the name of the options": (
+        """
+        from apex import amp
+        class Model:
+            def __init__(self, opt):
+                self.opt = opt
+                self.net, {good}{bad} = amp.initialize(self.net, self.optim)
+            def train(self):
+                self.optim.step()
+        """,
+        "self.optim",
+        "self.opt",
+        ["AMP109"],
+    ),
+    "an optimizer of the evaluation": (
+        """
+        from apex import amp
+        def train(model, batches):
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, opt = amp.initialize(model, opt)
+            {bad}
+            for batch in batches:
+                with amp.scale_loss(model(batch), opt) as scaled_loss:
+                    scaled_loss.backward()
+                opt.step()
+            {good}
+        """,
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)",
+        ["AMP121"],
+    ),
+    "a model that is cast and bound again": (
+        """
+        {bad}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "",
+        "model = model.half()",
+        ["AMP224"],
+    ),
+    "a model that is cast where the scaler may be off": (
+        """
+        scaler = torch.amp.GradScaler("cuda"{good})
+        if pure_fp16:
+            model = model.half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        ", enabled=not pure_fp16",
+        "",
+        ["AMP224"],
+    ),
+    "a model that is cast for another mode": (
+        """
+        if mode == "test":
+            raise SystemExit
+        elif mode == "inference":
+            model = model.half()
+            {good}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "raise SystemExit",
+        "",
+        ["AMP224"],
+    ),
+    "one name for two kinds of DDP": (
+        """
+        if use_apex:
+            from apex.parallel import DistributedDataParallel as DDP
+        {good}
+            {good_else}
+        model = DDP(model, device_ids=[0])
+        """,
+        "else:",
+        "",
+        ["AMP116"],
+    ),
+    "autocast as a decorator": (
+        """
+        class Net(torch.nn.Module):
+            @{good}{bad}
+            def forward(self, x):
+                return self.head(x)
+        """,
+        'torch.autocast("cuda")',
+        "torch.autocast",
+        ["AMP222"],
+    ),
+    "a device for autocast": (
+        """
+        device = torch.device("cuda")
+        with torch.autocast({good}{bad}):
+            loss = model(batch)
+        """,
+        "device.type",
+        "device",
+        ["AMP229"],
+    ),
+    "a functional cross entropy": (
+        """
+        with torch.autocast("{good}{bad}"):
+            loss = torch.nn.functional.binary_cross_entropy(model(x), y)
+        """,
+        "cpu",
+        "cuda",
+        ["AMP230"],
+    ),
+    "a checkpoint that is loaded": (
+        """
+        def save(path):
+            torch.save({{"opt": opt.state_dict(), "scaler": scaler.state_dict()}}, path)
+        def load(path):
+            state = torch.load(path)
+            opt.load_state_dict(state["opt"])
+            {good}
+        """,
+        'scaler.load_state_dict(state["scaler"])',
+        "",
+        ["AMP231"],
+    ),
+    "a checkpoint that is loaded in a loop": (
+        """
+        def save(path):
+            torch.save({{"opt": opt.state_dict(), "scaler": scaler.state_dict()}}, path)
+        def load(path, state):
+            opt.load_state_dict(state["opt"])
+            for name, part in {good}{bad}:
+                part.train()
+                {good_too}
+        """,
+        "parts.items()",
+        "parts.items()",
+        ["AMP231"],
+    ),
+    "a loss that a method returns": (
+        """
+        class Engine:
+            def loss(self, batch):
+                with torch.autocast("cuda", dtype=torch.{good}{bad}):
+                    return self.model(batch)
+            def train(self, batch):
+                loss = self.loss(batch)
+                loss.backward()
+                self.optimizer.step()
+        """,
+        "bfloat16",
+        "float16",
+        ["AMP232"],
+    ),
+    "a scaler that is off until the command line is read": (
+        """
+        scaler = torch.amp.GradScaler("cuda", enabled={good}{bad})
+        def train(loss, optimizer):
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        def main():
+            global scaler
+            scaler = torch.amp.GradScaler("cuda")
+        if __name__ == "__main__":
+            main()
+        """,
+        "True",
+        "False",
+        ["AMP409"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "good", "bad", "codes"), PAIRS.values(), ids=PAIRS)
+def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: list[str]) -> None:
+    """The mistake is found, and the same script without it has no finding."""
+    wrong, right = codes_of_pair(script, good, bad)
+
+    assert wrong == codes
+    assert right == []

@@ -1,0 +1,231 @@
+"""Forms of mistakes between backward pass and step, and right code that differs by a little."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from ampcompare.lint.check import check_text
+from ampcompare.lint.run import fix_text
+from ampcompare.lint.selection import Selection
+from tests.lint.forms import codes_of, codes_of_pair
+
+PAIRS = {
+    "a pass in either branch, then clipping": (
+        """
+        if self.fp16:
+            self.scaler.scale(loss).backward()
+        else:
+            loss.backward()
+        {good}
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        if self.fp16:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        """,
+        "if self.fp16: self.scaler.unscale_(self.optimizer)",
+        "",
+        ["AMP201"],
+    ),
+    "clipping, then unscale_": (
+        """
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            {good}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            {bad}
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "scaler.unscale_(optimizer)",
+        "scaler.unscale_(optimizer)",
+        ["AMP201"],
+    ),
+    "a name for the last micro-batch": (
+        """
+        for i, batch in enumerate(loader):
+            is_last = (i + 1) % 4 == 0
+            scaler.scale(model(batch) / 4).backward()
+            if is_last and ready:
+                scaler.step(optimizer)
+                {good}
+                optimizer.zero_grad()
+            {bad}
+        """,
+        "scaler.update()",
+        "scaler.update()",
+        ["AMP209"],
+    ),
+    "an accumulation under a name, not divided": (
+        """
+        from apex import amp
+        for i, batch in enumerate(loader):
+            waits = (i + 1) % accumulate != 0
+            loss = criterion(model(batch))
+            {good}
+            with amp.scale_loss(loss, optimizer, delay_unscale=waits) as scaled_loss:
+                scaled_loss.backward()
+            if not waits:
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
+        "loss = loss / accumulate",
+        "",
+        ["AMP217"],
+    ),
+    "a norm by a function of the script": (
+        """
+        def norm_of(parameters):
+            return sum(p.grad.detach().pow(2).sum() for p in parameters)
+
+        def train(loader):
+            for batch in loader:
+                optimizer.zero_grad()
+                scaler.scale(model(batch)).backward()
+                {bad}
+                scaler.unscale_(optimizer)
+                {good}
+                scaler.step(optimizer)
+                scaler.update()
+        """,
+        "norm = norm_of(model.parameters())",
+        "norm = norm_of(model.parameters())",
+        ["AMP218"],
+    ),
+    "gradients edited by a method": (
+        """
+        from apex import amp
+        class Sparse:
+            def fit(self, loss):
+                self.net, self.opt = amp.initialize(self.net, self.opt, opt_level="{good}{bad}")
+                with amp.scale_loss(loss, self.opt) as scaled_loss:
+                    scaled_loss.backward()
+                self.penalize()
+                self.opt.step()
+            def penalize(self):
+                for m in self.net.modules():
+                    m.weight.grad.data.add_(torch.sign(m.weight))
+        """,
+        "O1",
+        "O2",
+        ["AMP117"],
+    ),
+    "clipping with FP16_Optimizer": (
+        """
+        from apex.fp16_utils import FP16_Optimizer
+        optimizer = FP16_Optimizer(optimizer)
+        optimizer.backward(loss)
+        {good}{bad}
+        optimizer.step()
+        """,
+        "optimizer.clip_master_grads(1.0)",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        ["AMP104"],
+    ),
+    "a loss that is scaled in place": (
+        """
+        loss = model(batch)
+        {bad}
+        total += loss.item()
+        """,
+        "",
+        "loss = scaler.scale(loss)",
+        ["AMP228"],
+    ),
+    "a scaled loss under its name": (
+        """
+        from apex import amp
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        writer.add_scalar({good}{bad}, scaled_loss.item(), step)
+        """,
+        '"scaled_loss"',
+        '"loss"',
+        ["AMP118"],
+    ),
+    "the scale of a loss": (
+        """
+        from apex import amp
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        scale = scaled_loss.item() {good}{bad} loss.item()
+        """,
+        "//",
+        "-",
+        ["AMP118"],
+    ),
+    "a second step": (
+        """
+        def train(a, b):
+            scaler.scale(a).backward()
+            scaler.step(optimizer)
+            {good}
+            optimizer.zero_grad()
+            scaler.scale(b).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "scaler.update()",
+        "",
+        ["AMP204"],
+    ),
+    "gradients that are dropped where they are not finite": (
+        """
+        for batch in loader:
+            scaler.scale(model(batch)).backward()
+            {good}{bad}
+                optimizer.zero_grad()
+            scaler.step(optimizer)
+            scaler.update()
+        """,
+        "if not torch.isfinite(loss):",
+        "if first:",
+        ["AMP214"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "good", "bad", "codes"), PAIRS.values(), ids=PAIRS)
+def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: list[str]) -> None:
+    """The mistake is found, and the same script without it has no finding."""
+    wrong, right = codes_of_pair(script, good, bad)
+
+    assert wrong == codes
+    assert right == []
+
+
+def test_packages_of_optimizers_are_no_optimizers() -> None:
+    """`torch.optim.SGD(...)` is no call of a method of an optimizer, so the step after it is known."""
+    script = """
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda")
+        for batch in loader:
+            scaler.scale(net(batch)).backward()
+            opt.step()
+            scaler.update()
+            opt.zero_grad()
+    """
+    assert codes_of(script) == ["AMP203"]
+
+
+def test_two_networks_are_unscaled_once() -> None:
+    """Where gradients are clipped twice, the fix of the first clipping is that of the second."""
+    script = """
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(text.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    """
+    text = "import torch\n" + dedent(script)
+    selection = Selection(select=("AMP2",))
+
+    fixed, left, _ = fix_text(text, check_text(text, selection.reports), selection)
+
+    assert codes_of(script) == ["AMP201", "AMP201"]
+    assert fixed.count("scaler.unscale_(optimizer)") == 1
+    assert left == check_text(fixed, selection.reports) == []
