@@ -19,7 +19,6 @@ from ampcompare.analysis.scores import value_of
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
 from ampcompare.errors import ConfigError
-from ampcompare.formatting import format_decimal
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord
@@ -359,7 +358,7 @@ def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measur
 def _shown(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
-    difference = format_decimal(value, metric.difference_decimals, "+")
+    difference = metric.with_sign(value)
     if gate.measure == ACCURACY:
         return f"{gate.measure} {difference} points"
     return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

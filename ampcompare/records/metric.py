@@ -163,7 +163,11 @@ class Metric(FrozenRecord):
 
     def signed(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
-        return format_decimal(self.shown_difference(difference), self.difference_decimals, "+")
+        return self.with_sign(self.shown_difference(difference))
+
+    def with_sign(self, shown: float) -> str:
+        """Return a difference that is in the unit that is shown, with its sign."""
+        return format_decimal(shown, self.difference_decimals, "+")
 
 
 TOP1 = Metric(name="top-1", unit="%", factor=100.0, margin=0.5, over_samples="share", highest=1.0)
