@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
     from ampcompare.records.callback import Callback, CellInfo
-    from ampcompare.records.run import RunRecord, StepRecord
-    from ampcompare.settings.config import Recipe, RunConfig
+    from ampcompare.records.run import RunRecord
+    from ampcompare.records.step import StepRecord
+    from ampcompare.settings.config import RunConfig
+    from ampcompare.settings.recipe import Recipe
 
 __all__ = [
     "Arm",
@@ -75,11 +77,11 @@ _HOMES = {
     "Callback": "ampcompare.records.callback",
     "CellInfo": "ampcompare.records.callback",
     "Precision": "ampcompare.precision.base",
-    "Recipe": "ampcompare.settings.config",
+    "Recipe": "ampcompare.settings.recipe",
     "RunConfig": "ampcompare.settings.config",
     "RunRecord": "ampcompare.records.run",
     "StepOutcome": "ampcompare.precision.base",
-    "StepRecord": "ampcompare.records.run",
+    "StepRecord": "ampcompare.records.step",
     "compare": "ampcompare.api",
     "convert_checkpoint": "ampcompare.api",
     "diagnose": "ampcompare.api",

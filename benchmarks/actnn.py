@@ -34,7 +34,7 @@ from ampcompare.precision.actnn import ActNN
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.quantized import Quantized
-from ampcompare.settings.config import Recipe
+from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
 
 ARMS = (

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import click
 import torch
+from everyday_faults import EVERYDAY_HEALTHY, EVERYDAY_PLANTED
 from new_faults import NEW_HEALTHY, NEW_PLANTED
 from planted_faults import HEALTHY, HELD_OUT, PLANTED, Network, is_found, proposed
 from results import write_results
@@ -48,6 +49,8 @@ KINDS = {
     "healthy": HEALTHY,
     "new planted": NEW_PLANTED,
     "new healthy": NEW_HEALTHY,
+    "everyday planted": EVERYDAY_PLANTED,
+    "everyday healthy": EVERYDAY_HEALTHY,
 }
 ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
 WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is a goal

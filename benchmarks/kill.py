@@ -38,7 +38,8 @@ from ampcompare.checkpoint.store import file
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.folder import CheckpointFolder
 from ampcompare.launch.worker.cell import run_cell
-from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.state.saver import Saver
 

@@ -12,7 +12,8 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 __all__ = ["metric_rows"]
 

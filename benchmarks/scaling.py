@@ -45,7 +45,7 @@ from ampcompare.launch.worker.process_group import process_group
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.training.loop import update
 
 STEPS = 10

@@ -25,7 +25,8 @@ from results import write_results
 from tabulate import tabulate
 
 from ampcompare.analysis.time_validity import invalid_reason
-from ampcompare.records.run import RunRecord, RunSummary, SystemReadings
+from ampcompare.records.readings import SystemReadings
+from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.metrics.step_spread import halves, outlier_share
 

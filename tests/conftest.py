@@ -77,8 +77,12 @@ def _group(item: pytest.Item) -> str | None:
     return item.nodeid.partition("::")[0] if any(fixture[-1].scope == "module" for fixture in made) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep tests that share something costly in one process of pytest-xdist; select those of `--unit`."""
+    """Keep tests that share something costly in one process of pytest-xdist; select those of `--unit`.
+
+    Before the hook of pytest-xdist, which reads the groups.
+    """
     for item in items:
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
@@ -221,7 +225,8 @@ def make_record() -> Callable[..., Any]:
     """Build the record of one cell from its arm, seed, accuracy, step time and the like."""
     from ampcompare.records.evaluation import EpochResult
     from ampcompare.records.run import RunRecord, RunSummary
-    from ampcompare.settings.config import Recipe, RunConfig
+    from ampcompare.settings.config import RunConfig
+    from ampcompare.settings.recipe import Recipe
 
     def make(
         arm: str = "fp32",

@@ -2,7 +2,8 @@
 
 A comment before a block of code says what is to be done with it. Blocks of a page run in order, in one folder:
 
-* `run`, `run in a folder with NAME`: each line is a command; NAME is there, from a block or a command before it.
+* `run`, `run in a folder with NAME`: each line is a command; NAME is there, from a block or a command before it, or
+  is a path in this repository, whose file is copied.
 * `run with the example backend`: the same, with the package of `examples/` on the path.
 * `run as python`: a script of its own.
 * `file NAME`: the content of a file.
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -191,7 +193,9 @@ def test_commands_run(
             (tmp_path / block.marker.removeprefix("file ")).write_text(block.text, encoding="utf-8")
         if kind not in ("run", "run with the example backend"):
             continue
-        if file and not (tmp_path / file).exists():
+        if "/" in file:
+            shutil.copy(ROOT / file, tmp_path)
+        elif file and not (tmp_path / file).exists():
             (tmp_path / file).write_text(GIVEN_FILES[file], encoding="utf-8")
         for line in block.commands:
             words = shlex.split(line)
@@ -236,7 +240,7 @@ def test_python_of_the_pages_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_runs_or_says_why_not(page: Path) -> None:
     """No block of code escapes the tests without a reason."""
-    known = r"run( as python| with the example backend| in a folder with [\w.]+)?|file [\w.]+|not run: .{10,}"
+    known = r"run( as python| with the example backend| in a folder with [\w./]+)?|file [\w.]+|not run: .{10,}"
     for block in blocks(page):
         if re.match("run|file|not run", block.marker):
             assert re.fullmatch(known, block.marker), block.marker

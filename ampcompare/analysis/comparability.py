@@ -14,7 +14,8 @@ from typing import Any
 from ampcompare.analysis.pairs import Pair
 from ampcompare.analysis.scores import other_metric
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
 from ampcompare.settings.paths import flatten
 
 __all__ = [
@@ -167,7 +168,7 @@ def named_settings(record: RunRecord) -> set[str]:
 
 
 def _first_reason(pairs: Sequence[Pair], reason: Callable[[RunRecord, RunRecord], str]) -> str:
-    """Return the first reason of a side that is no one thing, or of a pair."""
+    """Return the first reason of a side that is not uniform, or of a pair."""
     if not pairs:
         return ""
     sides = ([arm for arm, _ in pairs], [reference for _, reference in pairs])

@@ -16,12 +16,14 @@ from typing import Any
 
 from ampcompare.errors import RecordError
 from ampcompare.files.read import FileFault, read_json
+from ampcompare.records.document import record_checksum
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.other_precisions import PrecisionResult
-from ampcompare.records.run import RunRecord, iter_steps, read_record, record_checksum
-from ampcompare.settings.config import settings_digest
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
+from ampcompare.settings.digest import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
 
@@ -297,7 +299,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
         if not fault and record.status == "completed" and digest is not None:
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
-                fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
+                fault = f"its losses are those of seed {other} to the last bit, so it is not a further run"
                 if record.script is not None:
                     fault += f"; {SEEDS_ITSELF}"
         if fault:

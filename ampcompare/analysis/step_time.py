@@ -18,7 +18,8 @@ from ampcompare.analysis.looks import Design
 from ampcompare.analysis.pairs import Pair, divergence_verdict
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
 from ampcompare.analysis.time_validity import invalid_reason
-from ampcompare.records.run import RunRecord, TimingRound
+from ampcompare.records.readings import TimingRound
+from ampcompare.records.run import RunRecord
 
 __all__ = ["TIME_FLOOR", "StepTimes", "ratio_of", "rounds_sentence", "step_times", "time_verdicts"]
 

@@ -10,6 +10,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option
+from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.options import json_option, recipe_options
 from ampcompare.cli.script_options import ScriptCommand
 from ampcompare.cli.settings import request_from
@@ -80,7 +81,8 @@ def command(**parameters: Any) -> int:
     )
     options.check()
     check_cells([config])
-    diagnosis = diagnose(options, say=lambda line: click.echo(f"ampcompare: {line}", err=True))
+    with ended_by_signals():
+        diagnosis = diagnose(options, say=lambda line: click.echo(f"ampcompare: {line}", err=True))
     if parameters["output_dir"]:
         for path in write_diagnosis(diagnosis, Path(parameters["output_dir"])):
             click.echo(f"wrote {path}", err=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ampcompare.experiment.options import LaunchOptions
     from ampcompare.launch.base import Launcher
 
-__all__ = ["count_processes", "launch_from", "launch_options", "save_at_signals"]
+__all__ = ["count_processes", "ended_by_signals", "launch_from", "launch_options", "save_at_signals"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -112,13 +112,38 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
     Raises:
         Ended: the signal came between two cells.
     """
+
+    def end(name: str) -> None:
+        if not launcher.terminate():
+            raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
+
+    with _at_signals(end):
+        yield
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too.
+
+    Raises:
+        Ended: the signal came.
+    """
+
+    def end(name: str) -> None:
+        raise Ended(f"ended by {name}; nothing was saved")
+
+    with _at_signals(end):
+        yield
+
+
+@contextlib.contextmanager
+def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
+    """Call `act` with the name of a signal that asks the command to end."""
     from ampcompare.launch.stop_signal import end_signals
 
     def end(number: int, frame: object) -> None:
         leave_closed_terminal()
-        if not launcher.terminate():
-            name = signal.Signals(number).name
-            raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
+        act(signal.Signals(number).name)
 
     before = [(number, signal.signal(number, end)) for number in end_signals()]
     try:

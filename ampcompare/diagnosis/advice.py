@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from collections.abc import Iterable, Sequence
 
 from ampcompare.backends.arm import Arm
@@ -11,6 +12,8 @@ from ampcompare.diagnosis.search import Change
 from ampcompare.records.diagnosis import Cure
 
 __all__ = ["cure_of"]
+
+NARROWING = re.compile(r"\.(half|bfloat16)\(|torch\.(b?float16|half)\b")
 
 
 def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
@@ -58,8 +61,9 @@ def _line_code(place: str, device: str) -> list[str]:
     """Return a line of the user's code in a block without casts."""
     name, _, number = place.rpartition(":")
     source = linecache.getline(name if os.path.exists(name) else os.path.abspath(name), int(number)).strip()
+    without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
     return [
-        f"# {place}, with .float() on its 16-bit inputs:",
+        f"# {place}, with .float() on its 16-bit inputs{without}:",
         f'with torch.autocast("{device}", enabled=False):',
         f"    {source or '...'}",
     ]

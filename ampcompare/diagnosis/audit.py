@@ -51,6 +51,10 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
 
     Only the forward pass of modules is compared: what a loss function or the backward pass runs in follows from it.
     """
+    is_fp8 = arm.backend == "fp8"
+    effective = arm.effective(observation.device_type)
+    if effective is not None and effective.arm is not None:
+        arm = Arm.parse(effective.arm)
     half = _half_type(arm)
     if half is None:
         return lambda called: f"{arm} promises fp32" if {"fp16", "bf16"} & set(called.inputs) else ""
@@ -58,7 +62,7 @@ def _remarks(arm: Arm, observation: Observation) -> Callable[[Called], str]:
     casts = arm.backend == "native" or arm.options.get("opt_level") in ("O1", "O4")
     autocast = {"fp16": torch.float16, "bf16": torch.bfloat16}[half] if arm.backend == "native" else None
     wide = in_fp32(device, autocast) if casts else {}
-    narrow = in_half(device)
+    narrow = {} if is_fp8 else in_half(device)  # fp8 converts some of the products, which a CPU emulates in fp32
     patterns = list(filter(None, str(arm.options.get("keep_fp32", "")).split("|")))
     by_type = any(not any(_is_in(name, [one]) for name in observation.modules) for one in patterns)
     norms_in_fp32 = arm.backend == "apex" and bool(apex_level(arm.options).keep_batchnorm_fp32)

@@ -46,8 +46,10 @@ def verdict_of(arm: Arm, found: Diagnosis, cure: Cure | None = None, *, tested: 
         tested: whether candidates of a cure were trained.
     """
     if not found.faults:
+        steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
         skipped = f", {found.skipped} of them skipped while the loss scale settled" if found.skipped else ""
-        return f"{arm}: no fault in {found.steps} steps{skipped}"
+        failure = f"; then the script failed: {found.failure}" if found.failure else ""
+        return f"{arm}: no fault in {steps}{skipped}{failure}"
     first = found.faults[0]
     where = f" ({first.place.where})" if first.place.where else ""
     verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
 
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import counts_of, make_range
@@ -11,13 +14,15 @@ from ampcompare.diagnosis.shadow import HALF
 from ampcompare.diagnosis.watch import Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
-__all__ = ["HARM", "find_faults"]
+__all__ = ["find_faults"]
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
+HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
 MOST_LOST = 0.5  # share of the updates of a weight
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
 MAX_CHAIN = 12
+MAX_NEAR = 2
 
 
 def find_faults(observation: Observation) -> list[Fault]:
@@ -57,23 +62,31 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
             text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
         )
         return
-    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients])]
+    harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
+    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
     if wrong:
         yield _inexact(facts, wrong)
-    elif loss is not None and error_of(loss) > HARM:
+    elif loss is not None and error_of(loss) > harm:
         yield _inexact(facts, [(facts.step.loss or 0, loss)])
 
 
 def _overflow(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
-    origins = _origins(events, [at])
-    first = events[min(origins)]
-    kind: FaultKind = "overflow" if _is_narrow(first) else "not precision"
-    text = f"{place_of(first.key).name} is the first result that is not finite"
-    if kind == "not precision":
-        text += ", and it is not finite in fp32 either"
-    return _fault(kind, facts, min(origins), text, _onward(events, min(origins), at))
+    origin = min(_origins(events, [at]))
+    name = place_of(events[origin].key).name
+    if _is_narrow(events[origin]):
+        return _fault(
+            "overflow", facts, origin, f"{name} is the first result that is not finite", _onward(events, origin, at)
+        )
+    chosen = _deciding_origin(events, origin)
+    if chosen is not None:
+        text = (
+            f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
+        )
+        return _fault("overflow", facts, chosen, text, _onward(events, origin, at))
+    text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
+    return _fault("not precision", facts, origin, text, _onward(events, origin, at))
 
 
 def _gradient_overflow(facts: StepFacts, broken: Sequence[int]) -> Fault:
@@ -137,9 +150,9 @@ def _lost_updates(observation: Observation) -> Fault | None:
     )
 
 
-def _is_wrong(event: Event, gradients: Sequence[Event]) -> bool:
+def _is_wrong(event: Event, gradients: Sequence[Event], harm: float) -> bool:
     """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
-    if event.constant or event.errors is None or error_of(event) <= HARM:
+    if event.constant or event.errors is None or error_of(event) <= harm:
         return False
     sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
     return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)
@@ -172,6 +185,22 @@ def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
         if not before:
             found.append(at)
     return found
+
+
+def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
+    """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
+
+    The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
+    """
+    seen, todo, deciding = set(), [end], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        deciding.update(one for one in events[at].decided if _nonfinite(events[one]))
+        todo += [source for source in (*events[at].sources, *events[at].decided) if source < at]
+    return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
 
 
 def _first_wrong(events: Sequence[Event], end: int) -> int:
@@ -233,12 +262,34 @@ def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: lis
 
 
 def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
-    """Return where the inputs of a result were made, and where it went next: two of each at most."""
-    after = [event for event in events[origin + 1 :] if origin in event.sources][:2]
-    before = [events[at] for at in events[origin].sources if at < origin][:2]
-    here = events[origin].key
-    places = [(event.key[0], event.key[2]) for event in [*before, *after] if event.key[3] in ("forward", "backward")]
-    return [place for place in dict.fromkeys(places) if place != (here[0], here[2])]
+    """Return where the inputs of a result were made, and where it went next: the two nearest other places of each."""
+    after: dict[int, list[int]] = defaultdict(list)
+    for at, event in enumerate(events):
+        for source in event.sources:
+            if source < at:
+                after[source].append(at)
+    before = _other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
+    return list(dict.fromkeys([*before, *_other_places(events, origin, lambda at: after[at])]))
+
+
+def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
+    """Return the first places that are reached from a result through results of its own place."""
+    here = _where(events[origin])
+    found: list[tuple[str, str]] = []
+    todo, seen = deque([origin]), {origin}
+    while todo and len(found) < MAX_NEAR:
+        at = todo.popleft()
+        if _where(events[at]) != here and events[at].key[3] in ("forward", "backward"):
+            found = list(dict.fromkeys([*found, _where(events[at])]))
+        else:
+            todo += [other for other in next_to(at) if other not in seen]
+            seen.update(next_to(at))
+    return found
+
+
+def _where(event: Event) -> tuple[str, str]:
+    """Return the module and the line of a result."""
+    return event.key[0], event.key[2]
 
 
 def _spread(values: Range) -> str:

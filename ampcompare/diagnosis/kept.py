@@ -18,6 +18,8 @@ from ampcompare.precision.keep_fp32 import without_casts
 __all__ = ["lines_in_fp32"]
 
 HALF = (torch.float16, torch.bfloat16)
+UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
+CASTS = frozenset(("to", "half", "bfloat16", "type"))
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
 ONE_TYPE = frozenset(
     (
@@ -53,9 +55,14 @@ class _InFp32(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name == "__get__" or name in ("detach", "backward", "requires_grad_", "to", "half", "bfloat16", "float"):
+        if name in UNCHANGED:
             return func(*args, **kwargs)
-        if calling_line(sys._getframe(1)) in self.lines:
+        is_kept = calling_line(sys._getframe(1)) in self.lines
+        if name in CASTS:
+            result = func(*args, **kwargs)
+            # A cast to 16 bits would undo what the line is kept for.
+            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF else result
+        if is_kept:
             self.called.add(resolve_name(func) or name)
             with _without_casts():
                 return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))

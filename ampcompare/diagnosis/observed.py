@@ -45,8 +45,10 @@ class Observed(PrecisionWrapper):
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         prepared, stepped = self.inner.prepare(models, optimizers)
-        self._watch.sites.follow(prepared)
-        for optimizer in stepped:
+        # What a library has wrapped: names are those of the model, and steps are those of the optimizer inside.
+        self._watch.sites.follow([getattr(model, "_forward_module", model) for model in prepared])
+        for wrapper in stepped:
+            optimizer = wrapper if hasattr(wrapper, "_optimizer_step_pre_hooks") else getattr(wrapper, "optimizer")  # noqa: B009
             self._stack.callback(optimizer.register_step_pre_hook(self._watch.updates.before_step).remove)
             self._stack.callback(optimizer.register_step_post_hook(self._watch.updates.after_step).remove)
         self._watch.open()

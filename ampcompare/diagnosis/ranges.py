@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ampcompare.diagnosis.patterns import pattern_counts, starts_of
 from ampcompare.records.diagnosis import Range
 
-__all__ = ["WIDTH", "added", "counts_of", "make_range", "range_row", "widened"]
+__all__ = ["WIDTH", "added", "counts_of", "lost_in", "make_range", "range_row", "range_rows", "widened"]
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -18,7 +19,7 @@ BIAS = 127
 ZEROS, LOST, SMALLEST, LARGEST, WIDTH = BINS, BINS + 1, BINS + 2, BINS + 3, BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
-CHUNK = 2**16  # elements whose bits stay in the cache of a core
+HALF = (torch.float16, torch.bfloat16)
 INFINITY = 0x7F800000
 FP16_SMALLEST_NORMAL, FP16_SMALLEST, FP16_TOP = -14, -24, 15
 
@@ -41,59 +42,107 @@ def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarra
     values = tensor.detach().reshape(-1)
     wide = None if exact is None else exact.detach().reshape(-1)
     if not on_host:
-        return _device_row(*_bits(values), wide)
-    parts = (slice(begin, begin + CHUNK) for begin in range(0, values.numel(), CHUNK))
-    rows = (_host_row(*_bits(values[part]), None if wide is None else wide[part]) for part in parts)
-    return functools.reduce(added, rows)
-
-
-def _bits(values: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return the bits of magnitudes, the biased exponents, and how many lower bits of fp32 are left out."""
-    # bf16 is the upper half of fp32: its bits serve as they are.
-    is_short = values.dtype is torch.bfloat16
-    bits = values.view(torch.int16) if is_short else values.float().view(torch.int32)
-    fraction, shift = (7, 16) if is_short else (23, 0)
-    exponents = aten.bitwise_right_shift.Tensor_Scalar(bits, fraction).to(torch.uint8)  # drops the sign
-    return aten.bitwise_and.Scalar(bits, MAGNITUDE >> shift), exponents, shift
-
-
-def _host_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> np.ndarray:
-    """Return a row, and leave out what its first counts show not to be needed."""
-    row = np.zeros(WIDTH, dtype=np.int64)
-    row[:BINS] = torch.bincount(exponents, minlength=BINS).numpy()
-    least, most = map(int, torch.aminmax(sizes))
-    if row[BINS - 1]:
-        most = int(_finite(sizes, shift).max())
-    if least == 0:
-        row[ZEROS] = sizes.numel() - int(aten.count_nonzero(sizes))
-        least = int(_least(sizes, shift))
-        if exact is not None:
-            row[LOST] = int(aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0)))
-    row[SMALLEST], row[LARGEST] = least << shift, most << shift
+        return _device_row(values, wide)
+    row = _host_row(values)
+    if row[ZEROS] and wide is not None:
+        row[LOST] = lost_in(values, wide)
     return row
 
 
-def _device_row(sizes: Tensor, exponents: Tensor, shift: int, exact: Tensor | None) -> Tensor:
+def range_rows(tensors: Sequence[Tensor], lost: Sequence[int]) -> np.ndarray:
+    """Return the rows of flat fp32 tensors on the host, none of them empty, counted together.
+
+    Args:
+        lost: elements of each that count as lost.
+
+    Returns:
+        (tensors, WIDTH) int64.
+    """
+    lengths = [len(tensor) for tensor in tensors]
+    starts = np.cumsum([0, *lengths[:-1]])
+    sizes = _sizes(torch.cat(list(tensors)))
+    owners = np.repeat(np.arange(0, BINS * len(lengths), BINS, dtype=np.int32), lengths)
+    rows = np.zeros((len(lengths), WIDTH), dtype=np.int64)
+    counts = torch.bincount(torch.from_numpy((sizes >> 23) + owners), minlength=BINS * len(lengths))
+    rows[:, :BINS] = counts.numpy().reshape(-1, BINS)
+    rows[:, LOST] = lost
+    rows[:, ZEROS] = np.add.reduceat(sizes == 0, starts, dtype=np.int64)
+    rows[:, SMALLEST] = np.minimum.reduceat(_shifted(sizes), starts)
+    rows[:, SMALLEST] += 1
+    rows[:, LARGEST] = np.maximum.reduceat(np.where(sizes < INFINITY, sizes, 0), starts)
+    return rows
+
+
+def lost_in(values: Tensor, exact: Tensor) -> int:
+    """Return how many elements of a tensor on the host are zero, and are not in a wider type."""
+    flat = values.detach().reshape(-1)
+    is_zero = flat.view(torch.int16).numpy() << 1 == 0 if flat.dtype in HALF else _sizes(flat) == 0
+    return int(np.count_nonzero(is_zero & (exact.detach().reshape(-1).numpy() != 0))) if is_zero.any() else 0
+
+
+def _sizes(values: Tensor) -> np.ndarray:
+    """Return the bits of magnitudes in fp32, int32."""
+    sizes: np.ndarray = values.float().view(torch.int32).numpy() & np.int32(MAGNITUDE)
+    return sizes
+
+
+def _shifted(sizes: np.ndarray) -> np.ndarray:
+    """Return magnitudes less one, with zero as the largest number, so that it is never the smallest."""
+    return (sizes - np.int32(1)) & np.int32(MAGNITUDE)
+
+
+def _host_row(values: Tensor) -> np.ndarray:
+    """Return the row of a flat tensor on the host, without what is lost."""
+    if values.dtype is torch.float64:
+        values = values.float()
+    # The upper half of fp32 is bf16, cut off: of the same exponent.
+    dtype = values.dtype if values.dtype in HALF else torch.bfloat16
+    wide_bits = None if values.dtype in HALF else values.view(torch.int32).numpy()
+    bits = values.view(torch.int16).numpy() if wide_bits is None else (wide_bits >> 16).astype(np.int16)
+    counts = pattern_counts(bits, dtype)
+    starts, bins = starts_of(dtype)
+    sums = np.add.reduceat(counts, starts)
+    row = np.zeros(WIDTH, dtype=np.int64)
+    row[bins[1:]] = sums[1:]
+    row[bins[0]] += sums[0]
+    if wide_bits is not None:
+        _fill_in(row, wide_bits & np.int32(MAGNITUDE))
+        return row
+    row[ZEROS] = counts[0]
+    row[SMALLEST] = NOTHING
+    has = np.flatnonzero(sums[1:-1]) + 1  # neither zeros nor what is not finite
+    if len(has):
+        first, last = (counts[starts[at] : starts[at + 1]] for at in (has[0], has[-1]))
+        ends = (starts[has[0]] + np.argmax(first != 0), starts[has[-1] + 1] - 1 - np.argmax(last[::-1] != 0))
+        magnitudes = torch.tensor(ends, dtype=torch.int16).view(dtype).float()
+        row[SMALLEST], row[LARGEST] = magnitudes.view(torch.int32).tolist()
+    return row
+
+
+def _fill_in(row: np.ndarray, sizes: np.ndarray) -> None:
+    """Set zeros and both magnitudes of a row whose exponents are counted."""
+    row[SMALLEST], row[LARGEST] = sizes.min(), sizes.max()
+    if row[BINS - 1]:
+        row[LARGEST] = np.where(sizes < INFINITY, sizes, 0).max()
+    if row[SMALLEST] == 0:
+        row[ZEROS] = len(sizes) - np.count_nonzero(sizes)
+        row[SMALLEST] = int(_shifted(sizes).min()) + 1
+
+
+def _device_row(values: Tensor, exact: Tensor | None) -> Tensor:
     """Return a row without a read, which would wait for the device."""
+    bits = values.float().view(torch.int32)
+    sizes = aten.bitwise_and.Scalar(bits, MAGNITUDE)
     row = torch.zeros(WIDTH, dtype=torch.int64, device=sizes.device)
-    row[:BINS] = torch.histc(exponents.float(), BINS, 0, BINS).long()  # bincount would wait
+    exponents = aten.bitwise_right_shift.Tensor_Scalar(sizes, 23).float()
+    row[:BINS] = torch.histc(exponents, BINS, 0, BINS).long()  # bincount would wait
     row[ZEROS] = sizes.numel() - aten.count_nonzero(sizes)
     if exact is not None:
         row[LOST] = aten.count_nonzero(aten.logical_and(sizes == 0, exact != 0))
-    row[SMALLEST], row[LARGEST] = _least(sizes, shift) << shift, _finite(sizes, shift).max().long() << shift
+    # Zero becomes the largest number, so that it is never the smallest.
+    row[SMALLEST] = aten.bitwise_and.Scalar(sizes - 1, MAGNITUDE).min().long() + 1
+    row[LARGEST] = torch.where(sizes >= INFINITY, 0, sizes).max().long()
     return row
-
-
-def _finite(sizes: Tensor, shift: int) -> Tensor:
-    """Return magnitudes with zeros in the place of those that are not finite."""
-    return torch.where(sizes >= INFINITY >> shift, 0, sizes)
-
-
-def _least(sizes: Tensor, shift: int) -> Tensor:
-    """Return the smallest magnitude that is not zero; if there is none, one above all others."""
-    # Zero becomes the largest number, so that it is never the smallest; to fill it in takes five times as long.
-    least: Tensor = torch.aminmax(aten.bitwise_and.Scalar(sizes - 1, MAGNITUDE >> shift))[0]
-    return least.long() + 1
 
 
 def added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:

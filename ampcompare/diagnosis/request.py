@@ -20,6 +20,7 @@ class Request:
         lines: file:line of calls that run in fp32.
         rank: the process that is watched; the others only stop with it.
         answer: file for the diagnosis and the names of functions in fp32.
+        ended: file for the exit code of the watched process, written when it ends.
     """
 
     settings: dict[str, Any]
@@ -30,6 +31,7 @@ class Request:
     lines: list[str]
     rank: int
     answer: str
+    ended: str
 
     def write(self, path: Path) -> None:
         """Write the request for a process."""

@@ -16,6 +16,7 @@ MAX_SCALE = 2.0**24
 ROOM = 4.0  # between the scale that is tried and the largest one
 MAX_ROUNDS = 5
 PER_ROUND = 8
+MAX_TOGETHER = 4
 FROM_GRADIENTS = ("gradient overflow", "underflow")
 
 
@@ -92,8 +93,8 @@ def search(
     """Test candidates until the faults are gone.
 
     A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
-    all faults, the first that moves them to another place is kept for the next round. At the end each part that is not
-    needed is dropped.
+    all faults, the first that moves them to another place is kept for the next round; if none does, the first few are
+    tested together. At the end each part that is not needed is dropped.
 
     Args:
         scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
@@ -137,9 +138,28 @@ def search(
             if step is None and _progress(present, left):
                 step = change, left
         if step is None:
-            break
+            together = _together(arm, present, scale, modules, kept)
+            for change in together:
+                if (left := faults_after(change)) is not None and not left:
+                    return found(_pruned(change, faults_after))
+            return Found(None, trials)
         kept, present = step
     return Found(None, trials)
+
+
+def _together(
+    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: Change
+) -> Iterator[Change]:
+    """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
+    change, count = kept, 0
+    for candidate in _candidates(arm, faults, scale, modules):
+        if candidate.options or change | candidate == change:
+            continue
+        change, count = change | candidate, count + 1
+        if count > 1:
+            yield change
+        if count == MAX_TOGETHER:
+            return
 
 
 def _pruned(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:

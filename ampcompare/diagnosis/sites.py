@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,15 +20,14 @@ __all__ = ["Sites", "calling_line"]
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROOMS = ("apex", "diagnosis", "guards", "legacy", "parallel", "precision", "script", "training")
 HIDDEN = (
-    str(Path(torch.__file__).resolve().parent) + os.sep,
+    *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
 )
 
 
 @lru_cache(maxsize=4096)
-def _file_of(code: CodeType) -> str | None:
+def _shown(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
-    name = code.co_filename
     if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
         return None
     roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
@@ -41,7 +40,7 @@ def _file_of(code: CodeType) -> str | None:
 def calling_line(frame: FrameType | None) -> str:
     """Return file:line of the nearest frame of the user's or the model's code; "" if there is none."""
     while frame is not None:
-        name = _file_of(frame.f_code)
+        name = _shown(frame.f_code.co_filename)
         if name is not None:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back

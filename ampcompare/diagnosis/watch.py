@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from ampcompare.diagnosis.errors import errors_of
 from ampcompare.diagnosis.ranges import counts_of, range_row, widened
 from ampcompare.diagnosis.shadow import HALF, Shadows, written_arguments
 from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
 from ampcompare.records.diagnosis import Phase
 
 __all__ = ["Called", "Event", "Key", "Watch", "short", "unseen"]
 
-ERROR_WIDTH = 4  # norms of: the difference, the wide result, the operation's own difference, the arm's result
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
@@ -67,11 +68,12 @@ class Event:
 
     Attributes:
         row: counts of `ranges.range_row`.
-        errors: see `ERROR_WIDTH`; None without a wide run.
+        errors: see `errors.errors_of`; None without a wide run.
         sources: places in the step's list of the results that went in.
         constant: whether the values were asked for rather than computed, or are gradients that no step has used.
         wide: counts of the wide result, for gradients.
         version: of the tensor when it was counted, with its number of elements.
+        decided: places of the results from which an index or a mask was computed that went in.
     """
 
     key: Key
@@ -82,6 +84,7 @@ class Event:
     constant: bool = False
     wide: Any = None
     version: tuple[int, int] = (-1, -1)
+    decided: tuple[int, ...] = ()
 
 
 @dataclass
@@ -117,8 +120,14 @@ class Watch(TorchDispatchMode):
         self.shadows = shadows
         self.is_paused = False
         self._step = Step()
-        self._producer: dict[int, int] = {}
+        self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
+        self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
         self._own_runs: Counter[Key] = Counter()
+        self._small = SmallTensors()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
 
     def mark_loss(self, loss: Tensor) -> None:
         """Remember which result of this step is a loss."""
@@ -128,10 +137,12 @@ class Watch(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let what runs inside pass unseen."""
+        """Let what runs inside pass unseen, without a call of this mode if no other one was entered behind it."""
         before, self.is_paused = self.is_paused, True
+        is_last = torch._C._len_torch_dispatch_stack() > 0 and _last_mode() is self
         try:
-            yield
+            with _pop_mode_temporarily() if is_last else nullcontext():
+                yield
         finally:
             self.is_paused = before
 
@@ -139,7 +150,9 @@ class Watch(TorchDispatchMode):
         """Return what was seen since the last call, with its numbers read from the device at once."""
         step, self._step = self._step, Step()
         self._producer.clear()
+        self._decided.clear()
         with unseen():
+            self._small.count()
             if step.events:
                 for name in ("row", "wide", "errors"):
                     _read(step.events, name)
@@ -152,7 +165,7 @@ class Watch(TorchDispatchMode):
 
     def _add(self, key: Key, tensor: Tensor) -> None:
         exact = None if self.shadows is None else self.shadows.of(tensor)
-        errors = None if exact is None else _errors(tensor, exact, None)
+        errors = None if exact is None else errors_of(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
         known = self._event_of(tensor)
         if key[3] == "weight":
@@ -162,12 +175,16 @@ class Watch(TorchDispatchMode):
             Event(
                 key,
                 tensor.dtype,
-                known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact),
+                known.row if known is not None and known.dtype is tensor.dtype else self._row(tensor, exact),
                 errors,
                 () if source is None else (source,),
-                wide=None if wide is None else range_row(wide),
+                wide=None if wide is None else self._row(wide),
             )
         )
+
+    def _row(self, tensor: Tensor, exact: Tensor | None = None) -> Any:
+        """Return the counts of a tensor, or what they are read from at the end of the step."""
+        return (self._small.add if self._small.accepts(tensor) else range_row)(tensor, exact)
 
     def _event_of(self, tensor: Tensor) -> Event | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
@@ -182,13 +199,15 @@ class Watch(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = dict(kwargs or {})
         if self.is_paused:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
         module, where, phase = self.sites.here()
         if func.is_view:
             return func(*args, **kwargs)
-        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
+        tensors = list(_tensors((args, kwargs)))
+        given = [value for value in tensors if value.is_floating_point()]
+        decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation(func), where, phase)
         exact, own, written = None, None, []
         if self.shadows is not None:
@@ -198,8 +217,13 @@ class Watch(TorchDispatchMode):
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            self._record(key, given, output, exact, own, {id(one) for one in written})
+            self._record(key, given, output, exact, own, {id(one) for one in written}, decided)
         return output
+
+    def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the places of the results that decided whole numbers or booleans among some arguments."""
+        known = (self._decided.get(_storage(one)) for one in tensors if not one.is_floating_point())
+        return frozenset().union(*filter(None, known))
 
     def _wide_results(
         self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
@@ -228,11 +252,27 @@ class Watch(TorchDispatchMode):
             own = shadows.widened(func, args, kwargs, written)
         return shadows.repeat(func, args, kwargs, written), own
 
-    def _record(self, key: Key, given: Sequence[Tensor], output: Any, exact: Any, own: Any, written: set[int]) -> None:
-        results = [value for value in _tensors(output) if value.is_floating_point()]
-        if not results or key[1].startswith(UNSET):
+    def _record(
+        self,
+        key: Key,
+        given: Sequence[Tensor],
+        output: Any,
+        exact: Any,
+        own: Any,
+        written: set[int],
+        decided: frozenset[int],
+    ) -> None:
+        if key[1].startswith(UNSET):
             return
         sources = tuple({at for one in given if (at := self._producer.get(_storage(one))) is not None})
+        results = []
+        for value in _tensors(output):
+            if value.is_floating_point():
+                results.append(value)
+            else:
+                self._decided[_storage(value)] = decided.union(sources)
+        if not results:
+            return
         wide, alone = (list(_floating(value)) for value in (exact, own))
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
@@ -246,38 +286,34 @@ class Watch(TorchDispatchMode):
                     reference = None
                 else:
                     self.shadows.keep(result, reference)
-            errors = None if reference is None else _errors(result, reference, alone[place] if alone else None)
+            errors = None if reference is None else errors_of(result, reference, alone[place] if alone else None)
             self._producer[_storage(result)] = len(self._step.events)
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row = widened(source.row)
+                row = Pending(source=source.row) if isinstance(source.row, Pending) else widened(source.row)
             else:
-                row = range_row(result, reference if result.dtype in HALF else None)
+                row = self._row(result, reference if result.dtype in HALF else None)
             version = (result._version, result.numel())
-            self._step.events.append(Event(key, result.dtype, row, errors, sources, constant, version=version))
+            self._step.events.append(
+                Event(key, result.dtype, row, errors, sources, constant, version=version, decided=tuple(decided))
+            )
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
+def _last_mode() -> Any:
+    return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+
+
 def _read(events: Sequence[Event], name: str) -> None:
-    """Replace a field of events that lies on a device by numbers, with one read."""
+    """Replace a field of events that waits to be counted, or lies on a device, by numbers, with one read."""
+    for event in events:
+        value = getattr(event, name)
+        if isinstance(value, Pending):
+            setattr(event, name, value.row)
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:
         values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
         for event, value in zip(waiting, values, strict=True):
             setattr(event, name, value)
-
-
-def _errors(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
-    """Return the sums that errors are computed from, (ERROR_WIDTH,) float64; floats if they are on the host."""
-    flat = result.detach().to(exact.dtype).reshape(-1)
-    wide = exact.reshape(-1)
-    norm = torch.ops.aten.linalg_vector_norm.default
-    alone = flat.new_zeros(())
-    if own is not None and own.numel() == flat.numel():
-        alone = norm(flat - own.reshape(-1))
-    sums = (norm(flat - wide), norm(wide), alone, norm(flat))
-    if flat.device.type == "cpu":
-        return tuple(map(float, sums))
-    return torch.stack(sums).double()
 
 
 @lru_cache(maxsize=4096)

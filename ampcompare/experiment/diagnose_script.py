@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.cures import with_cure
+from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.request import Request
 from ampcompare.diagnosis.search import Tested
@@ -29,6 +29,12 @@ __all__ = ["diagnose_script"]
 
 MAX_RUNS = 12  # of candidates: each trains the script from its start
 TIME_LIMIT = 3600.0
+SECONDS_TO_END = 3.0  # for other ranks, behind the watched one
+SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
+ENDED = "ended.txt"
+LOG = "log.txt"
+NOTE = "ampcompare: "
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -90,7 +96,9 @@ class _Runs:
         read = json.loads(answer.read_text(encoding="utf-8"))
         script = self._options.config.script
         assert script is not None
-        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command})
+        failure = _error(code, folder) if code else ""
+        found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
+        found = found.model_copy(update={"verdict": verdict_of(arm, found)})
         return found, read["functions"], read["device"]
 
     def _request(self, arm: Arm, lines: Sequence[str], folder: Path, answer: Path) -> Request:
@@ -117,6 +125,7 @@ class _Runs:
             lines=list(lines),
             rank=options.rank,
             answer=str(answer),
+            ended=str(folder / ENDED),
         )
 
     def _wait(self, folder: Path) -> int:
@@ -133,7 +142,7 @@ class _Runs:
             "TORCHDYNAMO_DISABLE": "1",
         }
         command = [*start, "-m", "ampcompare.script.diagnosed", str(folder / "request.json")]
-        with (folder / "log.txt").open("wb") as log:
+        with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -143,13 +152,54 @@ class _Runs:
                 start_new_session=True,
             )
             try:
-                return process.wait(timeout=TIME_LIMIT)
-            except subprocess.TimeoutExpired:
-                raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended") from None
+                return _exit_code(process, folder / ENDED)
             finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what runs still; torchrun gets the time to end its ranks, which are in sessions of their own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=SECONDS_OF_TORCHRUN)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
+    """Return the exit code of the watched process of a run, at its end.
+
+    Other ranks get some seconds after the watched one has ended: they may wait for it, and run still then.
+
+    Raises:
+        LaunchError: it did not end in time.
+    """
+    deadline = time.monotonic() + TIME_LIMIT
+    while time.monotonic() < deadline:
+        seconds = SECONDS_TO_END if ended.exists() else SECONDS_BETWEEN_LOOKS
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            if seconds == SECONDS_BETWEEN_LOOKS:
+                continue
+            code = 0
+        text = ended.read_text(encoding="utf-8") if ended.exists() else ""
+        return int(text) if text else code
+    raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended")
+
+
+def _last_note(log: Path) -> str:
+    """Return the last line of ampcompare in the output of a run, behind which torchrun may have written more."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
+
+
+def _error(code: int, folder: Path) -> str:
+    """Return why a script ended with an exit code other than 0."""
+    error = (read_rows(folder / RECORD).ended or {}).get("error")
+    return str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
 
 
 def _failure(code: int, folder: Path) -> str:
@@ -157,9 +207,7 @@ def _failure(code: int, folder: Path) -> str:
     if code < 0:
         return f"the script was killed by {signal.Signals(-code).name}"
     if code != 0:
-        error = (read_rows(folder / RECORD).ended or {}).get("error")
-        text = str(error or log_tail(folder).removeprefix("ampcompare: ") or f"exit code {code}")
-        return f"the script showed no step to diagnose: {text[:1000]}"
+        return f"the script showed no step to diagnose: {_error(code, folder)}"
     return (
         "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
         "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"

@@ -15,7 +15,8 @@ from ampcompare.files.read import parse_json
 from ampcompare.launch.base import Progress
 from ampcompare.records.callback import Callback, CellInfo
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord, parse_step
+from ampcompare.records.run import RunRecord, StepRecord
+from ampcompare.records.step import parse_step
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.factory import blamed, resolve_factory
 

@@ -31,7 +31,7 @@ from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.look import Look
 from ampcompare.records.published import Published
 from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import settings_digest
+from ampcompare.settings.digest import settings_digest
 from ampcompare.settings.validation import validated
 
 __all__ = ["reload_comparison"]

@@ -13,7 +13,8 @@ from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.launch.base import Launcher
-from ampcompare.records.run import RunRecord, iter_steps
+from ampcompare.records.run import RunRecord
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 

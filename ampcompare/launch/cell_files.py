@@ -13,7 +13,8 @@ from pathlib import Path
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Progress
-from ampcompare.records.run import RunRecord, dump_json, sealed_json
+from ampcompare.records.document import sealed_json
+from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 

@@ -12,7 +12,7 @@ from ampcompare.parallel.dp import DP
 from ampcompare.parallel.fsdp import FSDP
 from ampcompare.parallel.single import Single
 from ampcompare.parallel.syncbn import apex_parallel, make_converter
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.parallel import ParallelConfig
 
 __all__ = ["make_parallel"]
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from ampcompare.records.document import SCHEMA, SchemaNumber, read_model
 from ampcompare.records.fields import FrozenRecord, Number
 from ampcompare.records.look import LOSS_MARGIN, Look
 from ampcompare.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.records.other_precisions import PrecisionRow
 from ampcompare.records.published import Published
-from ampcompare.records.run import SCHEMA, RunRecord, SchemaNumber, read_model
+from ampcompare.records.run import RunRecord
 
 __all__ = [
     "ArmSummary",
@@ -132,7 +133,7 @@ class ArmSummary(_Row):
     memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
     diverged_high: float | None = None
-    final_loss_scale: Number | None = None
+    final_loss_scale: Number | None = Field(None, description="the middle one of its runs")
     skipped_steps: int | None = None
     num_steps: int | None = None
     status: str = ""
@@ -140,7 +141,7 @@ class ArmSummary(_Row):
 
     @property
     def valid_time_ratio(self) -> float | None:
-        """The ratio of step times; None where it is invalid or not comparable and thus no result."""
+        """The ratio of step times; None where it is invalid or not comparable."""
         return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
 
 

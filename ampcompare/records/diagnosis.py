@@ -171,6 +171,7 @@ class Diagnosis(FrozenRecord):
     subject: str = Field("", description="what was trained")
     script: list[str] = Field(default_factory=list, description="the words after --, of a user's own script")
     verdict: str
+    failure: str = Field("", description="why a script ended before its steps were made")
     steps: int
     skipped: int = 0
     observed: list[int] = Field(default_factory=list)

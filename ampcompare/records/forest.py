@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from ampcompare.records.document import SCHEMA
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.metric import TOP1, Metric
-from ampcompare.records.run import SCHEMA
 
 __all__ = ["Experiment", "ExperimentEffect", "Forest", "Measure", "PooledEffect"]
 

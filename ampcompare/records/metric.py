@@ -166,7 +166,7 @@ class Metric(FrozenRecord):
         return self.with_sign(self.shown_difference(difference))
 
     def with_sign(self, shown: float) -> str:
-        """Return a difference that is in the unit that is shown, with its sign."""
+        """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
         return format_decimal(shown, self.difference_decimals, "+")
 
 

@@ -106,7 +106,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def step_milliseconds(row: ArmSummary) -> str:
-    """Return the step time with two decimals below 10 ms and one above; a word where it is no result."""
+    """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
     if row.step_seconds_median is None or (row.invalid_time and not row.completed):
         return "-"
     if is_emulated(row):

@@ -73,7 +73,7 @@ class Overview:
         columns: by their heads.
         rows: cells in the order of the columns, for each arm.
         notes: of each row.
-        facts: lines below the table: what all arms share, which times are no results, what the columns mean.
+        facts: lines below the table: what all arms share, which times do not count, what the columns mean.
     """
 
     columns: dict[str, OverviewColumn]

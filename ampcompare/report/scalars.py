@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord, iter_steps
+from ampcompare.records.run import RunRecord, StepRecord
+from ampcompare.records.step import iter_steps
 
 __all__ = ["Point", "points_of"]
 

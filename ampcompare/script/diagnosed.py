@@ -1,6 +1,7 @@
 """One run of a user's own script under a watch: `python -m ampcompare.script.diagnosed REQUEST`.
 
-REQUEST is the file of a `Request`. What was seen is written to `answer`.
+REQUEST is the file of a `Request`. The watched process writes what was seen to `answer`, and its exit code to `ended`:
+other ranks may wait for it for minutes, and need not.
 """
 
 from __future__ import annotations
@@ -9,18 +10,35 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampcompare.diagnosis.request import Request
 
 __all__ = ["main"]
 
 
 def main(path: str) -> int:
     """Run the script of a request and return its exit code."""
+    from ampcompare.diagnosis.request import Request
+
+    request = Request.read(Path(path))
+    is_watched = int(os.environ.get("RANK", "0")) == request.rank
+    status = 1
+    try:
+        status = _run(request, is_watched)
+    finally:
+        if is_watched:
+            Path(request.ended).write_text(str(status), encoding="utf-8")
+    return status
+
+
+def _run(request: Request, is_watched: bool) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
     from ampcompare.diagnosis.diagnose import report_of
     from ampcompare.diagnosis.observation import Observation
-    from ampcompare.diagnosis.request import Request
     from ampcompare.diagnosis.step_watch import StepWatch
     from ampcompare.errors import AmpCompareError
     from ampcompare.legacy.prepare import Prepared
@@ -30,23 +48,21 @@ def main(path: str) -> int:
     from ampcompare.script.observer import ScriptObserver
     from ampcompare.script.prepare import prepare_script, run_script
 
-    request = Request.read(Path(path))
     settings = ExecSettings(**{**request.settings, "arguments": tuple(request.settings["arguments"])})
     arguments = list(settings.arguments)
     target = Target(settings.name, arguments, is_module=True)
     if not request.is_module:
         target = script_target(settings.name, arguments)
-    is_main = int(os.environ.get("RANK", "0")) == request.rank
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
     watch = StepWatch(
         observation,
         steps=request.steps,
-        at=(request.at or None) if is_main else (),
+        at=(request.at or None) if is_watched else (),
         reference=reference,
         kept_lines=request.lines,
     )
-    observer = ScriptObserver(watch, ends_early=os.environ.get("WORLD_SIZE", "1") == "1")
+    observer = ScriptObserver(watch)
 
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_script(given)
@@ -60,10 +76,9 @@ def main(path: str) -> int:
         note(str(error))
         return error.exit_code
     observer.end()
-    if is_main and observation.facts:
-        notes = [f"the script ended with exit code {status} after {observation.steps} steps"] if status else []
-        if observer.compiles:
-            notes.append("torch.compile was left out: it joins the operations that are watched one by one")
+    if is_watched and observation.facts:
+        compiled = "torch.compile was left out: it joins the operations that are watched one by one"
+        notes = [compiled] if observer.compiles else []
         found = report_of(
             observation, Arm.parse(str(settings.arm)), reference=reference, subject=settings.name, notes=notes
         )

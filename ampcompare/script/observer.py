@@ -31,13 +31,11 @@ class ScriptObserver:
 
     Args:
         watch: sees the operations.
-        ends_early: end as soon as a weight is not finite; other ranks would wait for this one.
     """
 
-    def __init__(self, watch: StepWatch, *, ends_early: bool = True) -> None:
+    def __init__(self, watch: StepWatch) -> None:
         self.compiles = False
         self._watch = watch
-        self._ends_early = ends_early
         self._patches = Patches()
         self._handles: list[Any] = []
         self._optimizers: list[Any] = []
@@ -194,7 +192,7 @@ class ScriptObserver:
         elif row["kind"] == "step" and self._backwards and not self._is_elsewhere:
             self._backwards = 0
             self._watch.end_step(bool(_value(row["applied"])), self._optimizers)
-            if self._watch.is_over or (self._ends_early and self._watch.observation.is_broken):
+            if self._watch.is_over or self._watch.observation.is_broken:
                 raise EnoughSteps(0)
             self._begin_step()
 

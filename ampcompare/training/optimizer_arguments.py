@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ampcompare.errors import ConfigError, UnsupportedCombination, did_you_mean
-from ampcompare.settings.config import OptimizerConfig
-from ampcompare.settings.recipe import OWN_SETTINGS
+from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig
 
 __all__ = ["optimizer_arguments"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.errors import ConfigError, UnsupportedCombination
-from ampcompare.settings.config import OptimizerConfig
+from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.tensors.skippable_step import skip_on_device
 from ampcompare.training.layer_rates import LayerRates
 from ampcompare.training.optimizer_arguments import optimizer_arguments

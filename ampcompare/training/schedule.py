@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ampcompare.settings.config import ScheduleConfig
+from ampcompare.settings.recipe import ScheduleConfig
 
 __all__ = ["make_schedule"]
 

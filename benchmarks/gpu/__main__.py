@@ -16,11 +16,11 @@ import click
 from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
-PARTS = ("smoke", "tests", "golden", "syncs", "speed", "memory", "resume", "claims", "docker")
+PARTS = ("smoke", "tasks", "scripts", "tests", "golden", "syncs", "speed", "memory", "resume", "claims", "docker")
 # What `setup.py` asks for, by the names of import, and the runner of tests.
 NEEDED = (
     *("torch", "torchvision", "numpy", "scipy", "sklearn", "tabulate", "yaml", "pydantic", "psutil"),
-    *("safetensors", "xxhash", "pytest"),
+    *("safetensors", "xxhash", "pytest", "rich", "filelock"),
 )
 
 

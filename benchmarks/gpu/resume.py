@@ -19,6 +19,7 @@ FURTHER = {
     "apex:O2 with an average and prefetch": ("--arm", "apex:O2", "--ema-decay", "0.9", "--prefetch", "2"),
     "apex:O2 with adam": ("--arm", "apex:O2", "--optimizer", "adam"),
     "apex:O2 with a fused optimizer": ("--arm", "apex:O2", *FUSED),
+    "fp8:rowwise with a language model": ("--arm", "fp8:rowwise", "--task", "lm"),
 }
 RANKS = {
     "fp32": ("--parallel", "ddp"),

@@ -17,7 +17,8 @@ from ampcompare.records.comparison import Comparison
 from ampcompare.records.forest import Forest
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.report.forest import render_forest
-from ampcompare.settings.config import ModelConfig, Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import ModelConfig, Recipe
 
 FORMS = ["table", "md", "csv", "json", "html"]
 

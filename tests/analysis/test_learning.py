@@ -13,7 +13,8 @@ from ampcompare.analysis.learning import still_improving, why_idle
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, Trace
+from ampcompare.records.run import RunRecord
+from ampcompare.records.summary import Trace
 
 MakeRecord = Callable[..., RunRecord]
 CHANCE = {"top1": 0.0528, "majority": 103}

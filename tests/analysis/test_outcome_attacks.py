@@ -12,7 +12,8 @@ from ampcompare.analysis.gates import check_gates, parse_gate
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
-from ampcompare.records.run import Effective, RunRecord, TimingRound
+from ampcompare.records.readings import TimingRound
+from ampcompare.records.run import Effective, RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 CORRECT = {"fp32": [500, 520, 490, 510, 505], "half": [501, 519, 491, 509, 506]}  # of 1,000, by seed

@@ -12,7 +12,8 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.step_time import rounds_sentence, step_times, time_verdicts
 from ampcompare.analysis.summary import summarize
-from ampcompare.records.run import RunRecord, SystemReadings, TimingRound
+from ampcompare.records.readings import SystemReadings, TimingRound
+from ampcompare.records.run import RunRecord
 from ampcompare.report.columns import columns, verdict_columns
 
 MakeRecord = Callable[..., RunRecord]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.time_validity import invalid_reason
-from ampcompare.records.run import RunRecord, SystemReadings
+from ampcompare.records.readings import SystemReadings
+from ampcompare.records.run import RunRecord
 
 MakeRecord = Callable[..., RunRecord]
 

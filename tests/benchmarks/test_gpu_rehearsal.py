@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.gpu import golden, syncs
+from benchmarks.gpu import golden, syncs, tasks
 from benchmarks.gpu.__main__ import PARTS, main
 
 Rehearse = Callable[..., Any]
@@ -45,6 +45,30 @@ def test_smoke(rehearse: Rehearse) -> None:
     assert done.code == 0, done.out
     arms = [row["arm"] for row in done.parts["smoke"]["figures"]["arms"]]
     assert {"fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half"} <= set(arms)
+
+
+@pytest.mark.slow
+def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task trains with each arm, and further runs and a diagnosis end well."""
+    monkeypatch.setattr(tasks, "TASKS", ("regression",))
+    monkeypatch.setattr(tasks, "RUNS", {"gan": ("--task", "gan", "--arm", "fp32")})
+    monkeypatch.setattr(tasks, "DIAGNOSED", (("--task", "regression", "--arm", "native:fp16"),))
+    done = rehearse("tasks")
+    assert done.code == 0, done.out
+    names = [check["name"] for check in done.parts["tasks"]["checks"]]
+    assert names[:3] == ["regression with fp32", "regression with apex:O1", "gan"]
+    assert names[3:] == ["diagnose --task regression --arm native:fp16"]
+
+
+@pytest.mark.slow
+def test_scripts(rehearse: Rehearse) -> None:
+    """The example script and its migrated version go through their arms from equal weights."""
+    done = rehearse("scripts")
+    assert done.code == 0, done.out
+    assert {name: len(rows) for name, rows in done.parts["scripts"]["figures"].items()} == {
+        "apex.py": 3,
+        "native.py": 3,
+    }
 
 
 def test_a_failed_check_ends_with_1(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ from ampcompare.experiment.run import reusable, run_plan
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.cell_files import write_config, write_record
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, Trace, dump_json
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.records.summary import Trace
 from ampcompare.report.files import write_reports
 from ampcompare.settings.config import RunConfig
 

@@ -18,7 +18,8 @@ from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.progress_display import Display
 from ampcompare.errors import Ended
 from ampcompare.launch.base import Launcher, Progress
-from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")

@@ -26,6 +26,11 @@ from ampcompare.diagnosis.watch import Called
         ("apex:O3", "native_batch_norm", "fp16", "head", ""),
         ("fp32", "mm", "bf16", "head", "fp32 promises fp32"),
         ("apex:O1", "exp", "fp16", "", ""),
+        ("fabric:32-true", "mm", "fp32", "head", ""),
+        ("fabric:16-true", "mm", "fp32", "head", "fp32 island: the model is fp16"),
+        ("actnn", "mm", "fp32", "head", ""),
+        ("actnn:over=apex:O2", "mm", "fp32", "head", "fp32 island: the model is fp16"),
+        ("fp8", "mm", "fp32", "head", ""),
     ],
 )
 def test_a_remark_is_what_explain_does_not_say(arm: str, operation: str, given: str, module: str, remark: str) -> None:

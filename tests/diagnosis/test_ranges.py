@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from ampcompare.diagnosis.patterns import CHUNK
 from ampcompare.diagnosis.ranges import added, counts_of, make_range, range_row
+from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
+from ampcompare.records.diagnosis import Range
 
 
 def _values(dtype: torch.dtype) -> torch.Tensor:
@@ -23,7 +26,53 @@ def _values(dtype: torch.dtype) -> torch.Tensor:
 def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
     """Each count, the exponents and both magnitudes are those of a loop over Python floats."""
     tensor = _values(dtype)
-    found = make_range(np.asarray(range_row(tensor)))
+    _check(make_range(np.asarray(range_row(tensor))), tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_ranges_of_several_chunks_equal_a_dump(dtype: torch.dtype) -> None:
+    """The same for more elements than are counted at once, half of them zeros, in the last part without NaN."""
+    tensor = torch.cat([_values(dtype), torch.zeros(CHUNK), torch.arange(1, 300)]).to(dtype)
+    _check(make_range(np.asarray(range_row(tensor))), tensor)
+
+
+def test_small_tensors_together_equal_a_dump() -> None:
+    """Each of several tensors of different types has its own range, of the values that it had when it was added."""
+    tensors = [*map(_values, (torch.float16, torch.float32)), torch.zeros(3), torch.tensor(2.0), torch.ones(2, 2).t()]
+    small = SmallTensors()
+    rows = [small.add(tensor) for tensor in tensors]
+    small.count()
+    for row, tensor in zip(rows, tensors, strict=True):
+        _check(make_range(row.row), tensor)
+    changed = torch.ones(4)
+    later = small.add(changed)
+    changed.zero_()
+    small.count()
+    assert make_range(later.row).largest == 1
+
+
+def test_small_tensors_count_what_is_lost() -> None:
+    """A widened row has the same values and none that is lost; before it is counted a row cannot be read."""
+    small = SmallTensors()
+    row = small.add(torch.tensor([0.0, 0.0, 1.0]).half(), torch.tensor([0.0, 1e-9, 1.0]))
+    with pytest.raises(RuntimeError, match="not counted"):
+        _ = row.row
+    small.count()
+    assert make_range(row.row).lost == 1
+    assert make_range(Pending(source=row).row).lost == 0
+
+
+def test_small_tensors_do_not_pile_up() -> None:
+    """They are counted without a request once they hold many elements."""
+    small = SmallTensors()
+    first = small.add(torch.ones(8000))
+    for _ in range(9):
+        small.add(torch.ones(8000))
+    assert counts_of(first.row) == (8000, 0, 0)
+
+
+def _check(found: Range, tensor: torch.Tensor) -> None:
+    tensor = tensor.reshape(-1)
     numbers = [abs(float(value)) for value in tensor.float().tolist()]
     finite = [value for value in numbers if math.isfinite(value)]
     sizes = [value for value in finite if value]
@@ -31,7 +80,7 @@ def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
     assert found.nonfinite == len(numbers) - len(finite)
     assert found.zeros == len(finite) - len(sizes)
     assert found.exponents == dict(sorted(Counter(math.frexp(value)[1] - 1 for value in sizes).items()))
-    assert (found.smallest, found.largest) == (min(sizes), max(sizes))
+    assert (found.smallest, found.largest) == (min(sizes, default=None), max(sizes, default=None))
     assert found.subnormal == sum(value < 2.0**-14 for value in sizes)
     assert found.below == sum(value < 2.0**-25 for value in sizes)
     assert found.top == sum(2.0**15 <= value < 2.0**16 for value in sizes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import ampcompare
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.errors import ConfigError
+from ampcompare.experiment import diagnose_script as module
 from ampcompare.experiment.diagnose_script import diagnose_script
 from ampcompare.report.diagnosis import diagnosis_text
 from ampcompare.settings.config import RunConfig
@@ -104,7 +109,41 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
+def test_a_script_from_python(diagnose: Callable[..., Any]) -> None:
+    """The same script and arm as on the command line give the same verdict, arguments and passes."""
+    expected = diagnose(APEX, "apex:O1", steps=1, cures=False, reference="none")
+    found = ampcompare.diagnose(
+        script=["train.py", "--epochs", "1"], arm="O1", steps=1, cures=False, reference="none", device="cpu"
+    )
+    assert (found.verdict, found.script, found.observed) == (expected.verdict, expected.script, expected.observed)
+
+
+def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
+    """The first line says so, with the error, after what the steps before it showed."""
+    failing = APEX.replace("* 60.0) ** 3 * 1e-5", "* 1.0)").replace("optimizer.step()", "optimizer.step(); 1 / 0")
+    found = diagnose(failing, "apex:O2,loss_scale=1", steps=2, reference="none")
+    assert found.verdict == (
+        "apex:O2,loss_scale=1: no fault in 1 step; then the script failed: ZeroDivisionError: division by zero"
+    )
+
+
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
     """The reason is that of the arm, with the line of the script."""
     with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, which names no model"):
         diagnose(TORCH.replace("FACTOR", "1"), "half", steps=1)
+
+
+def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The exit code is that of the watched rank, and the other one ends seconds later, not when its wait is over."""
+    monkeypatch.setattr(module, "SECONDS_TO_END", 0.2)
+    (tmp_path / "ended.txt").write_text("4")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+    assert module._exit_code(process, tmp_path / "ended.txt") == 4
+    module._end(process)
+    assert process.wait(timeout=20) == -signal.SIGTERM
+
+
+def test_a_run_without_a_watched_rank_has_its_own_exit_code(tmp_path: Path) -> None:
+    """It is that of what starts the ranks."""
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    assert module._exit_code(process, tmp_path / "ended.txt") == 3

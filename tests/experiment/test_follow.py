@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import ampcompare
 from ampcompare.errors import ConfigError
 from ampcompare.experiment.follow import Follower, following, load_callback
 from ampcompare.experiment.observer import Observer, Outline
@@ -20,7 +21,8 @@ from ampcompare.launch.cell_files import make_cell_folder
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.records.callback import Callback, CellInfo
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import RunRecord, StepRecord, dump_json, iter_steps
+from ampcompare.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8}
@@ -204,12 +206,12 @@ def test_a_factory_is_found_in_the_working_directory(tmp_path: Path, monkeypatch
 
 def test_python_takes_objects_and_factories(monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., Any]) -> None:
     """`ampcompare.run` and `compare` hand both on."""
-    import ampcompare.api as api
-
     seen: list[Any] = []
-    monkeypatch.setattr(api, "run_single", lambda options, observer: seen.append(options) or _Outcome())
+    monkeypatch.setattr(
+        "ampcompare.api.training.run_single", lambda options, observer: seen.append(options) or _Outcome()
+    )
     heard = Heard()
-    api.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])
+    ampcompare.run(CONFIG, callbacks=[heard, "ampcompare:Callback"])
     assert seen[0].callbacks[0] is heard
     assert type(seen[0].callbacks[1]) is Callback
 

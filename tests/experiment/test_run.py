@@ -20,7 +20,8 @@ from ampcompare.experiment.timing_rounds import TIMED_STEPS
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import Comparison
-from ampcompare.records.run import RunRecord, sealed_json
+from ampcompare.records.document import sealed_json
+from ampcompare.records.run import RunRecord
 from ampcompare.report.files import write_reports
 from ampcompare.report.formats import FORMATS
 from ampcompare.settings.config import RunConfig

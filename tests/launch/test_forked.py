@@ -18,7 +18,8 @@ import pytest
 from ampcompare.errors import EnvironmentUnfit, LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.forked import ForkedLauncher, worker_environment
-from ampcompare.records.run import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.records.run import RunRecord, dump_json, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]

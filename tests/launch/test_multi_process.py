@@ -20,7 +20,8 @@ import pytest
 from ampcompare.errors import UnsupportedCombination
 from ampcompare.launch.base import Progress
 from ampcompare.launch.multi_process import MultiProcessLauncher
-from ampcompare.records.run import RunRecord, iter_steps, read_record
+from ampcompare.records.run import RunRecord, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.records.run import RunRecord, dump_json, iter_steps, read_record
+from ampcompare.records.run import RunRecord, dump_json, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 TRAIN = """

@@ -16,7 +16,7 @@ from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.single import Single
-from ampcompare.settings.config import ParallelConfig
+from ampcompare.settings.parallel import ParallelConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

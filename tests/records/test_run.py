@@ -16,17 +16,10 @@ from pydantic import BaseModel
 from ampcompare.errors import EnvironmentUnfit, RecordError
 from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import read_comparison
+from ampcompare.records.document import SCHEMA
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import (
-    SCHEMA,
-    EngineInfo,
-    RunRecord,
-    RunSummary,
-    StepRecord,
-    dump_json,
-    iter_steps,
-    read_record,
-)
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, read_record
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)

@@ -10,7 +10,8 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import EngineInfo, RunRecord, RunSummary
-from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ import pytest
 
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
-from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
+from ampcompare.records.readings import SystemReadings
+from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord
 from ampcompare.report.base import MAX_LINE
 from ampcompare.report.columns import COLUMNS, columns, table_rows, verdict_columns
 from ampcompare.report.files import write_reports

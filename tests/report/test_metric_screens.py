@@ -23,7 +23,8 @@ from ampcompare.records.per_sample import pack_values
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.terminal import Terminal
-from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 SCREENS = Path(__file__).parent / "screens"
 BITS = Metric(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.load import reload_comparison
-from ampcompare.records.run import SCHEMA, dump_json
+from ampcompare.records.document import SCHEMA
+from ampcompare.records.run import dump_json
 from ampcompare.report.formats import FORMATS
 
 HERE = Path(__file__).parent

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable, NextStep
+from ampcompare.report.facts import row_notes
 from ampcompare.report.terminal import Terminal
 
 SCREENS = Path(__file__).parent / "screens"
@@ -213,3 +214,10 @@ def test_a_single_arm_has_no_verdict_column() -> None:
 
 def _line(text: str, arm: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(f"{arm}  "))
+
+
+def test_skipped_steps_are_told_once() -> None:
+    """An arm that skipped all steps has one note of it, though it is also why the arm learned nothing."""
+    idle = {"accuracy_verdict": "learned nothing (all 330 steps skipped)", "skipped_steps": 330}
+    (notes,) = (notes for notes in row_notes(_comparison({"half": idle})) if any("skipped" in note for note in notes))
+    assert [note for note in notes if "skipped" in note] == ["all 330 steps skipped"]

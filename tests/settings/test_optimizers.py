@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.errors import BackendUnavailable, ConfigError
 from ampcompare.settings import optimizers
-from ampcompare.settings.config import OptimizerConfig, RunConfig
+from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import (
     BUILT_IN,
     canonical_name,
@@ -18,6 +18,7 @@ from ampcompare.settings.optimizers import (
     optimizer_path,
     require_optimizer,
 )
+from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 
 

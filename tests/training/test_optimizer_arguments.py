@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 from ampcompare.errors import ConfigError, UnsupportedCombination
-from ampcompare.settings.config import OptimizerConfig
+from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 from ampcompare.training.optimizer_arguments import optimizer_arguments
 

@@ -12,7 +12,8 @@ from torch.optim import SGD
 from ampcompare.apex.parallel.LARC import LARC
 from ampcompare.errors import ConfigError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
-from ampcompare.settings.config import OptimizerConfig, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 from ampcompare.tensors.skippable_step import obeys_flag
 from ampcompare.training.optimizers import make_optimizer, param_groups

@@ -15,7 +15,8 @@ import torch
 
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.records.run import RunRecord, RunSummary, dump_json
-from ampcompare.settings.config import DataConfig, ModelConfig, OptimizerConfig, Recipe, RunConfig, ScheduleConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import DataConfig, ModelConfig, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.classification import classification_loss
 from ampcompare.tasks.load import load_data
 from ampcompare.tasks.models import build_model

@@ -116,7 +116,7 @@ def tick_text(tick: float) -> str:
 
 
 def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
-    """Return ratios of step times, paired by seed; arms whose times are no result are named with the reason."""
+    """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time_ratio is not None]
     valid = [arm for arm in rows if _is_compared(arm)]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.records.run import StepRecord, Trace
+from ampcompare.records.run import StepRecord
+from ampcompare.records.summary import Trace
 
 __all__ = ["Tracer"]
 

@@ -12,7 +12,8 @@ from pydantic_core import PydanticSerializationError
 from ampcompare.environment.versions import fingerprint, host_name
 from ampcompare.errors import CheckpointError
 from ampcompare.records.run import Resumption
-from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 from ampcompare.training.state.schema import require_plain_parts
 
 __all__ = ["AUTO", "FoundCheckpoint", "find_checkpoint", "validate_resume"]

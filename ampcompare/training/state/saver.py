@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.errors import EnvironmentUnfit
-from ampcompare.settings.config import SavingConfig
+from ampcompare.settings.saving import SavingConfig
 from ampcompare.training.state.position import Position
 
 if TYPE_CHECKING:

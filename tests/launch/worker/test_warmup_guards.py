@@ -15,7 +15,8 @@ from ampcompare.launch.base import Progress
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.precision.base import StepOutcome
 from ampcompare.precision.native import Native
-from ampcompare.records.run import RunRecord, iter_steps
+from ampcompare.records.run import RunRecord
+from ampcompare.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
 
 RECIPE = {

@@ -20,8 +20,10 @@ import pytest
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
-from ampcompare.records.run import EngineInfo, RunRecord, RunSummary, Trace
-from ampcompare.settings.config import Recipe, RunConfig
+from ampcompare.records.run import EngineInfo, RunRecord, RunSummary
+from ampcompare.records.summary import Trace
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
 
 MakeRich = Callable[..., Comparison]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -13,7 +13,7 @@ import torch
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.per_sample import pack_right
 from ampcompare.records.run import StepRecord
-from ampcompare.settings.config import ScheduleConfig
+from ampcompare.settings.recipe import ScheduleConfig
 from ampcompare.training.metrics.clock import PeakMemory, make_clock, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.policies.divergence import DivergenceDetector

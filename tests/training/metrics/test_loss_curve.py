@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from ampcompare.records.run import RunRecord, StepRecord, Trace, dump_json
+from ampcompare.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.records.summary import Trace
 from ampcompare.training.metrics.loss_curve import MAX_LENGTH, Tracer
 
 

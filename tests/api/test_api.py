@@ -25,7 +25,8 @@ from ampcompare.launch.cell_files import write_record
 from ampcompare.records.callback import Callback
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, RunSummary
-from ampcompare.settings.config import OptimizerConfig, Recipe, RunConfig
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import OptimizerConfig, Recipe
 
 TINY: dict[str, Any] = {
     "recipe": Recipe.model_validate(
@@ -56,7 +57,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[CompareOptions]:
         calls.append(options)
         return Nothing()
 
-    monkeypatch.setattr(api, "run_comparison", take)
+    monkeypatch.setattr("ampcompare.api.comparison.run_comparison", take)
     return calls
 
 
@@ -177,7 +178,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
         record = RunRecord(cell="x", arm="fp32", status="failed", config=options.config)
         return RunOutcome(record, options.folder)
 
-    monkeypatch.setattr(api, "run_single", take)
+    monkeypatch.setattr("ampcompare.api.training.run_single", take)
     recipe = Recipe(optimizer=OptimizerConfig(lr_base=0.4), global_batch_size=128)
     api.run(RunConfig(recipe=recipe, arm="apex:O2"))
     api.run(recipe=recipe, arm="apex:O2")
@@ -247,7 +248,9 @@ def test_explain_an_arm() -> None:
 def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts become arms and the time limit is passed on; no process is started for a bad arm."""
     calls: list[tuple[list[str], float]] = []
-    monkeypatch.setattr(api, "examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds)))
+    monkeypatch.setattr(
+        "ampcompare.api.machine.examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds))
+    )
     api.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
     assert calls == [(["half", "fp32"], 5)]
     with pytest.raises(ConfigError, match="fp23"):
@@ -271,3 +274,29 @@ def test_the_functions_are_not_shadowed_by_rooms() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its words, ranks and the watched rank are those that the command line would pass."""
+    script = tmp_path / "train.py"
+    script.write_text("from apex import amp\namp.initialize\n")
+    seen: list[Any] = []
+    monkeypatch.setattr("ampcompare.api.diagnosis._diagnose", lambda options, loop: seen.append(options))
+    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu")
+    (options,) = seen
+    assert options.config.script.command == [str(script), "--epochs", "{seed}"]
+    assert (options.config.processes, options.rank) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loop": print, "script": ["train.py"]}, "a loop or a script"),
+        ({"script": ["missing.py"]}, "there is no script"),
+        ({"script": []}, "after -- comes a script"),
+    ],
+)
+def test_diagnose_refuses_what_it_cannot_run(options: dict[str, Any], message: str) -> None:
+    """One line says what was wrong."""
+    with pytest.raises(ConfigError, match=message):
+        ampcompare.diagnose(**options)

@@ -1,0 +1,53 @@
+"""Run small versions of published claims: the command `reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ampcompare.api.arguments import optional_path, wait_seconds
+from ampcompare.claims.reproduce import Reproduction
+from ampcompare.claims.study import StudyOptions, run_study
+from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.options import to_seconds
+
+__all__ = ["reproduce_claims"]
+
+
+def reproduce_claims(
+    claims: Sequence[str] = (),
+    *,
+    study: str = "articles",
+    output_dir: str | Path | None = None,
+    budget: float | str = "15m",
+    jobs: int = 1,
+    wait: float | str = 0,
+    observer: Observer | None = None,
+) -> Reproduction:
+    """Run small versions of published claims, judge them, and write the report.
+
+    Args:
+        claims: names; all of the study by default.
+        study: which claims.
+        output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
+        budget: wall time, as seconds or a text such as "15m"; no seed begins after it.
+        jobs: cells that run in parallel; no times are judged then.
+        wait: seconds, or a text such as "10m", to wait for another command that uses the folder.
+        observer: receives progress and notes.
+
+    Returns:
+        A result for each claim, in `findings`.
+
+    Raises:
+        ConfigError: there is no such study or claim, or the folder cannot be used.
+        LaunchError: no process could be started, or a program of the study failed.
+    """
+    options = StudyOptions(
+        study=study,
+        claims=tuple(claims),
+        output_dir=optional_path(output_dir),
+        budget_seconds=to_seconds("budget", budget),
+        jobs=jobs,
+        wait_seconds=wait_seconds(wait),
+    )
+    return run_study(options, observer=observer)

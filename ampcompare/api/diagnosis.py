@@ -1,0 +1,78 @@
+"""Find where the numbers of an arm overflow or are lost: the command `diagnose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ampcompare.api.arguments import settings_request, with_script
+from ampcompare.backends.arm import Arm
+from ampcompare.errors import ConfigError
+from ampcompare.experiment.diagnose import DiagnoseOptions
+from ampcompare.experiment.diagnose import diagnose as _diagnose
+from ampcompare.experiment.preflight import check_cells
+from ampcompare.experiment.sources import collect_settings
+from ampcompare.records.diagnosis import Diagnosis
+from ampcompare.report.diagnosis_files import write_diagnosis
+from ampcompare.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ampcompare.precision.base import Precision
+
+__all__ = ["diagnose"]
+
+
+def diagnose(
+    loop: Callable[[Precision], Any] | None = None,
+    *,
+    arm: Arm | str = "apex:O2",
+    steps: int = 8,
+    at: Sequence[int] = (),
+    reference: Literal["float32", "float64", "none"] = "float32",
+    cures: bool = True,
+    script: Sequence[str] | None = None,
+    rank: int = 0,
+    recipe: Recipe | str | None = None,
+    size: str | None = None,
+    config_file: str | Path | None = None,
+    output_dir: str | Path | None = None,
+    **settings: Any,
+) -> Diagnosis:
+    """Find where the numbers of an arm overflow or are lost, and test what to keep in fp32.
+
+    Args:
+        loop: any training loop, as a function of a precision: it calls `prepare` once, then for each step `backward` or
+            `scale_loss`, and `step`, which ends the loop after the last step. It is called again for each candidate
+            of a cure and must begin from the same weights and batches each time; torch is seeded before. It runs in
+            this process and imports torch; of `settings` only `device`, `cpu_half` and the seed apply. By default the
+            recipe is trained, in a process of its own.
+        arm: such as "apex:O2", or an `Arm`.
+        steps: updates of each run; up to 20 that are skipped come on top.
+        at: steps to watch, counted from 0; all by default.
+        reference: type that every operation is repeated in; "none" watches ranges alone.
+        cures: train candidates of a cure for some steps.
+        script: a user's own script with its arguments, or "-m" and a module, as for `run`: it is run from its start for
+            each candidate, in processes of its own.
+        rank: the process that is watched, of a script with several (`processes=2`).
+        recipe, size, config_file, settings: as for `run`.
+        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
+
+    Raises:
+        ConfigError: an option or setting that cannot be used, a loop and a script, or a loop without a step.
+        EnvironmentUnfit: this machine lacks something that is asked for.
+        LaunchError: the model of a recipe raised, or a script made no step that was watched.
+    """
+    if loop is not None and script is not None:
+        raise ConfigError("diagnose takes a loop or a script, and both were given")
+    arm = Arm.parse(arm) if isinstance(arm, str) else arm
+    request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
+    config = collect_settings(request, one_run=True).config
+    options = DiagnoseOptions(config, steps=steps, at=tuple(at), reference=reference, cures=cures, rank=rank)
+    options.check()
+    if loop is None:
+        check_cells([config])
+    found = _diagnose(options, loop)
+    if output_dir is not None:
+        write_diagnosis(found, Path(output_dir))
+    return found

@@ -1,0 +1,27 @@
+"""Examine this machine and its libraries: the command `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.doctor.examine import Examination, examine
+
+__all__ = ["examine_machine"]
+
+
+def examine_machine(arms: Sequence[Arm | str] = (), *, time_limit: float = 60.0) -> Examination:
+    """Examine this machine and its libraries, each in a process of its own.
+
+    Args:
+        arms: arms such as "apex:O1,engine=nvidia" to check one by one.
+        time_limit: seconds for each import that is tried.
+
+    Returns:
+        All checks with their verdicts; `data()` is the JSON document of the command `doctor`.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    parsed = [one for arm in arms for one in (parse_arms([arm]) if isinstance(arm, str) else [arm])]
+    return examine(parsed, seconds=time_limit)

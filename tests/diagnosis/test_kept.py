@@ -1,0 +1,24 @@
+"""Lines that run in fp32."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from ampcompare.diagnosis.kept import lines_in_fp32
+from ampcompare.diagnosis.sites import calling_line
+
+
+def test_a_kept_line_casts_nothing_to_16_bits() -> None:
+    """A cast on the line would undo what it is kept for; the same cast on another line is made."""
+    x = torch.full((2,), 300.0)
+    called: set[str] = set()
+    file, _, number = calling_line(sys._getframe()).rpartition(":")
+    with lines_in_fp32([f"{file}:{int(number) + 2}"], called):
+        kept = x.half() * x.to(torch.float16)
+        cast = x.half() * x.to(torch.float16)
+    assert (kept.dtype, cast.dtype) == (torch.float32, torch.float16)
+    assert torch.isfinite(kept).all()
+    assert torch.isinf(cast).all()
+    assert called == {"torch.Tensor.mul"}

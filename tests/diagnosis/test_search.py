@@ -1,0 +1,55 @@
+"""The search for the smallest change, with runs that answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ampcompare.backends.arm import Arm
+from ampcompare.diagnosis.search import Change, search
+from ampcompare.diagnosis.search import Tested as Outcome
+from ampcompare.records.diagnosis import Fault, Place
+
+FAULT = Fault(
+    kind="overflow",
+    place=Place(module="", operation="log", where="loss.py:4", phase="forward"),
+    step=0,
+    text="log",
+    near=[("", "loss.py:2"), ("", "loss.py:3")],
+)
+
+
+@pytest.mark.parametrize(
+    ("needed", "trials"),
+    [
+        ({"loss.py:4"}, 1),
+        ({"loss.py:3"}, 3),
+        ({"loss.py:4", "loss.py:2"}, 4),  # each alone changes nothing
+        ({"loss.py:2", "loss.py:3"}, 6),  # and the third is dropped again
+    ],
+)
+def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) -> None:
+    """The change that is found holds the lines that remove the fault and no other."""
+
+    def run(arm: Arm, lines: Sequence[str]) -> Outcome:
+        return Outcome([] if needed <= set(lines) else [FAULT])
+
+    found = search(Arm.parse("apex:O2"), [FAULT], None, run, [])
+    assert found.change is not None
+    assert set(found.change.lines) == needed
+    assert len(found.trials) >= trials
+
+
+def test_no_change_is_found_where_none_helps() -> None:
+    """The search ends, within the runs that are allowed."""
+    found = search(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
+    assert found.change is None
+    assert len(found.trials) == 4
+
+
+def test_changes_are_added_without_repetition() -> None:
+    """A union has each part once."""
+    both = Change(lines=("a:1",), options=(("loss_scale", 2.0),)) | Change(modules=("m",), lines=("a:1", "a:2"))
+    assert (both.modules, both.lines) == (("m",), ("a:1", "a:2"))
+    assert len(both.parts()) == 4
