@@ -62,7 +62,8 @@ def pass_on(values: dict[str, Any], target: str) -> None:
 
 def count_starts() -> None:
     """Count what multiprocessing starts from now on, workers of data loaders aside."""
-    start = multiprocessing.process.BaseProcess.start
+    processes: Any = multiprocessing.process.BaseProcess
+    start = processes.start
 
     def counted(process: Any) -> None:
         global _started
@@ -70,7 +71,7 @@ def count_starts() -> None:
         _started += not module.startswith("torch.utils.data.")
         start(process)
 
-    multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign, assignment]
+    processes.start = counted
 
 
 def started() -> int:

@@ -6,6 +6,7 @@ script passes, except those that the arm names.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import weakref
@@ -26,6 +27,7 @@ from ampcompare.script.session import here
 __all__ = ["TorchAmp", "not_scaled", "present", "scaler_settings", "switched_off", "unscaled", "without_autocast"]
 
 SCALER = inspect.signature(torch.amp.GradScaler)
+SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 LINES = (
     "`model, optimizer = amp.initialize(model, optimizer)` and `with amp.scale_loss(loss, optimizer) as scaled: "
     "scaled.backward()`, with `from apex import amp`"
@@ -65,6 +67,8 @@ class TorchAmp:
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
+        self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         """Replace the constructors of both classes."""
@@ -74,6 +78,9 @@ class TorchAmp:
         for name in ("step", "unscale_"):
             patches.wrap(torch.amp.GradScaler, name, self._use_scaled)
         patches.wrap(torch.amp.GradScaler, "update", self._update)
+        patches.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
+        for name in SETTINGS:
+            patches.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
         patches.wrap(torch.autograd, "backward", self._backward)
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
@@ -126,6 +133,8 @@ class TorchAmp:
             kwargs = scaler_settings(args, kwargs)
             self._note(kwargs["enabled"])
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
+            if kwargs["enabled"] and self._dtype is not torch.float16:
+                self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
             args, kwargs["enabled"] = (), self._dtype is torch.float16
         original(scaler, *args, **kwargs)
 
@@ -145,6 +154,14 @@ class TorchAmp:
         if scaler in self._scalers:
             self._scalers[scaler] = False
         return result
+
+    def _state_dict(self, original: Any, scaler: Any) -> Any:
+        settings = self._silenced.get(scaler)
+        return original(scaler) if settings is None else {"scale": 1.0, **settings, "_growth_tracker": 0}
+
+    def _setting(self, name: str, original: Any, scaler: Any) -> Any:
+        settings = self._silenced.get(scaler)
+        return original(scaler) if settings is None else settings[name]
 
     def _is_plain(self) -> bool:
         """Return whether the script trains without a GradScaler."""

@@ -135,6 +135,20 @@ def test_under_its_own_arm_the_script_is_unchanged(behind: Any) -> None:
     assert plain[2] == own[2]
 
 
+@pytest.mark.parametrize("arm", ["fp32", "bf16"])
+def test_a_scaler_without_a_scale_has_its_state(behind: Any, arm: str) -> None:
+    """A script that has it on may log the scale from its state, save it and ask for its settings."""
+    keys = set(torch.amp.GradScaler("cpu").state_dict())
+    behind(arm)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+    state = scaler.state_dict()
+    assert set(state) == keys
+    assert (state["scale"], scaler.get_scale(), state["growth_interval"]) == (1.0, 1.0, 2)
+    assert (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2, 2.0, 0.5)
+    scaler.load_state_dict(state)
+    assert torch.amp.GradScaler("cpu", enabled=False).state_dict() == {}
+
+
 def test_options_of_the_arm_win_over_the_scripts(behind: Any) -> None:
     """An initial scale that the arm names is that of the scaler."""
     behind("native:fp16,init_scale=8")
