@@ -52,9 +52,9 @@ def verdict_of(arm: Arm, found: Diagnosis, cure: Cure | None = None, *, tested: 
         return f"{arm}: no fault in {steps}{skipped}{failure}"
     first = found.faults[0]
     where = f" ({first.place.where})" if first.place.where else ""
-    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}"
     if first.kind == "not precision":
-        return f"{verdict}; no precision cures it"
+        return f"{arm}: no fault of precision: at step {first.step} {first.text}{where}"
+    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}"
     if cure is None:
         return f"{verdict}; {UNCURED}" if tested else verdict
     return f"{verdict}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"

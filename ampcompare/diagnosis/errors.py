@@ -28,6 +28,8 @@ def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
     alone = None if own is None or own.numel() != flat.numel() else own.reshape(-1)
     if flat.device.type != "cpu":
         return _device_norms(flat.to(wide.dtype), wide, alone)
+    if len(flat) <= CHUNK:
+        return tuple(map(math.sqrt, _squares(flat, wide, alone)))
     squares = [0.0] * 4
     for begin in range(0, len(flat), CHUNK):
         part = slice(begin, begin + CHUNK)
@@ -39,8 +41,8 @@ def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
 def _squares(flat: Tensor, wide: Tensor, own: Tensor | None) -> list[float]:
     """Return the sums of squares of a part on the host."""
     values = flat.to(wide.dtype)
-    others = [values - wide, wide, None if own is None else values - own, values]
-    sums = [0.0 if one is None else float(torch.dot(one, one)) for one in others]
+    others = (values - wide, wide, None if own is None else values - own, values)
+    sums = [0.0 if one is None else torch.dot(one, one).item() for one in others]
     if wide.dtype is torch.float64:
         return sums
     for place, total in enumerate(sums):

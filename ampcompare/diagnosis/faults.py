@@ -89,12 +89,24 @@ def _overflow(facts: StepFacts, at: int) -> Fault:
     return _fault("not precision", facts, origin, text, _onward(events, origin, at))
 
 
-def _gradient_overflow(facts: StepFacts, broken: Sequence[int]) -> Fault:
+def _gradient_overflow(facts: StepFacts, broken: Sequence[int], *, always: bool = False) -> Fault:
+    """Return the fault of gradients that are not finite.
+
+    Args:
+        always: they were not in any step, whatever the loss scale.
+    """
     events = facts.step.events
     origin = min(_origins(events, broken))
     first = events[origin]
     kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
-    text = f"{place_of(first.key).name} makes a gradient that is not finite, at loss scale {facts.scale:g}"
+    when = f"in every step, down to loss scale {facts.scale:g}" if always else f"at loss scale {facts.scale:g}"
+    name = place_of(first.key).name
+    if first.key[3] == "forward":
+        text = f"{name} is not finite, which the loss does not show, and breaks gradients {when}"
+    else:
+        text = f"{name} makes a gradient that is not finite {when}"
+    if kind == "not precision":
+        text += ", and in fp32 too"
     return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]))
 
 
@@ -105,7 +117,7 @@ def _collapse(observation: Observation) -> Fault | None:
     for facts in reversed(observation.facts):
         broken = [at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _nonfinite(event)]
         if broken:
-            return _gradient_overflow(facts, broken)
+            return _gradient_overflow(facts, broken, always=True)
     return None
 
 
@@ -118,10 +130,13 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
     name, first = place_of(worst.key).name, place_of(events[origin].key).name
     if kind == "underflow":
+        at_origin = _lost(events[origin]) > _lost(worst)
+        share, what = (_lost(events[origin]), "its results") if at_origin else (_lost(worst), f"the gradient of {name}")
         text = (
-            f"{first} loses gradients below the range of fp16: {100 * _lost(worst):.0f} % of the gradient of {name} "
-            "are zero in the arm alone"
+            f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
         )
+        if at_origin:
+            text += f", and the gradient of {name} is {_size(worst):.1g} of its size away from fp32"
     else:
         text = f"{first} makes or amplifies rounding errors: {name} is {_size(worst):.1g} of its size away from fp32"
     return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))

@@ -11,6 +11,7 @@ __all__ = ["pattern_counts", "starts_of"]
 
 PATTERNS = 2**15  # without the sign
 CHUNK = 2**18
+SAMPLE = 2**12  # first elements that are looked at for zeros
 MANY = 8  # a share of zeros of one in so many slows the count down: each addition waits for the one before
 INFINITY = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 
@@ -32,14 +33,15 @@ def pattern_counts(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def _counts(sizes: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Return the counts of magnitudes, which may be changed."""
     infinity = INFINITY[dtype]
-    zeros = len(sizes) - np.count_nonzero(sizes)
-    is_spread = zeros * MANY > len(sizes) and sizes.max() <= infinity
+    sample = sizes[:SAMPLE]
+    zeros = len(sample) - np.count_nonzero(sample)
+    is_spread = zeros * MANY > len(sample) and sizes.max() <= infinity
     if is_spread:  # over the patterns of NaN, of which there is none
         sizes |= (sizes == 0) * _ramp(infinity)[: len(sizes)]
     counts: np.ndarray = torch.bincount(torch.from_numpy(sizes), minlength=PATTERNS).numpy()
     if is_spread:
+        counts[0] = counts[infinity + 1 :].sum()
         counts[infinity + 1 :] = 0
-        counts[0] = zeros
     return counts
 
 

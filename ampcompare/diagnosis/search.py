@@ -219,7 +219,8 @@ def _has(arm: Arm, candidate: Change) -> bool:
 
 def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
     """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
-    if fault.kind in ("lost updates", "update") and arm.backend == "half":
+    has_no_masters = arm.backend == "half" or arm.options.get("opt_level") == "O3"
+    if fault.kind in ("lost updates", "update") and has_no_masters:
         yield Change(options=(("master_weights", True),))
         yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))
     if fault.kind in FROM_GRADIENTS:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -81,6 +82,8 @@ class UpdateCounter:
 
 def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
+    if param.device.type == "cpu" and param.dtype is torch.float32:
+        return torch.tensor(_host_counts(param.detach().numpy(), before.numpy(), moved.numpy()))
     same = param == before
     lost = broken = torch.zeros((), dtype=torch.int64, device=param.device)
     on_host = param.device.type == "cpu"  # where a look at the counts saves most of the work
@@ -89,3 +92,11 @@ def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
     if not on_host or not all(map(math.isfinite, torch.aminmax(param.detach()))):
         broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
     return torch.stack([torch.count_nonzero(moved), lost, broken])
+
+
+def _host_counts(now: np.ndarray, before: np.ndarray, moved: np.ndarray) -> list[int]:
+    """Return the same counts of fp32 weights on the host, where NumPy compares several times as fast as torch."""
+    lost = int(np.count_nonzero((now == before) & moved))
+    is_finite = now.size == 0 or (math.isfinite(now.min()) and math.isfinite(now.max()))
+    broken = 0 if is_finite else now.size - int(np.count_nonzero(np.isfinite(now)))
+    return [int(np.count_nonzero(moved)), lost, broken]

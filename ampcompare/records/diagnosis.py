@@ -62,8 +62,10 @@ class Place(FrozenRecord):
     @property
     def name(self) -> str:
         """The place in a few words."""
-        outside = "weights" if self.phase == "weight" else "outside of modules"
-        return " ".join(part for part in (self.module.rstrip(":") or outside, self.operation) if part)
+        module = self.module.rstrip(":")
+        if not module and self.phase != "weight":
+            return f"{self.operation} outside of modules"
+        return " ".join(part for part in (module or "weights", self.operation) if part)
 
 
 class PlaceReport(FrozenRecord):

@@ -27,7 +27,8 @@ def worst_places(diagnosis: Diagnosis, count: int = WORST) -> list[PlaceReport]:
 
 def _badness(report: PlaceReport) -> tuple[float, ...]:
     values = report.range
-    near = values.share(values.top + values.above) + values.share(values.lost)
+    is_half = bool({"fp16", "bf16"} & set(report.dtypes))  # fp32 has room above
+    near = (values.share(values.top + values.above) if is_half else 0.0) + values.share(values.lost)
     breaks = values.nonfinite > 0
     return (
         breaks and report.place.phase == "forward",
