@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -264,10 +265,15 @@ def _energy(comparison: Comparison) -> dict[str, Column]:
     return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
 
 
+def _has_own_lr(comparison: Comparison) -> bool:
+    """Return whether any learning rate is a setting of ampcompare: that of a script is the script's."""
+    return any(not math.isnan(row.lr) for row in comparison.arms)
+
+
 ColumnsOf = Callable[[Comparison], dict[str, Column]]
 COLUMNS: dict[str, Column | ColumnsOf] = {
     "arm": of_arm(arm_name),
-    "lr": of_arm(lambda row: f"{row.lr:g}"),
+    "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
     "other metrics": _other_metrics,
     "epoch (s)": of_arm(lambda row: format_seconds(row.epoch_seconds, row.epoch_seconds_sd)),

@@ -99,5 +99,6 @@ class Csv(Reporter):
         values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
         values += [getattr(record.summary, name) for name in SUMMARY_FIELDS]
         values += [getattr(record.processes, name, None) for name in PROCESS_FIELDS]
-        head += [safe_text(record.half or ""), recipe.optimizer.lr, safe_text(record.metric.name)]
+        lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
+        head += [safe_text(record.half or ""), _cell(lr), safe_text(record.metric.name)]
         return [*head, *map(_cell, values)]

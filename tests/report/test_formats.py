@@ -24,6 +24,7 @@ from ampcompare.report.formats import FORMATS
 from ampcompare.report.markdown import escaped
 from ampcompare.report.overview import make_overview
 from ampcompare.report.terminal import Terminal
+from ampcompare.settings.script import ScriptConfig
 
 MakeComparison = Callable[..., Comparison]
 LINES = [form for form in FORMATS if form != "html"]  # the page has tests of its own
@@ -165,6 +166,21 @@ def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparis
         assert float(row["step_seconds_median"]) == record.summary.step_seconds_median
         assert float(row["metric_final"]) == record.summary.metric_final
         assert (row["engine"], row["engine_version"]) == ("compat", "1.0")
+
+
+def test_a_script_has_no_learning_rate_of_ours(make_comparison: MakeComparison) -> None:
+    """The setting of ampcompare's loop has no part in it."""
+    comparison = make_comparison(["fp32", "half"])
+    assert "lr" in columns(comparison)
+    script = ScriptConfig(name="train.py")
+    records = [
+        one.model_copy(update={"config": one.config.model_copy(update={"script": script})})
+        for one in comparison.records
+    ]
+    rows = [row.model_copy(update={"lr": math.nan}) for row in comparison.arms]
+    comparison = comparison.model_copy(update={"records": records, "arms": rows})
+    assert "lr" not in columns(comparison)
+    assert {row["lr"] for row in _csv(FORMATS["csv"].reporter().render(comparison))} == {""}
 
 
 @pytest.mark.parametrize("form", LINES)
