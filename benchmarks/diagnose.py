@@ -1,6 +1,6 @@
 """Whether `diagnose` names planted faults, proposes nothing for healthy networks, and what watching costs.
 
-    python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--out docs/benchmarks/diagnose]
+    python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--note TEXT] [--out docs/benchmarks/diagnose]
 
 Faults: each network of `planted_faults.py` is diagnosed; it counts as found if the planted place, and nothing else, is
 proposed. HELD_OUT are networks that were written after the thresholds of the diagnosis were settled, and that changed
@@ -179,8 +179,9 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
 @click.option("--part", type=click.Choice(["faults", "cost", "all"]), default="all", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=8, show_default=True)
+@click.option("--note", default="", help="What else a reader must know of the machine, such as its load.")
 @click.option("--out", default=None, help="Path of the page and its numbers, without suffix.")
-def main(part: str, rounds: int, steps: int, out: str | None) -> None:
+def main(part: str, rounds: int, steps: int, note: str, out: str | None) -> None:
     """Measure, print and write."""
     torch.set_num_threads(1)
     found = faults() if part != "cost" else []
@@ -188,7 +189,8 @@ def main(part: str, rounds: int, steps: int, out: str | None) -> None:
     page = tables(found, costs)
     click.echo(page)
     if out is not None:
-        facts = f"torch {torch.__version__}, one thread, {platform.processor() or platform.machine()}"
+        machine = platform.processor() or platform.machine()
+        facts = ", ".join(filter(None, [f"torch {torch.__version__}", "one thread", machine, note]))
         title = "What diagnose finds, and what it costs"
         write_results(out, title, __doc__, facts, page, {"faults": found, "cost": costs})
 
