@@ -9,7 +9,7 @@ from math import sqrt
 from ampcompare.analysis.comparability import accuracy_reason
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.identity import IDENTICAL, identical
-from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number
+from ampcompare.analysis.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio
 from ampcompare.analysis.looks import Design
 from ampcompare.analysis.margins import AccuracyMargin, margin_error, resolve_margin
 from ampcompare.analysis.pairs import Pair, divergence_verdict, pairs_by_seed
@@ -109,6 +109,7 @@ def _untested(records: Sequence[RunRecord], pairs: Sequence[Pair], same_software
     return (
         divergence_verdict(records)
         or (f"not comparable ({differs})" if differs else "")
+        or no_ratio([*records, *(reference for _, reference in pairs)])
         or idle_verdict(records)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairs]) else "")
         or no_number(pairs)

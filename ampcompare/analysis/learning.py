@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.analysis.scores import has_score, metric_of, spread_floor
 from ampcompare.analysis.statistics import ERROR_RATE, Effect, p_values, paired
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
+from ampcompare.settings.script import LOSS
 
 __all__ = [
     "LEARNED_NOTHING",
@@ -22,6 +23,7 @@ __all__ = [
     "idle_some",
     "idle_verdict",
     "no_number",
+    "no_ratio",
     "still_improving",
     "too_wide",
     "why_idle",
@@ -46,12 +48,21 @@ def why_idle(record: RunRecord) -> str:
         return f"all {summary.num_steps} steps skipped"
     if summary.weights_moved is False:
         return "the weights did not move"
+    if _has_no_ratio(record):
+        return ""  # it may well have learned
     if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
         return why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):
         first, later = _ends(record.trace.losses)
         return f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
     return ""
+
+
+def _has_no_ratio(record: RunRecord) -> bool:
+    """Return whether a script reached a finite value, 0 or below, of a metric that is compared by ratios."""
+    value = record.summary.metric_final
+    by_ratio = record.config.script is not None and record.metric.difference != "points"
+    return by_ratio and value is not None and math.isfinite(value) and value <= 0
 
 
 def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
@@ -84,6 +95,18 @@ def idle_verdict(records: Sequence[RunRecord]) -> str:
 def _final_score(record: RunRecord) -> float:
     value = record.summary.metric_final
     return record.metric.score(value) if has_score(value, record.metric) else -math.inf
+
+
+def no_ratio(runs: Iterable[RunRecord]) -> str:
+    """Return the verdict where a script's metric has no ratio to others in one of some runs; "" if it has in all."""
+    found = next(filter(_has_no_ratio, runs), None)
+    if found is None:
+        return ""
+    value = found.metric.number(found.summary.metric_final or 0.0)
+    name = "NAME" if found.metric.name == LOSS else found.metric.name
+    return (
+        f"not comparable ({found.metric.name} {value} has no ratio to others: take differences, --metric {name}:points)"
+    )
 
 
 def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:

@@ -17,8 +17,8 @@ def metrics_of(script: ScriptConfig) -> list[Metric]:
             name=one.name,
             better="higher" if one.goal == "max" else "lower",
             decimals=4,
-            difference="ratio",
-            margin=0.02,
+            difference=one.difference,
+            margin=0.02 if one.difference == "ratio" else None,
         )
         for one in script.metrics
     ]

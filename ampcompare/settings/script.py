@@ -17,8 +17,8 @@ __all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric"
 
 LOSS = "training loss"
 SCRIPT_ARMS = ("fp32", "apex:O1", "native:fp16", "native:bf16")  # which scripts for Apex and for torch.amp can train
-GOALS = ("max", "min")
-PICKS = ("last", "best", "first")
+# Words of --metric, by the setting that they give.
+WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
 PLACES = ("seed", "arm", "cell_dir")
 NAME = re.compile(r"[^:=]{1,40}")
 
@@ -29,6 +29,9 @@ class ScriptMetric(Frozen):
     name: str = Field(description="in the report; without a pattern, the name under which the script logs it")
     goal: Literal["max", "min"] = Field("max", description="which values are better")
     pick: Literal["last", "best", "first"] = Field("last", description="which of several values counts")
+    difference: Literal["ratio", "points"] = Field(
+        "ratio", description="how values are compared; points where they can be 0 or below"
+    )
     pattern: str | None = Field(None, description="regular expression whose first group is the value, in the output")
 
     @model_validator(mode="after")
@@ -80,21 +83,23 @@ def _filled(word: str, values: dict[str, str]) -> str:
 
 
 def parse_metric(text: str) -> ScriptMetric:
-    r"""Read `NAME[:max|min][:last|best|first][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)` or `val/loss:min:best`.
+    r"""Read `NAME[:max|min][:last|best|first][:points][=REGEX]`, such as `top1:max=Acc@1 ([\d.]+)` or `loss:min:best`.
 
     Raises:
         ConfigError: it cannot be read.
     """
     head, equals, pattern = text.partition("=")
     name, *words = head.split(":")
-    wrong = [word for word in words if word not in (*GOALS, *PICKS)]
-    goals, picks = [word for word in words if word in GOALS], [word for word in words if word in PICKS]
-    if not NAME.fullmatch(name) or wrong or len(goals) > 1 or len(picks) > 1 or (equals and not pattern):
+    given = {key: [word for word in words if word in known] for key, known in WORDS.items()}
+    wrong = len(words) > sum(map(len, given.values())) or any(len(found) > 1 for found in given.values())
+    if not NAME.fullmatch(name) or wrong or (equals and not pattern):
         raise ConfigError(
-            rf"--metric {text!r} is not NAME[:max|min][:last|best|first][=REGEX], as in 'top1:max=Acc@1 ([\d.]+)'"
+            rf"--metric {text!r} is not NAME[:max|min][:last|best|first][:points][=REGEX], "
+            r"as in 'top1:max=Acc@1 ([\d.]+)'"
         )
     try:
-        return ScriptMetric(name=name, goal=(goals or ["max"])[0], pick=(picks or ["last"])[0], pattern=pattern or None)
+        chosen = {key: found[0] for key, found in given.items() if found}
+        return ScriptMetric.model_validate({"name": name, "pattern": pattern or None, **chosen})
     except ValueError as error:
         reason = str(error).partition("Value error, ")[2].partition(" [type")[0] or str(error)
         raise ConfigError(f"--metric {text!r}: {reason}") from None

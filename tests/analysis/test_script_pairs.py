@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from ampcompare.analysis.script_pairs import began_apart, script_sentences
 from ampcompare.analysis.summary import summarize
+from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord, ScriptFacts
+from ampcompare.records.script_metrics import metrics_of
+from ampcompare.records.summary import RunSummary
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.script import ScriptConfig
+from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.script import ScriptConfig, ScriptMetric
 
 
 def record(
@@ -48,3 +54,32 @@ def test_departures_are_named() -> None:
     """Once for all arms that have them."""
     alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
     assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
+
+
+def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
+    metric = ScriptMetric(name="reward", difference=difference)  # type: ignore[arg-type]
+    script = ScriptConfig(name="train.py", metrics=(metric,))
+    config = RunConfig(arm=arm, script=script, recipe=Recipe(seed=seed))
+    facts = ScriptFacts(weights=["w"], batches=["b"])
+    (described,) = metrics_of(script)
+    epoch = EpochResult(epoch=0, samples=1, values={"reward": value}, train_seconds=1.0, eval_seconds=0.0)
+    return RunRecord(
+        cell=config.digest(), arm=arm, status="completed", config=config, script=facts, metrics=[described],
+        summary=RunSummary(metric_final=value, num_steps=100, epochs=[epoch]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"), [("ratio", "not comparable (reward -5.1000 has no ratio"), ("points", "equivalent")]
+)
+def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: str) -> None:
+    """Without `points` the arm is not said to have learned nothing, and the verdict names the option."""
+    records = [
+        _scored(arm, seed, -5.1 + 0.1 * seed + (0.001 * (seed % 3) if arm == "half" else 0.0), difference)
+        for arm in ("fp32", "half")
+        for seed in range(6)
+    ]
+    row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
+    assert row.accuracy_verdict.startswith(word)
+    assert "learned nothing" not in row.accuracy_verdict
+    assert ("--metric reward:points" in row.accuracy_verdict) == (difference == "ratio")

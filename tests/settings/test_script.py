@@ -26,9 +26,17 @@ def test_a_metric_is_read(text: str, expected: tuple[str, ...]) -> None:
     assert (metric.name, metric.goal, metric.pick, metric.pattern) == expected
 
 
+def test_a_metric_may_be_compared_by_differences() -> None:
+    """Ratios are the default; `points` may stand among the other words."""
+    assert parse_metric("reward").difference == "ratio"
+    metric = parse_metric(r"reward:points:max:best=reward (-?[\d.]+)")
+    assert (metric.difference, metric.goal, metric.pick) == ("points", "max", "best")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("top1:points:points", "is not NAME"),
         ("top1:up", "is not NAME"),
         ("=x", "is not NAME"),
         ("top1:max=", "is not NAME"),
