@@ -133,7 +133,7 @@ def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: fl
 
     Args:
         count: how many at most.
-        cutoff: similarity, 0 to 1, below which a name is no match.
+        cutoff: similarity, 0 to 1, below which a name is not a match.
     """
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "MIB",
     "format_bytes",
+    "format_decimal",
     "format_duration",
     "format_mebibytes",
     "format_percent",
@@ -13,6 +14,17 @@ __all__ = [
 ]
 
 MIB = 2**20
+
+
+def format_decimal(value: float, decimals: int, sign: str = "") -> str:
+    """Return a number, in which a zero has no minus sign.
+
+    Args:
+        decimals: digits after the point.
+        sign: `"+"` for a sign before every number.
+    """
+    text = f"{value:{sign}.{decimals}f}"
+    return f"{0.0:{sign}.{decimals}f}" if float(text) == 0 else text
 
 
 def format_duration(seconds: float) -> str:

@@ -168,7 +168,7 @@ def named_settings(record: RunRecord) -> set[str]:
 
 
 def _first_reason(pairs: Sequence[Pair], reason: Callable[[RunRecord, RunRecord], str]) -> str:
-    """Return the first reason of a side that is no one thing, or of a pair."""
+    """Return the first reason of a side that is not uniform, or of a pair."""
     if not pairs:
         return ""
     sides = ([arm for arm, _ in pairs], [reference for _, reference in pairs])

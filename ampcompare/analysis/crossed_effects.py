@@ -55,7 +55,7 @@ def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) ->
     """Return the mean squares of differences.
 
     Two floors say what a few seeds and samples cannot deny. The spread of seeds is at least that of rounding: to counts
-    (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, are no proof that
+    (`min_resolvable_spread`), or that of the caller. And samples that all agree, right or wrong, do not prove that
     there are no others: their mean square is at least that of two that differ in every seed, one for each arm, which is
     about the rule of three.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ DIVERGED = ("nan", "inf", "+inf", "-inf", "diverged")
 NOT_MEASURED = ("", "-", "–", "—", "n/a", "na", "none", "?")
 YES, NO = ("1", "yes", "true", "y"), ("", "0", "no", "false", "n")
 RULE = re.compile(r"\s*:?-+:?\s*")
+OWN_COLUMNS = {"metric_final", "metric_last_mean"}  # of `report.csv`
 MAX_CHARACTERS = 4_000_000
 MIB = 2**20
 MAX_BYTES = 16_000_000  # in UTF-8, which takes up to four bytes per character
@@ -79,6 +81,10 @@ def read_table_file(path: Path, options: TableOptions | None = None) -> ResultsT
         RecordError: the file cannot be read, or is not a table.
         ConfigError: it has no column that the options name.
     """
+    if path.is_dir():
+        raise RecordError(f"{path} is a folder, and a table is a CSV or Markdown file. {_report_of(str(path))}")
+    if path.stem == "report" and (path.parent / "cells").is_dir():
+        raise RecordError(f"{path} is a report of ampcompare, not a table. {_report_of(str(path.parent))}")
     try:
         text = read_text(path, most=MAX_BYTES, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -97,6 +103,8 @@ def read_table(text: str, name: str, options: TableOptions | None = None) -> Res
         ConfigError: it has no column that the options name.
     """
     numbers, rows = _cells(text, name)
+    if set(rows[0]) >= OWN_COLUMNS:
+        raise RecordError(f"{name} is a report of ampcompare, not a table. {_report_of('FOLDER')}")
     body = rows[1:]
     numeric = [
         any(map(is_quantity, column)) and all(is_quantity(cell) or cell.lower() in NOT_MEASURED for cell in column)
@@ -111,6 +119,10 @@ def read_table(text: str, name: str, options: TableOptions | None = None) -> Res
         runs, metric = _in_one_unit(runs, places, columns, metric)
         _check_range(runs, places, columns, metric)
     return ResultsTable(tuple(runs), metric, tuple(_notes(runs, body, columns)))
+
+
+def _report_of(folder: str) -> str:
+    return f"The verdicts on the runs of a comparison: ampcompare report {shlex.quote(folder)}"
 
 
 def _cells(text: str, name: str) -> tuple[list[int], list[list[str]]]:

@@ -178,10 +178,10 @@ def check_gates(
 ) -> list[Check]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
-    A limit is held against means, whatever the verdicts. All pairs must have done the same work. What is not known
+    A limit is compared with means, whatever the verdicts. All pairs must have done the same work. What is not known
     because runs of the arm failed or diverged, or did other work, fails; times and memory of another machine, and times
-    that are invalid, are skipped with the reason. A baseline may be of other versions of torch: to see what they change
-    is what it is for.
+    that are invalid, are skipped with the reason. A baseline may be of another version of torch, to show what it
+    changes.
 
     Raises:
         ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
@@ -257,7 +257,7 @@ def _verdicts(comparison: Comparison, baseline: Comparison | None) -> dict[str, 
     margin = accuracy_margin(
         [run for run in baseline.records if run.arm == reference], reference, criteria, comparison.metric
     )
-    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is no second chance
+    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
     accuracy = accuracy_verdicts(
         {arm: (sides[arm][0], pairs[arm]) for arm in sides}, margin, design, same_software=False
     )
@@ -337,7 +337,7 @@ def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[R
     if not here or not there:
         return None, "it was not evaluated"
     difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
-    return (difference, "") if math.isfinite(difference) else (None, "it is no number in some runs")
+    return (difference, "") if math.isfinite(difference) else (None, "it is not a number in some runs")
 
 
 def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
@@ -358,6 +358,7 @@ def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measur
 def _shown(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
+    difference = metric.with_sign(value)
     if gate.measure == ACCURACY:
-        return f"{gate.measure} {value:+.{metric.difference_decimals}f} points"
-    return f"{metric.name} {value:+.{metric.difference_decimals}f} {metric.difference_unit}".rstrip()
+        return f"{gate.measure} {difference} points"
+    return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.analysis.divergence_cause import divergence_cause, first_divergence
@@ -17,6 +18,7 @@ __all__ = ["accuracy_sentences", "on_these_samples", "outcome_sentences", "with_
 
 TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
 MAX_ERROR = 90  # characters of an error message
+PLACE = re.compile(r" \([^()\n]+:\d+\)$")
 MAX_DIFFERENCES = 3
 KEPT = ("equivalent", "non-inferior")
 
@@ -191,10 +193,15 @@ def outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
                 failed.setdefault((f"{how} in {share}", error), []).append(row.arm)
     for (what, error), arms in failed.items():
         said = what if len(arms) == 1 else what.replace("was ", "were ")
-        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}."
+        stop = "" if error.endswith("...") else "."
+        yield f"{with_verb(arms, everyone, said, said)}{f': {error}' if error else ''}{stop}"
 
 
 def _short(error: str | None) -> str:
-    """Return the first line of an error, cut at a word."""
-    line = " ".join(((error or "").strip().splitlines() or [""])[0].split()).rstrip(".")
-    return line if len(line) <= MAX_ERROR else f"{line[:MAX_ERROR].rpartition(' ')[0]} ..."
+    """Return the first line of an error, cut at a word, with the place that ends it."""
+    text = (error or "").strip()
+    place = PLACE.search(text)
+    line = " ".join((text[: place.start() if place else None].splitlines() or [""])[0].split()).rstrip(".")
+    if len(line) > MAX_ERROR:
+        line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
+    return line + (place[0] if place else "")

@@ -87,7 +87,7 @@ def _final_score(record: RunRecord) -> float:
 
 
 def no_number(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> str:
-    """Return the verdict where the metric of a run of these pairs is no number; "" if all are, or were not measured."""
+    """Return the verdict where the metric of a run in these pairs is not a number; "" if all are, or are missing."""
     arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0

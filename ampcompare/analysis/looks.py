@@ -1,7 +1,8 @@
 """Looking at the same comparison more than once: the error rate of each look, and what changed between them.
 
-A test at 5 % that is repeated as runs come in errs more often than in 5 %. So the looks at one run directory share the
-5 %: what all of them spend is at most that (Bonferroni), however many runs each one adds and whatever decides on that.
+A test at 5 % that is repeated as runs come in is wrong more than 5 % of the time. So the looks at one run directory
+share the 5 %: what all of them spend is at most that (Bonferroni), however many runs each one adds, and however that is
+decided.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ampcompare.records.look import Look
 __all__ = ["Design", "changed_terms", "changes_sentence", "error_rate_of_next", "look_sentences"]
 
 FIRST_SHARE = 0.8
-# Of several planned looks. The pairs that are added follow from the spread so far, which then shows a bit too small at
+# Of several planned looks. The pairs that are added follow from the spread so far, which then looks a bit too small at
 # the end: with all of the 5 %, 5.4 % of equal arms had a winner in two looks.
 PLANNED_SHARE = 0.9
 MAX_NAMED = 5
@@ -49,8 +50,8 @@ def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
     """Return what the look after these may spend; all together spend at most `ERROR_RATE`.
 
     Left open, the first look spends 80 % of it, since most comparisons are looked at once, and each later one half of
-    the rest. A single planned look has all; of several the last spends most, by the square of the share of looks that
-    are done.
+    what is left. A single planned look spends all; of several the last spends most, by the square of the share of looks
+    that are done.
 
     Source: error spending of the power family (Kim and DeMets 1987).
     """
@@ -65,7 +66,7 @@ def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
 
 
 def changed_terms(look: Look, others: Sequence[Look], left_out: Sequence[int] = ()) -> list[str]:
-    """Return what was chosen otherwise after runs were seen, in words.
+    """Return which choices were changed after runs were seen, in words.
 
     Args:
         others: the other looks at the same run directory. The reference of one at a single arm, which compared

@@ -299,7 +299,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str
         if not fault and record.status == "completed" and digest is not None:
             other = losses.setdefault((record.arm, digest), seed)
             if other != seed:
-                fault = f"its losses are those of seed {other} to the last bit, so it is no further run"
+                fault = f"its losses are those of seed {other} to the last bit, so it is not a further run"
                 if record.script is not None:
                     fault += f"; {SEEDS_ITSELF}"
         if fault:

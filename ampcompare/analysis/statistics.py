@@ -65,7 +65,7 @@ class Effect:
 
     @property
     def net_counts(self) -> int:
-        """The sum of the differences over all pairs, in counts; 0 where values are no counts."""
+        """The sum of the differences over all pairs, in counts; 0 where values are not counts."""
         return 0 if self.step is None else round(self.mean * self.pairs / self.step)
 
     @property

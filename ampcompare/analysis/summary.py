@@ -172,6 +172,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the middle one, the lower of two, so that it is a value of a run."""
+    known = [value for value in values if value is not None]
+    return statistics.median_low(known) if known else None
+
+
 def _sd(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
@@ -247,7 +253,7 @@ def _row(
         diverged_low=rate[0],
         diverged_high=rate[1],
         loss_tail=_mean(record.summary.loss_tail for record in ran),
-        final_loss_scale=_mean(record.summary.final_loss_scale for record in ran),
+        final_loss_scale=_median(record.summary.final_loss_scale for record in ran),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),

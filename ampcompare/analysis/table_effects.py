@@ -13,7 +13,7 @@ from ampcompare.analysis.statistics import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, p
 
 __all__ = ["Difference", "combined", "compare_runs", "mean_and_sd"]
 
-CONTRADICTION = 0.01  # chance of as large a spread of the runs as theirs, were the given one true
+CONTRADICTION = 0.01  # chance of a spread as large as that of the runs if the given one is true
 Line = tuple[Run, Quantity]
 
 
@@ -23,10 +23,10 @@ class Difference:
 
     Attributes:
         effect: None where the table does not say how many runs are behind a mean.
-        note: what a reader should know of it, "" for nothing.
+        note: what a reader should know about it, "" for nothing.
         uses_sd: whether its error comes from the standard deviation that the caller gave.
         own_sd: the standard deviation of the runs where it contradicts the one that the caller gave; else None.
-        rounded: whether its error is that of the rounding of the printed numbers, which more runs do not make less.
+        rounded: whether its error is that of the rounding of the printed numbers, which more runs do not reduce.
     """
 
     effect: Effect | None
@@ -61,7 +61,7 @@ def compare_runs(
 
     Args:
         value: of a line, larger where it is better.
-        floor: least spread of a difference, above 0.
+        floor: smallest spread of a difference, above 0.
         sd: standard deviation over seeds that is known from elsewhere, used if a side has fewer than three runs.
 
     Returns:
@@ -160,7 +160,7 @@ def _sample(lines: Sequence[Line]) -> _Sample:
 
 
 def _welch(arm: _Sample, reference: _Sample, floor: float) -> Effect:
-    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
+    """Return the effect between two samples, by Welch: unequal variances, Satterthwaite's degrees of freedom."""
     samples = arm, reference
     variances = [max(floor**2 / 2, sample.variance, sample.rounding) for sample in samples]
     shares = [variance / sample.known for variance, sample in zip(variances, samples, strict=True)]
@@ -171,7 +171,7 @@ def _welch(arm: _Sample, reference: _Sample, floor: float) -> Effect:
 
 
 def _with_known_sd(samples: Sequence[_Sample], sd: float) -> Effect:
-    """Return the effect where the standard deviation over seeds is known from elsewhere, one run being enough."""
+    """Return the effect where the standard deviation over seeds is known from elsewhere; one run of each is enough."""
     arm, reference = samples
     error = sd * math.sqrt(1 / arm.count + 1 / reference.count)
     runs = min(arm.count, reference.count)
@@ -186,7 +186,7 @@ def _own_sd(samples: Sequence[_Sample]) -> float:
 
 
 def _contradicts(samples: Sequence[_Sample], sd: float) -> bool:
-    """Return whether the runs scatter by far more than a standard deviation that was given (chi-squared, 1 %)."""
+    """Return whether the runs scatter far more than the given standard deviation allows (chi-squared, 1 %)."""
     from scipy.special import chdtrc
 
     freedom = sum(sample.known - 1 for sample in samples)

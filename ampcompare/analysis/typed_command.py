@@ -20,7 +20,7 @@ class TypedCommand:
 
     @classmethod
     def parse(cls, text: str) -> TypedCommand | None:
-        """Read a command line; None if it is no single `ampcompare compare`, such as that of another command."""
+        """Read a command line; None if it is not a single `ampcompare compare`, such as another command."""
         try:
             words = shlex.split(text)
         except ValueError:

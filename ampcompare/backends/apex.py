@@ -31,9 +31,17 @@ def _master_weights(options: Options) -> bool:
     return bool(level.master_weights) and level.is_half
 
 
+def _half(options: Options) -> str:
+    level = apex_level(options)
+    return level.half_name if level.is_half or level.patch_torch_functions else ""
+
+
 def _check(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
+    low, high = options.get("min_loss_scale"), options.get("max_loss_scale")
+    if low is not None and high is not None and low > high:
+        return f"min_loss_scale={low:g} is above max_loss_scale={high:g}"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
         return "O0 keeps every module in fp32; leave keep_fp32 out"
     return ""
@@ -61,6 +69,7 @@ SPEC = BackendSpec(
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
     check=_check,
+    half=_half,
     checkpoint=CheckpointState(master_weights=_master_weights),
     contract=(
         ContractArm("apex:O0,engine=compat"),

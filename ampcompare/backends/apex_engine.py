@@ -1,4 +1,4 @@
-"""Which implementation of `apex.amp` an arm gets, and why. Decided by files: neither torch nor Apex is imported."""
+"""Which implementation of `apex.amp` an arm gets, and why. Decided from files: neither torch nor Apex is imported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require_real_apex(device: str) -> ApexInstall:
         device: where it is to run, such as "cpu" or "cuda:0".
 
     Raises:
-        BackendUnavailable: it has no `apex.amp`, or the device is no GPU.
+        BackendUnavailable: it has no `apex.amp`, or the device is not a GPU.
     """
     installed = probe_apex()
     if not installed.has_amp:
@@ -67,9 +67,9 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
         return EngineChoice("compat", installed.reason.partition(";")[0])
     if not _is_cuda(device):
         return EngineChoice("compat", f"the real Apex runs on CUDA only, and the device is {device}")
-    # Without its CUDA extensions the real Apex waits for the device at each parameter, which nobody trained with.
+    # Without its CUDA extensions the real Apex waits for the device at each parameter, which is not how it was used.
     if installed.kind != "full":
-        return EngineChoice("compat", f"{installed.reason}; --engine nvidia takes it all the same")
+        return EngineChoice("compat", f"{installed.reason}; --engine nvidia uses it anyway")
     return EngineChoice("compat", o1_raises) if o1_raises else _real(installed, "")
 
 

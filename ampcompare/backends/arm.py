@@ -55,6 +55,8 @@ def _hint(backend: str) -> str:
 
 def _inner_arm(text: str) -> str:
     """Read an arm inside an arm: its options are joined by `+`, since a comma would end it."""
+    if not text.strip():
+        raise ValueError("expected an arm, with its options joined by +")
     inner = Arm.parse(text.replace("+", ","))
     if (inner.spec.parsers or {}).get("over") is INNER_ARM:
         raise ValueError("expected an arm that is not over another one")
@@ -69,6 +71,27 @@ def _unaliased(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
         name, _, value = alias.partition("=") if alias is not None else (name, "", value)
         options[name] = value
     return options
+
+
+def _unknown(backend: str, spec: BackendSpec, name: str, given: Mapping[str, Any]) -> str:
+    """Return what is said of an option that the parsers do not know, though a value of it may be an alias."""
+    aliased = [alias.partition("=")[2] for alias in spec.aliases if alias.startswith(f"{name}=")]
+    if aliased:
+        return f"arm {backend}: {name}={given[name]!s} cannot be used: expected one of {', '.join(sorted(aliased))}"
+    parsers = spec.parsers or {}
+    close = close_matches(name, [*parsers, *SHORTHANDS, *described_backends()])
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    if any(read is INNER_ARM for read in parsers.values()):
+        hint += "options of the arm underneath are joined by +, as in over=half:dtype=bf16+kahan; "
+    return f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
+
+
+def _is_value(spec: BackendSpec, word: str) -> bool:
+    """Return whether a word can be the value of the option that may be written without its name."""
+    try:
+        return bool(spec.parsers and spec.positional and (spec.parsers[spec.positional](word), True))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -98,17 +121,19 @@ class Arm:
         spec = find_spec(backend)
         aliases, positional = (spec.aliases, spec.positional) if spec else ({}, None)
         texts: dict[str, str] = {}
-        for number, word in enumerate(words):
-            word = aliases.get(word.lower(), word)
+        given: dict[str, str] = {}
+        for number, written in enumerate(words):
+            word = aliases.get(written.lower(), written)
             name, equals, value = word.partition("=")
             if not equals:
-                if number == 0 and positional is not None and name not in ((spec.parsers if spec else None) or {}):
+                known = name in ((spec.parsers if spec else None) or {})
+                if positional is not None and not known and (number == 0 or (spec and _is_value(spec, word))):
                     name, value = positional, word
                 else:
                     value = "true"
             if name in texts:
-                raise ConfigError(f"arm {text!r} gives {name} twice; give it once")
-            texts[name] = value
+                raise ConfigError(f"arm {text!r} gives {name} twice, by {given[name]} and {written}; give it once")
+            texts[name], given[name] = value, written
         return cls.make(backend, **texts)
 
     @classmethod
@@ -132,10 +157,7 @@ class Arm:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
         for name, value in _unaliased(spec, given).items():
             if name not in spec.parsers:
-                close = close_matches(name, [*spec.parsers, *SHORTHANDS, *described_backends()])
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                names = ", ".join(spec.parsers) or "none"
-                raise ConfigError(f"backend {backend!r} has no option {name!r}: {hint}its options are: {names}")
+                raise ConfigError(_unknown(backend, spec, name, given))
             read = _inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
             try:
                 parsed[name] = read(str(value))

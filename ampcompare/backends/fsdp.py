@@ -125,6 +125,7 @@ SPEC = BackendSpec(
     check=_check,
     unsharded=lambda options: "",
     parallel="fsdp",
+    half=lambda options: "fp16" if _is_fp16(options) else "bf16",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),
     contract=(
         ContractArm("fsdp:param=bf16"),

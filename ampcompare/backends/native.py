@@ -99,6 +99,9 @@ def _check(options: Options) -> str:
         return "GradScaler does not unscale fp16 gradients; take weights=bf16, or half:masters=fp32,dynamic"
     if narrow and options.get("dtype", "float16") != "bfloat16":
         return "weights=bf16 is for autocast in bf16; write native:bf16,weights=bf16"
+    for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
+        if name in options and options.get("dtype") == "bfloat16":
+            return f"{name} is of a loss scale, and bf16 has none; take native:fp16, or leave it out"
     for name in ("masters", "grads"):
         if name in options and not narrow:
             return f"the weights are fp32, and {name}=fp32 changes nothing; add weights=bf16, or leave it out"
@@ -149,6 +152,7 @@ SPEC = BackendSpec(
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
     },
+    half=lambda options: DTYPE_NAMES[str(options.get("dtype", "float16"))],
     checkpoint=CheckpointState(
         grad_scaler=lambda options: options.get("dtype", "float16") == "float16",
         master_weights=lambda options: options.get("masters") == "float32",

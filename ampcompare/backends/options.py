@@ -31,6 +31,7 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 FULL = ("float32", "fp32", "float")
+WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -88,7 +89,10 @@ def flag(text: str) -> bool:
 
 def positive(text: str) -> float:
     """Return a finite number above 0."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not (number > 0 and math.isfinite(number)):
         raise ValueError("expected a finite number above 0")
     return number
@@ -110,7 +114,7 @@ def below_one(text: str) -> float:
 
 def count(text: str) -> int:
     """Return a whole number of at least 1."""
-    if (number := int(text)) < 1:
+    if not WHOLE.fullmatch(text) or (number := int(text)) < 1:
         raise ValueError("expected a whole number of at least 1")
     return number
 

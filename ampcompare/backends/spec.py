@@ -83,6 +83,7 @@ class BackendSpec:
         inner: options -> text of the arm that this one runs on; "" if there is none.
         unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
         parallel: the kind of parallelism that the backend consists in; "" if it goes with several.
+        half: options -> the 16-bit type of the arm's products, "fp16" or "bf16"; "" if it has none, or it is not known.
         checkpoint: what it keeps in a checkpoint.
         contract: arms for the contract tests.
     """
@@ -104,5 +105,6 @@ class BackendSpec:
     inner: Callable[[Options], str] = lambda options: ""
     unsharded: Callable[[Options], str] = lambda options: "its backend was not made for weights in shards"
     parallel: str = ""
+    half: Callable[[Options], str] = lambda options: ""
     checkpoint: CheckpointState = CheckpointState()
     contract: tuple[ContractArm, ...] = ()

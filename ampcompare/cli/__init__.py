@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _write(text: str) -> int:
-    """Write to stdout and return the exit code; a reader that has seen enough, such as `head`, is no failure."""
+    """Write to stdout and return the exit code; a reader that has seen enough, such as `head`, is not a failure."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -103,10 +103,10 @@ def _yaml(sources: SettingsSources, matrix: Mapping[str, Any], *, origin: bool) 
 def _lines(values: Mapping[str, Any], above: str, origins: Mapping[str, str], depth: int) -> list[str]:
     lines = []
     for name, value in values.items():
-        place, indent = f"{above}{name}", "  " * depth
+        path, indent = f"{above}{name}", "  " * depth
         if isinstance(value, dict) and value:
-            lines += [f"{indent}{name}:", *_lines(value, f"{place}.", origins, depth + 1)]
+            lines += [f"{indent}{name}:", *_lines(value, f"{path}.", origins, depth + 1)]
             continue
         text = f"{indent}{name}: {json.dumps(value)}"  # JSON is YAML
-        lines.append(f"{text}  # {origins[place]}" if place in origins else text)
+        lines.append(f"{text}  # {origins[path]}" if path in origins else text)
     return lines

@@ -50,15 +50,18 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
 
     folder = newest_run() if run is None else Path(run)
     if not folder.is_dir():
-        raise RecordError(f"{folder} is no run directory; name a folder that run or compare has written")
+        raise RecordError(f"{folder} is not a run directory; name a folder that run or compare has written")
     comparison = reload_comparison(folder)
     target = Path(output) if output is not None else folder / tracker
 
     def note(text: str) -> None:
         click.echo(f"note: {printable(text, 2000)}", err=True)
 
-    make_exporter(tracker, target, note, project).write(comparison, folder)
-    click.echo(f"{printable(str(folder), 300)}: {len(comparison.records)} records, in {printable(str(target), 300)}")
+    exporter = make_exporter(tracker, target, note, project)
+    exporter.write(comparison, folder)
+    count = len(comparison.records)
+    place = printable(exporter.place or str(target), 300)
+    click.echo(f"{printable(str(folder), 300)}: {count} record{'s' * (count != 1)}, in {place}")
     for line in comparison.excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if comparison.excluded else 0

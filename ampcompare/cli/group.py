@@ -58,22 +58,22 @@ class _LazyGroup(click.Group):
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; where the reader of its output, such as `head`, has seen enough, that is no failure."""
+        """Run the command. A reader that closes the output early, such as `head`, is not a failure."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would make an exit code of its own of it, that of a gate that has failed
+        except BrokenPipeError:  # click would exit with 1, the code of a failed gate
             drop_output()
             return 0
         except (KeyboardInterrupt, click.Abort):
-            goes_on = ctx.invoked_subcommand in RESUMED
-            rest = "; the same command starts with the first cell that has no record" if goes_on else ""
+            resumes = ctx.invoked_subcommand in RESUMED
+            rest = "; the same command starts with the first cell that has no record" if resumes else ""
             return _fail(f"interrupted{rest}", 130)
 
     def get_help(self, ctx: click.Context) -> str:
         return overview().rstrip("\n")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Return the commands that begin so, each with its summary, and the flags of the group."""
+        """Return the commands that begin with `incomplete`, each with its summary, or the flags of the group."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
@@ -82,7 +82,7 @@ class _LazyGroup(click.Group):
 
 
 def _note_unused_variables(name: str, command: click.Command) -> None:
-    """Say which variables look like settings and are none: a mistyped one would change nothing, silently."""
+    """Report variables that look like settings and are not: a mistyped one would silently change nothing."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
     renamed = [parameter.old_envvar for parameter in command.params if isinstance(parameter, RenamedOption)]
     prefix = f"AMPCOMPARE_{name}_".replace("-", "_").upper()
@@ -95,7 +95,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
             continue
         close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
-        click.echo(f"note: {variable} is no setting of {name}; {hint}", err=True)
+        click.echo(f"note: {variable} is not a setting of {name}; {hint}", err=True)
 
 
 @click.command(cls=_LazyGroup, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
@@ -104,7 +104,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
     "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
 )
 def cli(local_rank: str | None) -> None:
-    """Hold the commands; each has a file of its own."""
+    """Group the commands; each has a file of its own."""
 
 
 def _underscores_too(name: str) -> str:
@@ -130,7 +130,7 @@ def run_group(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", 130)
-    except OSError as error:  # such as a full disk behind stdout; what files are for is said where they are written
+    except OSError as error:  # such as a full disk behind stdout; other files report their own errors
         drop_output()
         what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
         return _fail(f"{what}{error.strerror or error}", 4)
@@ -142,7 +142,7 @@ def _fail(message: str, code: int) -> int:
     from ampcompare.formatting import printable
     from ampcompare.launch.distributed_env import rank_of
 
-    if (rank := rank_of()) > 0:  # what stops every rank is said once; the others wait until it has been
+    if (rank := rank_of()) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that
         time.sleep(SILENT_SECONDS)
         if code == 2:
             return code

@@ -73,13 +73,20 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
 def _overflow(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
-    origins = _origins(events, [at])
-    first = events[min(origins)]
-    kind: FaultKind = "overflow" if _is_narrow(first) else "not precision"
-    text = f"{place_of(first.key).name} is the first result that is not finite"
-    if kind == "not precision":
-        text += ", and it is not finite in fp32 either"
-    return _fault(kind, facts, min(origins), text, _onward(events, min(origins), at))
+    origin = min(_origins(events, [at]))
+    name = place_of(events[origin].key).name
+    if _is_narrow(events[origin]):
+        return _fault(
+            "overflow", facts, origin, f"{name} is the first result that is not finite", _onward(events, origin, at)
+        )
+    chosen = _deciding_origin(events, origin)
+    if chosen is not None:
+        text = (
+            f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
+        )
+        return _fault("overflow", facts, chosen, text, _onward(events, origin, at))
+    text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
+    return _fault("not precision", facts, origin, text, _onward(events, origin, at))
 
 
 def _gradient_overflow(facts: StepFacts, broken: Sequence[int], *, always: bool = False) -> Fault:
@@ -193,6 +200,22 @@ def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
         if not before:
             found.append(at)
     return found
+
+
+def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
+    """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
+
+    The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
+    """
+    seen, todo, deciding = set(), [end], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        deciding.update(one for one in events[at].decided if _nonfinite(events[one]))
+        todo += [source for source in (*events[at].sources, *events[at].decided) if source < at]
+    return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
 
 
 def _first_wrong(events: Sequence[Event], end: int) -> int:

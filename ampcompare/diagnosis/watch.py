@@ -73,6 +73,7 @@ class Event:
         constant: whether the values were asked for rather than computed, or are gradients that no step has used.
         wide: counts of the wide result, for gradients.
         version: of the tensor when it was counted, with its number of elements.
+        decided: places of the results from which an index or a mask was computed that went in.
     """
 
     key: Key
@@ -83,6 +84,7 @@ class Event:
     constant: bool = False
     wide: Any = None
     version: tuple[int, int] = (-1, -1)
+    decided: tuple[int, ...] = ()
 
 
 @dataclass
@@ -118,7 +120,8 @@ class Watch(TorchDispatchMode):
         self.shadows = shadows
         self.is_paused = False
         self._step = Step()
-        self._producer: dict[int, int] = {}
+        self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
+        self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
         self._own_runs: Counter[Key] = Counter()
         self._small = SmallTensors()
 
@@ -147,6 +150,7 @@ class Watch(TorchDispatchMode):
         """Return what was seen since the last call, with its numbers read from the device at once."""
         step, self._step = self._step, Step()
         self._producer.clear()
+        self._decided.clear()
         with unseen():
             self._small.count()
             if step.events:
@@ -201,7 +205,9 @@ class Watch(TorchDispatchMode):
         module, where, phase = self.sites.here()
         if func.is_view:
             return func(*args, **kwargs)
-        given = [value for value in _tensors((args, kwargs)) if value.is_floating_point()]
+        tensors = list(_tensors((args, kwargs)))
+        given = [value for value in tensors if value.is_floating_point()]
+        decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation(func), where, phase)
         exact, own, written = None, None, []
         if self.shadows is not None:
@@ -211,8 +217,13 @@ class Watch(TorchDispatchMode):
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            self._record(key, given, output, exact, own, {id(one) for one in written})
+            self._record(key, given, output, exact, own, {id(one) for one in written}, decided)
         return output
+
+    def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the places of the results that decided whole numbers or booleans among some arguments."""
+        known = (self._decided.get(_storage(one)) for one in tensors if not one.is_floating_point())
+        return frozenset().union(*filter(None, known))
 
     def _wide_results(
         self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
@@ -241,11 +252,27 @@ class Watch(TorchDispatchMode):
             own = shadows.widened(func, args, kwargs, written)
         return shadows.repeat(func, args, kwargs, written), own
 
-    def _record(self, key: Key, given: Sequence[Tensor], output: Any, exact: Any, own: Any, written: set[int]) -> None:
-        results = [value for value in _tensors(output) if value.is_floating_point()]
-        if not results or key[1].startswith(UNSET):
+    def _record(
+        self,
+        key: Key,
+        given: Sequence[Tensor],
+        output: Any,
+        exact: Any,
+        own: Any,
+        written: set[int],
+        decided: frozenset[int],
+    ) -> None:
+        if key[1].startswith(UNSET):
             return
         sources = tuple({at for one in given if (at := self._producer.get(_storage(one))) is not None})
+        results = []
+        for value in _tensors(output):
+            if value.is_floating_point():
+                results.append(value)
+            else:
+                self._decided[_storage(value)] = decided.union(sources)
+        if not results:
+            return
         wide, alone = (list(_floating(value)) for value in (exact, own))
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
@@ -266,7 +293,9 @@ class Watch(TorchDispatchMode):
             else:
                 row = self._row(result, reference if result.dtype in HALF else None)
             version = (result._version, result.numel())
-            self._step.events.append(Event(key, result.dtype, row, errors, sources, constant, version=version))
+            self._step.events.append(
+                Event(key, result.dtype, row, errors, sources, constant, version=version, decided=tuple(decided))
+            )
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 

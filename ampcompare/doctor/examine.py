@@ -1,4 +1,4 @@
-"""The whole examination: which questions are asked, in which order, and what is asked at the same time."""
+"""The whole examination: which checks run, in which order, and which run in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Examination:
 
     @property
     def verdict(self) -> Verdict:
-        """The gravest of all; an arm that cannot run is a problem."""
+        """The worst of all; an arm that cannot run is a problem."""
         return "problem" if any(not arm.fits for arm in self.arms) else worst(self.findings)
 
     def data(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     """Examine this machine as a script in the current folder would find it.
 
     Args:
-        arms: those to tell about one by one.
+        arms: those to report on one by one.
         seconds: time limit of each child process.
     """
     environment = dict(os.environ)
@@ -82,7 +82,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
 
 
 def _vision(seconds: float) -> Answer:
-    """Ask about torchvision only if it is installed, since the answer takes an import of torch."""
+    """Ask about torchvision only if it is installed, since the answer needs an import of torch."""
     if installed_version("torchvision") is None:
         return Answer({}, "raised", "not installed")
     return ask("vision", seconds=seconds)

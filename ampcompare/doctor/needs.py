@@ -79,12 +79,11 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")
     computes = arm if runs is None or runs.arm is None else Arm.parse(runs.arm)
-    bf16 = computes.options.get("dtype") == "bfloat16"
+    half = computes.spec.half(computes.options)
     if device == "cpu":
-        fp32 = computes.backend == "fp32" or computes.options.get("opt_level") == "O0"
-        if not fp32 and (not bf16 or facts.fast_bf16 is False):
-            notes.append(f"{'bf16' if bf16 else 'fp16'} is emulated on this CPU")
-    elif bf16 and all(tuple(device["capability"]) < (8, 0) for device in facts.devices):
+        if half == "fp16" or (half == "bf16" and facts.fast_bf16 is False):
+            notes.append(f"{half} is emulated on this CPU")
+    elif half == "bf16" and all(tuple(device["capability"]) < (8, 0) for device in facts.devices):
         notes.append("no GPU here has bf16 in hardware (capability 8.0): it is emulated and slow")
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))
 

@@ -25,9 +25,9 @@ LOOK_SECONDS = 0.2  # a wait without end could not be interrupted on every syste
 
 @dataclass(frozen=True)
 class FinishedCell:
-    """A cell that has run: its place in the plan, its record, and when it started (ISO 8601, UTC)."""
+    """A cell that has run: its index in the plan, its record, and when it started (ISO 8601, UTC)."""
 
-    place: int
+    index: int
     record: RunRecord
     started: str
 
@@ -44,7 +44,7 @@ class CellRunner:
     Attributes:
         folder: the run directory.
         jobs: cells that run at the same time; `launcher` must be able to.
-        begin: is called with the place of a cell when it starts.
+        begin: is called with the index of a cell when it starts.
         progress: is called with its number, from 1, and each progress.
     """
 
@@ -56,14 +56,14 @@ class CellRunner:
     progress: Callable[[int, Progress], None]
 
     @contextlib.contextmanager
-    def running(self, places: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
-        """Yield the cells at some places as they end; `begin` and `progress` are called while the next is awaited."""
+    def running(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+        """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
         if self.jobs == 1:
-            yield self._one_by_one(places)
+            yield self._one_by_one(indices)
             return
         executor = ThreadPoolExecutor(self.jobs)
         try:
-            yield self._in_parallel(places, executor)
+            yield self._in_parallel(indices, executor)
         except Ended:
             executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
             raise
@@ -73,26 +73,26 @@ class CellRunner:
             raise
         executor.shutdown()
 
-    def _one_by_one(self, places: Sequence[int]) -> Iterator[FinishedCell]:
-        for place in places:
-            self.begin(place)
-            yield self._run(place, functools.partial(self.progress, place + 1))
+    def _one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+        for index in indices:
+            self.begin(index)
+            yield self._run(index, functools.partial(self.progress, index + 1))
 
-    def _in_parallel(self, places: Sequence[int], executor: ThreadPoolExecutor) -> Iterator[FinishedCell]:
+    def _in_parallel(self, indices: Sequence[int], executor: ThreadPoolExecutor) -> Iterator[FinishedCell]:
         # Threads put here what is to be called in this one, and each cell that has ended.
         news: queue.SimpleQueue[Callable[[], None] | Future[FinishedCell]] = queue.SimpleQueue()
 
-        def run(place: int) -> FinishedCell:
-            news.put(functools.partial(self.begin, place))
-            report = functools.partial(self.progress, place + 1)
-            cell = self._run(place, lambda progress: news.put(functools.partial(report, progress)))
+        def run(index: int) -> FinishedCell:
+            news.put(functools.partial(self.begin, index))
+            report = functools.partial(self.progress, index + 1)
+            cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)))
             record = cell.record.model_copy(update={"jobs": self.jobs})
-            write_record(record, cell_folder(self.folder, self.plan.cells[place]))
-            return FinishedCell(place, record, cell.started)
+            write_record(record, cell_folder(self.folder, self.plan.cells[index]))
+            return FinishedCell(index, record, cell.started)
 
-        for place in places:
-            executor.submit(run, place).add_done_callback(news.put)
-        left = len(places)
+        for index in indices:
+            executor.submit(run, index).add_done_callback(news.put)
+        left = len(indices)
         while left:
             with contextlib.suppress(queue.Empty):
                 item = news.get(timeout=LOOK_SECONDS)
@@ -102,8 +102,8 @@ class CellRunner:
                 else:
                     item()
 
-    def _run(self, place: int, on_progress: Callable[[Progress], None]) -> FinishedCell:
-        config = self.plan.cells[place]
+    def _run(self, index: int, on_progress: Callable[[Progress], None]) -> FinishedCell:
+        config = self.plan.cells[index]
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         record = self.launcher.launch(config, cell_folder(self.folder, config), on_progress)
-        return FinishedCell(place, record, started)
+        return FinishedCell(index, record, started)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment.batch_search import largest_passing
 from ampcompare.experiment.preflight import check_cells
@@ -131,6 +132,8 @@ def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Pa
 def _with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     """Return a run of a few updates with another batch and arm, which saves nothing."""
     values = config.model_dump()
+    if Arm.parse(arm).spec.parallel:
+        del values["parallel"]["kind"]  # that of the arm, whatever the others have
     recipe = values["recipe"]
     recipe |= {"batch_size": batch, "max_steps": STEPS, "early_stop": None, "target": None}
     if recipe["optimizer"]["lr_base"] is not None:  # the rate follows the batch

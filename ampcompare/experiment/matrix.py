@@ -1,4 +1,4 @@
-"""The rows of a comparison: arms, each with the settings in which it departs from the others."""
+"""The rows of a comparison: arms, each with the settings in which it differs from the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Row:
 
     Attributes:
         arm: its canonical text.
-        varied: values of settings by their places.
+        varied: values of settings by their paths.
     """
 
     arm: str
@@ -47,7 +47,7 @@ class Row:
     @property
     def label(self) -> str:
         """What the row is called: the arm, and what is varied."""
-        named = [f"{place.rpartition('.')[2]}={value}" for place, value in self.varied.items()]
+        named = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied.items()]
         return " ".join([self.arm, *named])
 
 
@@ -58,13 +58,13 @@ def crossed(arms: Sequence[str], vary: Vary) -> list[Row]:
         ConfigError: an arm that cannot be used.
     """
     texts = [str(arm) for arm in parse_arms(arms)]
-    places = [place for place, _ in vary]
+    paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
-    return [Row(text, dict(zip(places, values, strict=True))) for text in texts for values in combinations]
+    return [Row(text, dict(zip(paths, values, strict=True))) for text in texts for values in combinations]
 
 
 def find_setting(name: str, said: str) -> str:
-    """Return the place of a setting that is named by its place or its last part.
+    """Return the path of a setting that is named by its path or the last part of it.
 
     Args:
         said: what the user wrote, for the message.
@@ -72,15 +72,15 @@ def find_setting(name: str, said: str) -> str:
     Raises:
         ConfigError: no such setting, or several, or one that is not varied this way.
     """
-    known = [place for place, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
+    known = [path for path, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
-    fit = [place for place in known if place == name] or [place for place in known if place.rpartition(".")[2] == name]
+    fit = [path for path in known if path == name] or [path for path in known if path.rpartition(".")[2] == name]
     if len(fit) != 1:
-        words = dict.fromkeys(place.rpartition(".")[2] for place in known)
+        words = dict.fromkeys(path.rpartition(".")[2] for path in known)
         like = close_matches(name, words, count=3)
         near = fit or close_matches(name, known, count=3)
-        near = near or [place for word in like for place in known if place.rpartition(".")[2] == word]
+        near = near or [path for word in like for path in known if path.rpartition(".")[2] == word]
         hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
         raise ConfigError(f"{said}: {name!r} is not one setting; {hint}")
     if fit[0] in ("arm", "recipe.seed"):
@@ -102,20 +102,20 @@ def expand_matrix(
         arms: in place of those of the file; its rows give way too.
         reference: an arm, or the label of a row; an arm that no row has is added in front.
         vary: in place of what the file varies of the same settings, else crossed with it; rows give way too.
-        by_hand: places of settings that were given one value, which are then not varied by the file.
+        by_hand: paths of settings that were given one value, which are then not varied by the file.
 
     Raises:
         ConfigError: an arm or setting that cannot be used.
     """
 
-    def kept(place: str) -> bool:
-        return place not in by_hand and not any(rival in by_hand for rival in MUTUALLY_EXCLUSIVE.get(place, ()))
+    def kept(path: str) -> bool:
+        return path not in by_hand and not any(rival in by_hand for rival in MUTUALLY_EXCLUSIVE.get(path, ()))
 
     if matrix.rows is not None and not arms and not vary:
         rows = []
         for given in matrix.rows:
-            places = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
-            row = Row(str(Arm.parse(given["arm"])), {place: value for place, value in places.items() if kept(place)})
+            paths = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
+            row = Row(str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if kept(path)})
             if row not in rows:
                 rows.append(row)
         if reference is not None and find_reference(rows, reference) is None:
@@ -124,7 +124,7 @@ def expand_matrix(
     axes: dict[str, Sequence[Any]] = {
         find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
     }
-    axes = {place: values for place, values in axes.items() if kept(place)} | dict(vary)
+    axes = {path: values for path, values in axes.items() if kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
     rows = crossed(chosen, list(axes.items()))
     if reference is not None and find_reference(rows, reference) is None:

@@ -78,7 +78,7 @@ class Plan:
         return replace(self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed)
 
     def blocks(self) -> list[range]:
-        """Return the places of the cells of each seed."""
+        """Return the indices of the cells of each seed."""
         size = len(self.arms)
         return [range(start, start + size) for start in range(0, len(self.cells), size)]
 
@@ -118,7 +118,7 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
     Args:
         base: everything but arm and seed.
         arms: texts of arms; fp32, or else the first, is the reference.
-        vary: places of settings, each with a list of values, which are crossed as well; the first values make the
+        vary: paths of settings, each with a list of values, which are crossed as well; the first values make the
             reference.
 
     Raises:
@@ -164,17 +164,17 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")
-    place = find_setting(name, f"--sweep {text!r}")
+    path = find_setting(name, f"--sweep {text!r}")
     try:
-        return place, [parse_yaml(value) for value in values.split(",")]
+        return path, [parse_yaml(value) for value in values.split(",")]
     except FileFault as fault:
         raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
 
 
 def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> RunConfig:
     values = base.model_dump()
-    for place, value in varied.items():
-        *parents, name = place.split(".")
+    for path, value in varied.items():
+        *parents, name = path.split(".")
         node = values
         for parent in parents:
             node = node[parent]

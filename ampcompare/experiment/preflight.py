@@ -11,8 +11,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.checkpoint.store.frame import require_checkpoint
 from ampcompare.environment.cuda import why_no_cuda
-from ampcompare.environment.find_module import find_module
 from ampcompare.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
+from ampcompare.files.find_module import find_module
 from ampcompare.launch.distributed_env import is_rank
 from ampcompare.launch.slurm import require_slurm
 from ampcompare.script_source.refusals import why_refused

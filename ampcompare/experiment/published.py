@@ -50,7 +50,7 @@ def published_beside(
     """
     twins = dict(zip(map(_key, shape.rows), shape.full_rows, strict=False))
     here = [(row.label, twins.get(_key(row), row)) for row in measured]
-    varied = {place for row in measured for place in row.varied}
+    varied = {path for row in measured for path in row.varied}
     base = dict(settings(config.model_dump())) if shape.scale is None else {}
     return Published(
         source=reference.source,
@@ -87,7 +87,7 @@ def _row(figure: PublishedResult, here: Sequence[tuple[str, Row]], base: Mapping
 
 def _covers(values: Mapping[str, Any], at: Mapping[str, Any]) -> bool:
     """Return whether a result was published for this row; a row may vary more than the publication did."""
-    return all(place in values and values[place] == value for place, value in at.items())
+    return all(path in values and values[path] == value for path, value in at.items())
 
 
 def _seconds(text: str | None) -> float | None:
@@ -102,14 +102,14 @@ def _seconds(text: str | None) -> float | None:
 def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
     """Return the settings in which a comparison differs from the publication, except the location of its data."""
     there, here = dict(settings(published.model_dump())), dict(settings(measured.model_dump()))
-    places = [
-        place for place in changed_settings(published, measured) if place.startswith("recipe.") or place == "processes"
+    paths = [
+        path for path in changed_settings(published, measured) if path.startswith("recipe.") or path == "processes"
     ]
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}
     if varied & {"recipe.batch_size", "recipe.global_batch_size"}:
         hidden |= {"recipe.batch_size", "recipe.global_batch_size", "recipe.optimizer.lr"}
     return [
-        f"{place.removeprefix('recipe.')} {here.get(place)}, not {there.get(place)}"
-        for place in places
-        if place not in hidden
+        f"{path.removeprefix('recipe.')} {here.get(path)}, not {there.get(path)}"
+        for path in paths
+        if path not in hidden
     ]

@@ -42,6 +42,6 @@ def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
             earlier version, which kept no start.
     """
     order = plan.order
-    ran = [(start, place) for place, start in enumerate(starts) if start is not None]
-    waiting = [place for place, start in enumerate(starts) if start is None]
-    return [order[place] for place in [*(place for _, place in sorted(ran)), *waiting]]
+    ran = [(start, index) for index, start in enumerate(starts) if start is not None]
+    waiting = [index for index, start in enumerate(starts) if start is None]
+    return [order[index] for index in [*(index for _, index in sorted(ran)), *waiting]]

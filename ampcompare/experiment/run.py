@@ -186,44 +186,44 @@ def run_plan(
             save(comparison, folder)
         return comparison
 
-    def begin(place: int) -> None:
-        config, found = plan.cells[place], known[place]
+    def begin(index: int) -> None:
+        config, found = plan.cells[index], known[index]
         if found.reason:
-            observer.note(f"{plan.labels[place]}, seed {config.recipe.seed}, runs again: {found.reason}")
-        observer.begin(config, place + 1, len(plan.cells))
+            observer.note(f"{plan.labels[index]}, seed {config.recipe.seed}, runs again: {found.reason}")
+        observer.begin(config, index + 1, len(plan.cells))
 
     def keep(cell: FinishedCell) -> None:
-        place, record = cell.place, cell.record
-        records[place] = record
-        starts[place] = record.started or cell.started  # it may have ended before it could write its start down
+        index, record = cell.index, cell.record
+        records[index] = record
+        starts[index] = record.started or cell.started  # it may have ended before it could write its start down
         saved()
         observer.end(record, reused=False)
         if record.status == "interrupted":
-            raise Ended(f"{plan.labels[place]} was {record.error}; the same command with --resume auto resumes there")
+            raise Ended(f"{plan.labels[index]} was {record.error}; the same command with --resume auto resumes there")
 
-    def expect(places: Iterable[int]) -> None:
-        launcher.submit_ahead([(plan.cells[place], cell_folder(folder, plan.cells[place])) for place in places])
+    def expect(indices: Iterable[int]) -> None:
+        launcher.submit_ahead([(plan.cells[index], cell_folder(folder, plan.cells[index])) for index in indices])
 
     try:
         if may_start is None:
-            expect(place for place, record in enumerate(records) if record is None)
+            expect(index for index, record in enumerate(records) if record is None)
         for block in plan.blocks():
-            missing = [place for place in block if records[place] is None]
+            missing = [index for index in block if records[index] is None]
             if missing and may_start is not None and not may_start(done()):
                 break
             expect(missing)
             runner = CellRunner(plan, folder, launcher, jobs, begin, observer.progress)
             with runner.running(missing) as finished:
-                for place in block:
-                    if (reused := known[place].record) is None:
+                for index in block:
+                    if (reused := known[index].record) is None:
                         keep(next(finished))  # of several that run at once, the first to end
                     else:
-                        begin(place)
+                        begin(index)
                         observer.end(reused, reused=True)
             folders = [cell_folder(folder, cell) for cell in plan.cells]
             timed = run_timing_rounds(plan, block, records, folders, launcher, observer.note)
-            for place, record in timed.items():
-                records[place] = record
+            for index, record in timed.items():
+                records[index] = record
             if timed:
                 saved()
     except (KeyboardInterrupt, Ended):

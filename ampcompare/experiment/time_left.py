@@ -24,7 +24,7 @@ FIRST_SHARE = 0.02  # of the steps of a cell: below it, they say little about th
 
 @dataclass
 class _Running:
-    """A cell on its way; times are those of the caller's clock."""
+    """A running cell; times are those of the caller's clock."""
 
     began: float
     reported: float | None = None
@@ -67,7 +67,7 @@ class TimeLeft:
         size = max(1, len(outline.arms))
         count = len(outline.cells)
         self._blocks = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        self._waiting = {place for place, record in enumerate(outline.cached) if record is None}
+        self._waiting = {index for index, record in enumerate(outline.cached) if record is None}
         self._running: dict[int, _Running] = {}
         self._work: dict[str, list[float]] = {}
         self._starts: list[float] = []
@@ -83,54 +83,54 @@ class TimeLeft:
         self._block_ended: float | None = None
         self._rounds_left = [outline.timing_rounds > 0 and any(p in self._waiting for p in b) for b in self._blocks]
 
-    def begin(self, place: int, now: float) -> None:
-        """A cell starts, at its place from 0."""
+    def begin(self, index: int, now: float) -> None:
+        """Record the start of a cell, by its index from 0."""
         if self._block_ended is not None:
             self._gaps.append(now - self._block_ended)
             self._block_ended = None
-            for number in range(self._block_of(place)):
+            for number in range(self._block_of(index)):
                 self._rounds_left[number] = False
-        self._waiting.discard(place)
-        self._running[place] = _Running(now)
+        self._waiting.discard(index)
+        self._running[index] = _Running(now)
 
-    def report(self, place: int, progress: Progress, now: float) -> None:
-        """A running cell has reported its progress."""
-        cell = self._running.get(place)
+    def report(self, index: int, progress: Progress, now: float) -> None:
+        """Record the progress of a running cell."""
+        cell = self._running.get(index)
         if cell is None:
             return
         cell.add(progress, now)
-        label = self.outline.labels[place]
+        label = self.outline.labels[index]
         if cell.trained is not None:
             self._setups[label] = cell.setup
         if progress.step_seconds is not None:
             self._steps[label] = progress.step_seconds
 
-    def end(self, place: int, now: float, *, reused: bool = False) -> None:
-        """A cell has ended, with its reports written."""
-        cell = self._running.pop(place, None)
+    def end(self, index: int, now: float, *, reused: bool = False) -> None:
+        """Record the end of a cell, with its reports written."""
+        cell = self._running.pop(index, None)
         if cell is not None and not reused:
             start = cell.began if cell.reported is None else cell.reported
             whole = (now - start) / max(FIRST_SHARE, 1 - cell.first_share)
-            self._work.setdefault(self.outline.labels[place], []).append(whole)
+            self._work.setdefault(self.outline.labels[index], []).append(whole)
             if cell.reported is not None:
                 self._report_seconds = now - cell.latest
             self._starts.append(start - cell.began)
-        block = self._blocks[self._block_of(place)]
+        block = self._blocks[self._block_of(index)]
         if not any(other in self._running or other in self._waiting for other in block):
             self._block_ended = now
         if not self._running and not self._waiting:
             self._all_ended = now
 
-    def share(self, place: int) -> float:
+    def share(self, index: int) -> float:
         """Return the share of its steps that a running cell has made, 0 to 1."""
-        return self._running[place].share if place in self._running else 0.0
+        return self._running[index].share if index in self._running else 0.0
 
-    def of_cell(self, place: int, now: float) -> float | None:
+    def of_cell(self, index: int, now: float) -> float | None:
         """Return how long a running cell will still take; None while that is unknown."""
-        cell = self._running.get(place)
+        cell = self._running.get(index)
         if cell is None:
             return None
-        projected, known = cell.projected(), self._known_costs().get(self.outline.labels[place])
+        projected, known = cell.projected(), self._known_costs().get(self.outline.labels[index])
         if known is None:
             return None
         whole = known * (1 - cell.first_share)
@@ -151,13 +151,13 @@ class TimeLeft:
         total = 0.0
         for number, block in enumerate(self._blocks):
             running = []
-            for place in block:
-                if place in self._running:
-                    left = self.of_cell(place, now)
-                    worked = now - (self._running[place].reported or now)
+            for index in block:
+                if index in self._running:
+                    left = self.of_cell(index, now)
+                    worked = now - (self._running[index].reported or now)
                     running.append(max(0.0, typical - worked) if left is None else left)
             waiting = [
-                costs.get(self.outline.labels[place], typical) + start for place in block if place in self._waiting
+                costs.get(self.outline.labels[index], typical) + start for index in block if index in self._waiting
             ]
             total += _makespan(running, waiting, self.outline.jobs)
             if self._rounds_left[number]:
@@ -177,19 +177,19 @@ class TimeLeft:
     def _known_costs(self) -> dict[str, float]:
         """Return the seconds of work of a cell of each arm of which something is known."""
         costs = {}
-        for place, cell in self._running.items():
+        for index, cell in self._running.items():
             if (projected := cell.projected()) is not None and cell.first_share < 1:
-                costs[self.outline.labels[place]] = projected / (1 - cell.first_share)
+                costs[self.outline.labels[index]] = projected / (1 - cell.first_share)
         costs |= {label: statistics.fmean(seconds) for label, seconds in self._earlier.items()}
         costs |= {label: statistics.fmean(seconds) for label, seconds in self._work.items()}
         return costs
 
-    def _block_of(self, place: int) -> int:
-        return next(number for number, block in enumerate(self._blocks) if place in block)
+    def _block_of(self, index: int) -> int:
+        return next(number for number, block in enumerate(self._blocks) if index in block)
 
 
 def _makespan(running: Sequence[float], waiting: Sequence[float], jobs: int) -> float:
-    """Return when the last of some cells ends, if each takes the first free of `jobs` places, in order."""
+    """Return when the last of some cells ends, if each takes the first free of `jobs` slots, in order."""
     ends = [*running, *[0.0] * max(0, jobs - len(running))]
     heapq.heapify(ends)
     for seconds in waiting:

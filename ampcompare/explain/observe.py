@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def _observe(config: RunConfig) -> dict[str, Any]:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _pass(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in _tensors(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_of(state)]
     counts = {
         "parameters": _by_dtype(model.parameters()),
         "buffers": _by_dtype(model.buffers()),
@@ -221,20 +222,9 @@ class _Operations(TorchDispatchMode):
         return [{"operation": name, "inputs": list(given), "count": count} for (name, given), count in ordered]
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _add(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
-    for tensor in _tensors(value):
+    for tensor in tensors_of(value):
         if tensor.is_floating_point() and _short(tensor.dtype) not in names:
             names.append(_short(tensor.dtype))
 
@@ -254,10 +244,22 @@ def _gradients(params: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     return _by_dtype(param.grad for param in params if param.grad is not None)
 
 
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a tensor of another class holds, such as codes and scales of 8 bits; else itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    held = [getattr(tensor, name) for name in flatten()[0]]
+    for part in held:
+        if isinstance(part, Tensor):  # a shard holds its mesh of devices too
+            yield from _inner(part)
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     """Return tensors, elements and bytes of each dtype."""
     found: dict[str, dict[str, int]] = {}
-    for tensor in tensors:
+    for tensor in chain.from_iterable(map(_inner, tensors)):
         part = found.setdefault(_short(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
         part["tensors"] += 1
         part["elements"] += tensor.numel()

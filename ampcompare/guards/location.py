@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import CodeType, FrameType
 
-__all__ = ["Location", "call_site", "is_users", "user_frames", "user_location"]
+__all__ = ["Location", "call_site", "is_users", "raised_at", "user_frames", "user_location"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 CALL_SITE_DEPTH = 3
+FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,17 @@ def user_location() -> Location:
         return Location(file, line)
     caller = next((Location(*entry) for entry in frames if _kind(entry[0]) == "user"), None)
     return Location(file, line, caller)
+
+
+def raised_at(error: BaseException) -> Location | None:
+    """Return the user's innermost own line in the traceback of an error; of an installed package if it has none.
+
+    Where the message has the traceback of another process in it, that is the one.
+    """
+    frames = [(file, int(line)) for file, line in FRAME.findall(str(error))]
+    frames = frames or [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    for kind in ("user", "installed"):
+        for file, line in reversed(frames):
+            if _kind(file) == kind and not file.startswith("<"):
+                return Location(file, line)
+    return None

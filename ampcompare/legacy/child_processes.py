@@ -7,12 +7,13 @@ the message carries the settings, so that `import apex` is resolved before the s
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import multiprocessing.spawn
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["pass_on"]
+__all__ = ["count_starts", "pass_on", "started"]
 
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
 # The child's own sys.path may not contain a checkout that is not installed.
@@ -25,6 +26,8 @@ finally:
     sys.path.remove({root!r})
 module.{function}({values!r}, {name!r})
 """
+
+_started = 0
 
 
 class _Message:
@@ -55,3 +58,21 @@ def pass_on(values: dict[str, Any], target: str) -> None:
         return data
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+def count_starts() -> None:
+    """Count what multiprocessing starts from now on, workers of data loaders aside."""
+    start = multiprocessing.process.BaseProcess.start
+
+    def counted(process: Any) -> None:
+        global _started
+        module = getattr(process._target, "__module__", None) or ""
+        _started += not module.startswith("torch.utils.data.")
+        start(process)
+
+    multiprocessing.process.BaseProcess.start = counted  # type: ignore[method-assign, assignment]
+
+
+def started() -> int:
+    """Return how many processes were counted, each of which may train."""
+    return _started

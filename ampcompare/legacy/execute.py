@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import ampcompare
 from ampcompare.apex._install import ApexFinder
 from ampcompare.errors import AmpCompareError, GuardError
-from ampcompare.guards.location import is_users
+from ampcompare.guards.location import is_users, raised_at
+from ampcompare.legacy import child_processes
 from ampcompare.legacy.missing_names import missing_names
 from ampcompare.legacy.no_gpu import lacks_gpu
 from ampcompare.legacy.prepare import Prepared, prepare_process
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["execute"]
 
+PLACE = re.compile(r"[^\n:]+:\d+: ")
 HOOKS = ("ampcompare.guards.", "ampcompare.legacy.", "ampcompare.script.")
 
 _kept: list[ModuleType | None] = []
@@ -75,7 +78,7 @@ def execute(
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
             status = error.exit_code
-            print(f"ampcompare: {error}", file=sys.stderr)
+            print(f"ampcompare: {_in_words(error)}", file=sys.stderr)
         else:
             _print_traceback(error, code)
         if settings.device is None and lacks_gpu(error):
@@ -95,9 +98,27 @@ def execute(
 
 
 def _in_words(error: BaseException | None) -> str | None:
-    if isinstance(error, AmpCompareError):
-        return str(error)
-    return None if error is None else f"{type(error).__name__}: {error}"
+    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it."""
+    if error is None:
+        return None
+    said = str(error)
+    if not isinstance(error, AmpCompareError):
+        said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
+    if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
+        return said
+    place = raised_at(error)
+    return said if place is None else f"{said} ({place})"
+
+
+def _without_frames(message: str) -> str:
+    """Return a message without the traceback of another process in it: what was said before, and the error itself."""
+    before, begin, rest = message.partition("Traceback (most recent call last):\n")
+    if not begin:
+        return message
+    lines = rest.strip().splitlines()
+    last_frame = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    head = before.strip().removesuffix("Original").strip(" -:.\n")
+    return ": ".join(filter(None, [head, "\n".join(lines[last_frame + 1 :])]))
 
 
 def _exit_status(code: Any) -> int:
@@ -187,4 +208,6 @@ def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> No
 def _print_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
+        if child_processes.started():
+            empty = "the record has no step of this process; those that it has started write files of their own"
         print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

@@ -10,6 +10,10 @@ from ampcompare.lint.module import RULES, LintModule
 from ampcompare.lint.rules import (
     apex_initialize,
     apex_scale_loss,
+    autocast,
+    checkpoints,
+    gradients,
+    lightning,
     removed,
     scaler_steps,
     setup,
@@ -22,8 +26,23 @@ from ampcompare.source.syntax import SourceInvalid, parse_tree
 __all__ = ["RULE_FILES", "UNREADABLE", "check_text", "is_of_interest"]
 
 UNREADABLE = "AMP000"
-RULE_FILES = (apex_initialize, apex_scale_loss, removed, scaler_steps, setup, style, update_order)
-WORDS = re.compile(r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool")
+RULE_FILES = (
+    apex_initialize,
+    apex_scale_loss,
+    autocast,
+    checkpoints,
+    gradients,
+    lightning,
+    removed,
+    scaler_steps,
+    setup,
+    style,
+    update_order,
+)
+WORDS = re.compile(
+    r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
+    r"""|precision\s*=\s*["']?16"""
+)
 
 
 def is_of_interest(text: str) -> bool:

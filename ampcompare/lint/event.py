@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import enum
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ampcompare.source.names import Scope
 
-__all__ = ["Context", "Event", "Facts", "Kind", "conditions", "contradict", "plain"]
+__all__ = ["FINITE", "Context", "Event", "Facts", "Kind", "conditions", "contradict", "plain"]
 
 Facts = Mapping[str, object]
+# Conditions that ask whether numbers are finite.
+FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
 
 
 class Kind(enum.Enum):
@@ -36,6 +39,9 @@ class Kind(enum.Enum):
     LOAD = "load_state_dict"
     NEW_SCALER = "GradScaler"
     SAVE = "torch.save"
+    NEW_OPTIMIZER = "optimizer"
+    GRADIENT = "read or change of a gradient"
+    CROSS_ENTROPY = "binary_cross_entropy"
     OPAQUE = "call of something else"
 
 

@@ -96,6 +96,16 @@ class LintModule:
         scope: Scope = self.names.scope_of[node]
         return scope.node
 
+    def is_conditional(self, node: ast.AST) -> bool:
+        """Return whether a node stands under an `if` of its function."""
+        while node in self.names.parents:
+            node = self.names.parents[node]
+            if isinstance(node, ast.If):
+                return True
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return False
+        return False
+
     def siblings(self, statement: ast.stmt) -> tuple[list[ast.stmt], int]:
         """Return the block in which a statement stands, and its place there."""
         parent = self.names.parents[statement]

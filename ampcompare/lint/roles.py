@@ -63,6 +63,10 @@ class Roles:
         """Return whether an expression builds a GradScaler."""
         return isinstance(node, ast.Call) and self._made(node, scope) == "scaler"
 
+    def is_new_optimizer(self, node: ast.expr, scope: Scope) -> bool:
+        """Return whether an expression builds an optimizer of torch or Apex."""
+        return isinstance(node, ast.Call) and self._made(node, scope) == "optimizer"
+
     def _decide(self, text: str, scope: Scope) -> str:
         last = text.rpartition(".")[2].lstrip("_").lower()
         values = self._names.values_of(text, scope) or []

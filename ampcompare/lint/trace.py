@@ -19,6 +19,9 @@ MAX_EVENTS = 1500
 MAX_CALLS = 4000
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
+CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
+NORMS = ("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "torch.nn.utils.get_total_norm")
+READS = ("norm", "pow", "square", "abs")
 METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,
@@ -64,35 +67,36 @@ class Tracer:
         self._block(scope.node.body, _Frame(scope, {}, (), (), {}, "", (scope,)))
         return self._events
 
-    def _block(self, body: list[ast.stmt], frame: _Frame) -> bool:
-        """Follow statements; return whether what stands behind them is not reached."""
+    def _block(self, body: list[ast.stmt], frame: _Frame) -> Facts | None:
+        """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 continue
             if len(self._events) > MAX_EVENTS or self._calls > MAX_CALLS:
-                return True
+                return None
             if isinstance(statement, ast.If):
                 self._expression(statement.test, statement, frame)
+                test = _spelled_out(statement.test, frame.scope)
+                branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    {**frame.facts, **conditions(statement.test, True)},
-                    {**frame.facts, **conditions(statement.test, False)},
+                    self._block(branch, replace(frame, facts={**frame.facts, **conditions(test, holds)}))
+                    for branch, holds in branches
                 ]
-                ended = [
-                    self._block(branch, replace(frame, facts=facts))
-                    for branch, facts in zip((statement.body, statement.orelse), known, strict=True)
-                ]
-                if all(ended):
-                    return True
-                if any(ended):
-                    frame = replace(frame, facts=known[ended.index(False)])
+                reached = [facts for facts in known if facts is not None]
+                if not reached:
+                    return None
+                if len(reached) == 1:
+                    frame = replace(frame, facts=reached[0])
             elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
                 head = statement.test if isinstance(statement, ast.While) else statement.iter
                 self._expression(head, statement, frame)
                 self._block(statement.body, replace(frame, loops=(*frame.loops, statement)))
                 self._block(statement.orelse, frame)
             elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                if self._block(statement.body, self._enter(statement, frame)):
-                    return True
+                facts = self._block(statement.body, self._enter(statement, frame))
+                if facts is None:
+                    return None
+                frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
                 self._try(statement, frame)  # type: ignore[arg-type]
             elif isinstance(statement, ast.Match):
@@ -104,8 +108,8 @@ class Tracer:
                 self._expression(statement, statement, frame)
                 self._note_assignment(statement, frame)
                 if isinstance(statement, ENDS):
-                    return True
-        return False
+                    return None
+        return frame.facts
 
     def _try(self, statement: ast.Try, frame: _Frame) -> None:
         key = f"try at {statement.lineno}"
@@ -189,6 +193,12 @@ class Tracer:
             add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
         elif self._roles.is_new_scaler(call, frame.scope):
             add(Kind.NEW_SCALER, self._bound(statement, frame))
+        elif self._roles.is_new_optimizer(call, frame.scope):
+            add(Kind.NEW_OPTIMIZER, self._bound(statement, frame))
+        elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
+            add(Kind.CROSS_ENTROPY, call.func)
+        elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
+            add(Kind.GRADIENT, first)
         elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, frame, add):
             passed = [*call.args, *(keyword.value for keyword in call.keywords)]
             for value in passed:
@@ -225,9 +235,16 @@ class Tracer:
             add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
         elif name in METHODS:
             add(METHODS[name], receiver, first if name == "unscale_" else "")
+        elif (name in READS or name.endswith("_")) and (gradient := _gradient_in(receiver)) is not None:
+            add(Kind.GRADIENT, gradient)
         else:
             return False
         return True
+
+    def _makers(self, node: ast.expr, frame: _Frame) -> set[str]:
+        """Return the full names of what builds the objects that a name or attribute may be."""
+        values = self._names.values_of(dotted(node) or "", frame.scope) or []
+        return {self._names.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
 
     def _scaler_of(self, node: ast.expr | None, frame: _Frame) -> str:
         """Return the scaler that has scaled a loss."""
@@ -344,6 +361,27 @@ def _calls_of(node: ast.AST) -> Iterator[ast.Call]:
             yield from _calls_of(child)
     if isinstance(node, ast.Call):
         yield node
+
+
+def _spelled_out(test: ast.expr, scope: Scope) -> ast.expr:
+    """Return a condition with names such as `is_last` replaced by the test of a remainder that they stand for."""
+    if isinstance(test, ast.UnaryOp):
+        return ast.UnaryOp(test.op, _spelled_out(test.operand, scope))
+    if isinstance(test, ast.BoolOp):
+        return ast.BoolOp(test.op, [_spelled_out(value, scope) for value in test.values])
+    values = scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
+    if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+        return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
+    return test
+
+
+def _gradient_in(node: ast.expr) -> ast.expr | None:
+    """Return the `x.grad` on which a chain such as `x.grad.detach().norm()` is built."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return node
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return None
 
 
 def _keyword(call: ast.Call, name: str) -> ast.expr | None:

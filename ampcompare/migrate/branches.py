@@ -9,19 +9,22 @@ from ampcompare.migrate.tree import Tree
 
 __all__ = ["join_branches"]
 
-MARKS = (".scale(", ".unscale_(", ".scale_loss(")
+MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()")
 
 
 def join_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
-    while True:
+    while any(mark in text for mark in MARKS):
         tree = Tree(text)
-        branch = next((node for node in tree.nodes if isinstance(node, ast.If) and _is_equal(tree, node)), None)
-        if branch is None:
-            return text
+        equal = [node for node in tree.nodes if isinstance(node, ast.If) and _is_equal(tree, node)]
+        if not equal:
+            break
         edits = Edits(tree)
-        edits.unwrap(branch, branch.orelse)
+        for branch in equal:
+            if not any(outer in equal for outer in tree.ancestors(branch)):
+                edits.unwrap(branch, branch.orelse)
         text = edits.result()
+    return text
 
 
 def _is_equal(tree: Tree, node: ast.If) -> bool:

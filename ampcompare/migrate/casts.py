@@ -20,6 +20,7 @@ DIFFERENT = {
     "log1p": ("the type of the input", "fp32"),
     "logsumexp": ("the type of the input", "fp32"),
     "cdist": ("the type of the input", "fp32"),
+    "square": ("the type of the input", "fp32"),  # a pow, to autocast
     "einsum": ("the type of the input", "fp16"),
     "scaled_dot_product_attention": ("the type of the input", "fp16"),
 }
@@ -44,7 +45,7 @@ def cast_notes(tree: Tree, names: Names) -> list[Finding]:
             continue
         if functional and name in NOT_FUNCTIONAL:
             continue
-        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist"):
+        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
             continue  # may be of numpy
         before, after = DIFFERENT[name]
         found[name] = Finding(

@@ -14,7 +14,7 @@ class Row:
     Attributes:
         apex: the call, as code.
         torch: its twin, as code or in words.
-        migrate: what `migrate` does: "rewrites", "rewrites, with a note", "leaves, with a comment" or "leaves".
+        migrate: what `migrate` does: "rewrites", "rewrites, with a note" or "leaves".
         remark: what differs.
     """
 
@@ -41,7 +41,7 @@ class Optimizer:
     added: tuple[tuple[str, str], ...] = ()
 
 
-REWRITES, NOTED, LEFT, STAYING = "rewrites", "rewrites, with a note", "leaves, with a comment", "leaves"
+REWRITES, NOTED, STAYING = "rewrites", "rewrites, with a note", "leaves"
 
 # What keeps its arguments: the import changes, or the chain of attributes.
 IMPORTED = {
@@ -134,7 +134,7 @@ TABLE = (
     Row("apex.parallel.convert_syncbn_model(model)", "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)", REWRITES),
     Row("apex.parallel.create_syncbn_process_group(8)", "torch.distributed.new_subgroups(8)[0]", REWRITES),
     Row("apex.parallel.SyncBatchNorm", "torch.nn.SyncBatchNorm", REWRITES),
-    Row("apex.parallel.LARC", "none", LEFT, "scale the gradients in a subclass of your optimizer"),
+    Row("LARC(optimizer)", "larc(optimizer)", REWRITES, "a function with hooks around the step, put into the file"),
     Row("apex.optimizers.FusedAdam(params)", "torch.optim.AdamW(params, weight_decay=0.0, fused=True)", REWRITES,
         "`adam_w_mode=False` becomes `Adam`"),
     Row("cls = FusedAdam; cls(params, lr=lr)", "functools.partial(torch.optim.AdamW, weight_decay=0.0, fused=True)",

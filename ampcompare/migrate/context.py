@@ -29,6 +29,8 @@ class Core:
         target: "torch" or "precision".
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
+        across: whether functions of another module step the same optimizers.
+        local: functions in which a variable has the scaler that the optimizer carries.
     """
 
     tree: Tree
@@ -42,6 +44,7 @@ class Core:
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
     native: bool = False
+    across: bool = False
     always: bool = False
     update: str = ""
     consumed: list[Backward] = field(default_factory=list)
@@ -51,6 +54,7 @@ class Core:
     made: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     defaults: set[ast.stmt] = field(default_factory=set)
     bracketed: set[ast.stmt] = field(default_factory=set)
+    local: dict[Function, str] = field(default_factory=dict)
 
     @property
     def off(self) -> str:
@@ -67,6 +71,9 @@ class Core:
         Raises:
             Unsure: no optimizer is in reach that carries it.
         """
+        function = self.tree.function(node)
+        if function in self.local:
+            return self.local[function]
         try:
             return self.scalers.reference(optimizer)
         except LookupError:

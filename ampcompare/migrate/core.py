@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from ampcompare.migrate.carried import name_carried
+from ampcompare.migrate.casting import note_missing_forward, optimizer_near, wrap_forward
 from ampcompare.migrate.context import Core
 from ampcompare.migrate.create import create_scalers
 from ampcompare.migrate.edits import Edits
@@ -24,8 +26,11 @@ from ampcompare.migrate.tree import Function, Tree
 __all__ = ["rewrite_core"]
 
 
-def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str) -> list[Finding]:
+def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, *, across: bool) -> list[Finding]:
     """Rewrite the core of a module, all of it.
+
+    Args:
+        across: whether the optimizer must carry the scaler to or from another module.
 
     Raises:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
@@ -35,11 +40,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
         return []
     _refuse(tree, names, sites)
     native = check_native(tree, names, sites)
-    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision")
+    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=across)
     order = find_order(tree, sites, scalers.name)
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
+    core.across = across
     create_scalers(core)
+    name_carried(core)
     if target == "precision":
         if names.parameters:
             raise Unsure(
@@ -47,7 +54,8 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
             )
         rewrite_for_precision(core)
         return core.findings
-    _forward(core)
+    note_missing_forward(core)
+    wrap_forward(core)
     cast_evaluation(core)
     place_unscale(core)
     for backward in sites.backwards:
@@ -84,34 +92,7 @@ def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp)))
 
 
-# forward, backward, step
-
-
-def _forward(core: Core) -> None:
-    missing = core.forward.missing
-    if missing and not core.sites.initializes:
-        for each in missing:
-            core.note(
-                each.statement,
-                "the forward pass of this loss is in another file; it must run under torch.autocast "
-                "(migrate does that where it finds amp.initialize)",
-            )
-    wrap_forward(core)
-
-
-def wrap_forward(core: Core) -> None:
-    """Put the forward passes that were found under autocast."""
-    for first, last in core.forward.regions:
-        core.edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
-
-
-def optimizer_near(core: Core, node: ast.AST) -> str | None:
-    """Return an optimizer of the function around a node, else of the module."""
-    function = core.tree.function(node)
-    for backward in core.sites.backwards:
-        if backward.optimizers and backward.function is function:
-            return backward.optimizers[0]
-    return core.sites.optimizers[0] if core.sites.optimizers else None
+# backward, step
 
 
 def _optimizer_of(core: Core, backward: Backward) -> str | None:
@@ -219,7 +200,7 @@ def _steps(core: Core) -> None:
         if core.native:
             raise Unsure(step.call, "this step may follow torch.amp or Apex; remove the branch of Apex by hand")
         scaler = core.scaler(step.call, step.optimizer)
-        core.edits.replace(step.call, f"{scaler}.step({step.optimizer})")
+        core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             core.edits.after(step.statement, [f"{scaler}.update({core.update})"])
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.booleans import as_bool
 from ampcompare.migrate.create_precision import create_precision
+from ampcompare.migrate.elsewhere import attach, carried_keys, is_bound_above, wrapped_models
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
-from ampcompare.migrate.scalers import ATTRIBUTE
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
 from ampcompare.migrate.tree import Tree
@@ -33,7 +33,7 @@ def create_scalers(core: Core) -> None:
     ]
     core.update = made[0][1].update if made else ""
     conditional = any(conditions_of(core.tree, each) or settings.enabled for each, settings in made)
-    core.always = bool(made) and not conditional and core.scalers.home != "module"
+    core.always = bool(made) and not conditional and core.scalers.home not in ("module", "optimizer")
     if core.scalers.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
@@ -54,7 +54,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     if hoisted:
         enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
-        enabled = [each for each in enabled if each]
+        enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
     arguments = ['"cuda"', *settings.arguments]
     if "False" in enabled:
         enabled = ["False"]
@@ -66,21 +66,38 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
         declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
     results = _results(tree, initialize)
-    carried = _carried(core, initialize)
+    carried = carried_keys(core, initialize)
+    models = wrapped_models(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
-    if unused or place in core.made:
+    if unused or place in core.made or _is_made_above(core, initialize):
         lines = []
     core.made.add(place)
     if hoisted:
-        edits.before(conditions[-1], lines + carried)
-        _replace_call(core, initialize, results, [])
+        late = [each for each in carried if not is_bound_above(conditions[-1], each)]
+        early = [each for each in carried if each not in late]
+        edits.before(conditions[-1], lines + attach(core, initialize, early) + models)
+        _replace_call(core, initialize, results, attach(core, initialize, late))
         return
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
-        default += [each for each in carried if f".{ATTRIBUTE} = " in each and not _binds(conditions[-1], each)]
+        default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
-    _replace_call(core, initialize, results, lines + carried)
+    _replace_call(core, initialize, results, lines + attach(core, initialize, carried) + models)
+
+
+def _is_made_above(core: Core, initialize: Initialize) -> bool:
+    """Return whether a call for a model alone follows one with an optimizer, whose scaler it shares."""
+    if "optimizers" in initialize.arguments:
+        return False
+    around = [initialize.statement, *core.tree.ancestors(initialize.statement)]
+    return any(
+        "optimizers" in each.arguments
+        and each.statement.lineno < initialize.statement.lineno
+        and any(one in around for one in core.tree.block(each.statement))
+        for each in core.sites.initializes
+        if each.function is initialize.function
+    )
 
 
 def _is_again(core: Core, initialize: Initialize) -> bool:
@@ -123,16 +140,6 @@ def _text_of_test(core: Core, test: ast.expr) -> str:
     return f"({text})" if isinstance(test, (ast.BoolOp, ast.IfExp, ast.NamedExpr, ast.Lambda)) else text
 
 
-def _binds(condition: ast.If, line: str) -> bool:
-    """Return whether a statement makes the object itself whose attribute a line sets."""
-    owner = line.partition(f".{ATTRIBUTE}")[0]
-    for node in ast.walk(condition):
-        if isinstance(node, ast.Assign) and not isinstance(node.targets[0], (ast.Tuple, ast.List)):
-            if any(dotted(target) == owner for target in node.targets):
-                return True
-    return False
-
-
 def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> bool:
     """Return whether the tests around a call can be evaluated above the outermost one, with the same results."""
     tree = core.tree
@@ -168,98 +175,6 @@ def _can_hoist(core: Core, initialize: Initialize, conditions: list[ast.If]) -> 
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in used - models:
             return False
     return True
-
-
-def _carried(core: Core, initialize: Initialize) -> list[str]:
-    """Return what an optimizer needs to carry the scaler to another file, and the model to run under autocast."""
-    lines: list[str] = []
-    sites = core.sites
-    optimizers = initialize.arguments.get("optimizers")
-    inside = "self." if core.scalers.home == "self" else ""
-    elsewhere = not any(each.block for each in sites.backwards)
-    if elsewhere and optimizers is not None and not (isinstance(optimizers, ast.Constant) and optimizers.value is None):
-        elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
-        for each in elements:
-            key = dotted(each)
-            if key is None:
-                raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
-            lines.append(f"{key}.{ATTRIBUTE} = {inside}{core.scalers.names[0]}")
-        if elements:
-            core.note(
-                initialize.call,
-                f"scale_loss is called in another file: the optimizer carries the scaler there, as {ATTRIBUTE}; "
-                "migrate that file too",
-            )
-    if elsewhere or core.forward.missing:
-        lines += _wrapped_models(core, initialize)
-    return lines
-
-
-def _wrapped_models(core: Core, initialize: Initialize) -> list[str]:
-    """Return lines that let `forward` of the models run under autocast wherever it is called."""
-    tree = core.tree
-    replicated = _replicated(core, initialize)
-    models = initialize.arguments.get("models")
-    elements: list[ast.expr | None] = [models]
-    if isinstance(models, (ast.List, ast.Tuple)):
-        elements = list(models.elts)
-    lines = []
-    enabled = "" if core.always else f", enabled={core.scaler(initialize.call, None)}.is_enabled()"
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    if len(elements) == 1 and isinstance(target, ast.Name):
-        elements = [target]
-    elif len(elements) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted(target.elts[0]):
-        elements = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
-    for each in elements:
-        key = dotted(each)
-        if key is None:
-            raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        line = f'{key}.forward = {core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-        if key in replicated:
-            core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
-        else:
-            lines.append(line)
-    core.note(
-        initialize.call,
-        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
-        "the model is computed in the type of its output",
-    )
-    return lines
-
-
-def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt]:
-    """Return the last statement that puts a model under DataParallel, by the key of the model.
-
-    A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
-    carries autocast to the threads of its replicas.
-
-    Raises:
-        Unsure: a model is put under DataParallel elsewhere.
-    """
-    tree, found = core.tree, {}
-    for node in tree.nodes:
-        if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
-            continue
-        call, statement = tree.parent(node), tree.statement(node)
-        key = dotted(call.args[0]) if isinstance(call, ast.Call) and call.func is node and call.args else None
-        bound = [dotted(each) for each in statement.targets] if isinstance(statement, ast.Assign) else []
-        if key is None or bound != [key] or tree.function(node) is not initialize.function:
-            raise Unsure(
-                initialize.call,
-                "the forward pass is not found in this file, and replicas under DataParallel cannot share a wrapped "
-                "forward; put the forward pass under torch.autocast by hand",
-            )
-        if statement.lineno > initialize.statement.lineno:  # else it is what goes through initialize
-            found[key] = statement
-    return found
-
-
-def _beside(tree: Tree, statement: ast.stmt, other: ast.stmt) -> ast.stmt:
-    """Return the statement, or the one around it, in the innermost block that holds another statement too."""
-    around = [other, *tree.ancestors(other)]
-    while not any(each in around for each in tree.block(statement)):
-        statement = tree.statement(tree.parent(statement))
-    return statement
 
 
 def _results(tree: Tree, initialize: Initialize) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.elsewhere import attach, carried_keys, is_bound_above
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.sites import Initialize, Unsure
 from ampcompare.migrate.tree import Tree
@@ -71,8 +72,11 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     elif conditions and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
         edits.before(conditions[-1], [f"{name} = {core.off}"])
-    if not any(each.block for each in core.sites.backwards) and optimizers is not None:
-        raise Unsure(initialize.call, "scale_loss is not in this file; pass the precision to where it is by hand")
+    carried = carried_keys(core, initialize)
+    late = [each for each in carried if conditions and is_bound_above(conditions[-1], each)]
+    if late:
+        edits.after(conditions[-1], attach(core, initialize, late))
+    lines += attach(core, initialize, [each for each in carried if each not in late])
     edits.replace_statement(initialize.statement, lines)
 
 

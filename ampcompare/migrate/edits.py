@@ -72,12 +72,14 @@ class Edits:
         return statement in self._removed
 
     def before(self, statement: ast.stmt, lines: Iterable[str], *, outside: bool = False) -> None:
-        """Put statements above another.
+        """Put statements above another; for an `elif`, above the `if` that it belongs to.
 
         Args:
             lines: without the indentation of the block.
             outside: above a `with` that the statement was wrapped in.
         """
+        while self.tree.text.startswith("elif", self.tree.span(statement)[0]):
+            statement = self.tree.parent(statement)  # type: ignore[assignment]
         if not self.tree.is_alone(statement) and not self.begins_line(statement):
             start, _ = self.tree.span(statement)
             self._spans[(start, start)] = "".join(f"{line}; " for line in lines)
@@ -196,12 +198,17 @@ class Edits:
         for (start, end), text in self._spans.items():
             if isinstance(text, list):
                 number = self._line_at(start)
-                spans[(start, end)] = (newline + self._indentation(number)).join(text)
+                spans[(start, end)] = newline.join(
+                    [text[0], *(each and self._indentation(number) + each for each in text[1:])]
+                )
         for number, line in sorted(self._lines.items()):
             begin = tree.starts[number - 1]
             text = tree.line_text(number)
             old = text[: len(text) - len(text.lstrip(" \t\f"))]
-            lines = [self._indentation(number, deeper) + content + newline for deeper, _, content in line.before]
+            lines = [
+                (content and self._indentation(number, deeper) + content) + newline
+                for deeper, _, content in line.before
+            ]
             kept = old if not text.strip() else self._indentation(number)
             if lines or kept != old:
                 self._put(spans, begin, begin + len(old), "".join(lines) + kept)

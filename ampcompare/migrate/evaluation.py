@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.migrate.forward import model_keys
 from ampcompare.migrate.order import functions_by_name
+from ampcompare.migrate.tree import walk
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
@@ -34,10 +35,10 @@ def cast_evaluation(core: Core) -> None:
     trained = {each.function for each in core.sites.backwards}
     for functions in functions_by_name(core.tree).values():
         for function in functions:
-            if function in trained or any(each in wrapped for each in ast.walk(function)):
+            if function in trained or any(each in wrapped for each in walk(function)):
                 continue
             call = next(
-                (each for each in ast.walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
+                (each for each in walk(function) if isinstance(each, ast.Call) and _is_model(each, tails)), None
             )
             if call is not None and _evaluates(function):
                 core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
@@ -56,17 +57,19 @@ def _is_model(call: ast.Call, tails: set[str]) -> bool:
 
 
 def _calls(node: ast.AST, tails: set[str]) -> bool:
-    return any(isinstance(each, ast.Call) and _is_model(each, tails) for each in ast.walk(node))
+    return any(isinstance(each, ast.Call) and _is_model(each, tails) for each in walk(node))
 
 
 def _evaluates(function: ast.AST) -> bool:
     """Return whether a function looks like evaluation: it switches a model to `eval()`, or gradients off."""
-    names = {each.attr for each in ast.walk(function) if isinstance(each, ast.Attribute)}
+    names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
     return bool(names & {"eval", "no_grad", "inference_mode"})
 
 
 def _reaches(core: Core, node: ast.AST) -> bool:
     """Return whether the scaler is in scope."""
+    if core.scalers.home == "optimizer":
+        return False
     if core.always or core.scalers.home == "module":
         return True
     function = core.tree.function(node)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.order import functions_by_name
 from ampcompare.migrate.sites import Backward, Sites
-from ampcompare.migrate.tree import Block, Function, Tree
+from ampcompare.migrate.tree import Block, Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Forward", "find_forward", "model_keys"]
@@ -97,7 +97,7 @@ class _Finder:
         for backward in self._sites.backwards:
             if self._computes(backward.loss):
                 found.inline.append(backward)
-            elif not self._trace(backward.statement, _loads(backward.loss), 0) and backward.block:
+            elif not self._trace_loss(backward) and backward.block:
                 found.missing.append(backward)
         for block, marked in self._marks.values():
             runs = list(self._runs(block, marked))
@@ -112,6 +112,16 @@ class _Finder:
                 found.add(node)
         found |= {each.statement for each in self._sites.backwards}
         return found | {outer for node in found for outer in self._tree.ancestors(node)}
+
+    def _trace_loss(self, backward: Backward) -> bool:
+        """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
+        needed = _loads(backward.loss)
+        found = self._trace(backward.statement, needed, 0)
+        if found and not self._tails and backward.function is not None:
+            given = {each.arg for each in backward.function.args.args} & needed
+            if given:
+                self._trace_outside(backward.function, given, 0)
+        return found
 
     def _trace(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
         """Mark the statements before one that the needed names come from; return whether one computes.
@@ -183,7 +193,7 @@ class _Finder:
         own = {key for key in needed if key.startswith("self.")}
         if cls is None or not own or found:
             return found
-        for method in ast.walk(cls):
+        for method in walk(cls):
             if isinstance(method, ast.FunctionDef) and method is not function and method.name != "__init__":
                 found = self._trace_method(method, own) or found
         return found
@@ -245,21 +255,21 @@ def _spans(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
 
 
 def _own_calls(node: ast.AST) -> Iterator[ast.Call]:
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Call):
             yield each
 
 
 def _all_blocks(function: Function) -> Iterator[Block]:
-    for node in ast.walk(function):
+    for node in walk(function):
         yield from Tree.blocks(node)
 
 
 def _loads(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
     found: set[str] = set()
-    called = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
-    for each in ast.walk(node):
+    called = {id(each.func) for each in walk(node) if isinstance(each, ast.Call)}
+    for each in walk(node):
         if isinstance(each, (ast.Name, ast.Attribute)) and isinstance(each.ctx, ast.Load):
             if id(each) in called:
                 continue
@@ -273,7 +283,7 @@ def _defines(statement: ast.stmt, needed: set[str]) -> bool:
     """Return whether a statement, or one in it, binds or changes a needed name."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
         return False
-    for node in ast.walk(statement):
+    for node in walk(statement):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             if dotted(node) in needed:
                 return True

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
+from ampcompare.migrate.fp16_model import ModelCast, find_casts
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.sites import Unsure
-from ampcompare.migrate.tree import Function, Tree
+from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
 
 __all__ = ["AtLevel2", "at_level_2"]
 
 NAME = "FP16_Optimizer"
-CONVERTERS = ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network")
 OPTIONS = ("init_optimizer", "static_loss_scale", "dynamic_loss_scale", "dynamic_loss_args", "verbose")
 # What the class has and the optimizer inside has not. Any other attribute is one of the optimizer without fp16 too.
 OWN = (
@@ -28,7 +28,6 @@ OWN = (
     "fp16_groups", "fp16_groups_flat", "fp32_from_fp16_groups", "fp32_from_fp32_groups", "fp32_groups_flat",
     "inspect_master_grad_data", "loss_scaler", "optimizer", "overflow", "scale_factor", "scale_window",
 )  # fmt: skip
-OF_MODELS = ("parameters", "named_parameters", "train", "eval", "state_dict")
 SCALE = ("loss_scale", "cur_scale")
 CLIP = "clip_each_group"
 GROWTH = (
@@ -138,8 +137,11 @@ class _Rewriter:
 
     def rewrite(self) -> AtLevel2:
         self._check()
-        models = self._models()
-        self._initialize(models)
+        casts = find_casts(self._tree, self._names, self._wrapped[0].statement)
+        for each in casts:
+            self._batch_norm &= bool(each.call.args)
+            self._drop_cast(each)
+        self._initialize(list(dict.fromkeys(each.key for each in casts)))
         self._use_optimizer()
         self._clip_groups()
         self._import()
@@ -163,65 +165,11 @@ class _Rewriter:
             if isinstance(node, ast.Name) and node.id in ("scaled_loss", CLIP, "amp"):
                 raise Unsure(node, f"{node.id} has another meaning here")
 
-    # the model
-
-    def _models(self) -> list[str]:
-        """Return the models that become fp16 in the function that makes the optimizer, and take the casts away."""
-        tree = self._tree
-        function = tree.function(self._wrapped[0].call)
-        tests = _tests(tree, self._wrapped[0].statement)
-        found: list[str] = []
-        for node in tree.nodes:
-            if not isinstance(node, ast.Call) or tree.function(node) is not function:
-                continue
-            statement, key = tree.statement(node), self._cast(node)
-            if key is None or not self._is_model(key) or not self._belongs(statement, key, function):
-                continue
-            if not _tests(tree, statement) <= tests:
-                raise Unsure(node, f"the model is cast to fp16 here on other terms than {NAME} is made")
-            found += [key] if key not in found else []
-            self._batch_norm &= bool(node.args)
-            self._drop_cast(node, statement)
-        if not found:
-            raise Unsure(self._wrapped[0].call, f"the fp16 model of {NAME} is not found; keep it in fp32, use autocast")
-        return found
-
-    def _cast(self, call: ast.Call) -> str | None:
-        """Return the key of the model that a call such as `model.half()` casts."""
-        statement = self._tree.statement(call)
-        converts = self._names.meaning(call.func) in CONVERTERS and len(call.args) == 1 and not call.keywords
-        halves = isinstance(call.func, ast.Attribute) and call.func.attr == "half" and not call.args
-        if not converts and not halves:
-            return None
-        cast = call.args[0] if converts else call.func.value  # type: ignore[attr-defined]
-        if isinstance(statement, ast.Expr):
-            return dotted(cast) if statement.value is call else None
-        if not isinstance(statement, ast.Assign) or len(statement.targets) > 1 or not _is_chain(statement.value, call):
-            return None
-        bound = dotted(statement.targets[0])
-        return bound if converts or dotted(cast) == bound or _makes_module(cast) else None
-
-    def _is_model(self, key: str) -> bool:
-        """Return whether the module uses a name as it does with models only."""
-        return any(
-            isinstance(node, ast.Attribute) and node.attr in OF_MODELS and dotted(node.value) == key
-            for node in self._tree.nodes
-        )
-
-    def _belongs(self, statement: ast.stmt, key: str, function: Function | None) -> bool:
-        """Return whether no other model is bound to the name between a cast and the optimizer."""
-        first, last = sorted((statement.lineno, self._wrapped[0].statement.lineno))
-        for node in ast.walk(function or self._tree.module):
-            if not isinstance(node, ast.Assign) or not first < node.lineno < last:
-                continue
-            if any(dotted(each) == key for each in node.targets) and not _mentions(node.value, key):
-                return False
-        return True
-
-    def _drop_cast(self, call: ast.Call, statement: ast.stmt) -> None:
+    def _drop_cast(self, cast: ModelCast) -> None:
+        call = cast.call
         inner = call.args[0] if call.args else call.func.value  # type: ignore[attr-defined]
-        if statement.value is call and isinstance(inner, (ast.Name, ast.Attribute)):  # type: ignore[attr-defined]
-            self._edits.remove(statement)
+        if cast.statement.value is call and isinstance(inner, (ast.Name, ast.Attribute)):  # type: ignore[attr-defined]
+            self._edits.remove(cast.statement)
             return
         self._edits.replace(call, self._tree.source(inner))
 
@@ -317,6 +265,8 @@ class _Rewriter:
             if key != self._wrapped[0].inner or not isinstance(limit.value, ast.Constant):
                 raise Unsure(call, "max_grad_norm of FusedAdam cannot be followed")
             kept = [tree.source(each) for each in (*call.args, *call.keywords) if each is not limit]
+            stays = any(each.arg == "bias_correction" and not getattr(each.value, "value", 1) for each in call.keywords)
+            kept += ["fused=False"] if limit.value.value and not stays else []  # it would unscale after the hook below
             self._edits.replace(call, f"{tree.source(call.func)}({', '.join(kept)})")
             if not limit.value.value:
                 continue
@@ -334,45 +284,6 @@ class _Rewriter:
                     self._edits.after(statement, ["from apex import amp"])
                 return
         raise Unsure(self._wrapped[0].call, f"{NAME} is not imported by name")
-
-
-def _tests(tree: Tree, statement: ast.stmt) -> set[str]:
-    """Return the tests around a statement, up to its function; the other branch of one is another test."""
-    found, below = set(), statement
-    for outer in tree.ancestors(statement):
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            break
-        if isinstance(outer, ast.If) and below in outer.body:
-            both = isinstance(outer.test, ast.BoolOp) and isinstance(outer.test.op, ast.And)
-            found |= {ast.unparse(each) for each in (outer.test.values if both else [outer.test])}  # type: ignore[attr-defined]
-        elif isinstance(outer, ast.If):
-            found.add(f"not {ast.unparse(outer.test)}")
-        if isinstance(outer, ast.stmt):
-            below = outer
-    return found
-
-
-def _mentions(node: ast.AST, key: str) -> bool:
-    return any(dotted(each) == key for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
-
-
-def _is_chain(value: ast.expr, call: ast.Call) -> bool:
-    """Return whether a call is a link of a chain of method calls such as `Net().half().cuda()`."""
-    while value is not call:
-        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
-            return False
-        value = value.func.value
-    return True
-
-
-def _makes_module(value: ast.expr) -> bool:
-    """Return whether a chain of calls begins with the making of an object such as `Net()`, not with a tensor."""
-    while (
-        isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call)
-    ):
-        value = value.func.value
-    name = (dotted(value.func) or "").rpartition(".")[2] if isinstance(value, ast.Call) else ""
-    return name[:1].isupper() or name.startswith(("get_model", "build_model", "from_pretrained"))
 
 
 def _origins(old: str, new: str) -> dict[int, int]:

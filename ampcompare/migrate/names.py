@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.migrate.passed import find_passed
-from ampcompare.migrate.tree import Tree
+from ampcompare.migrate.tree import Tree, walk
 from ampcompare.source.syntax import dotted
 
 __all__ = ["STARS", "Names"]
@@ -103,7 +103,7 @@ class Names:
     @staticmethod
     def _reaches(function: ast.AST, name: str) -> bool:
         """Return whether a name bound in a function can still mean an import: one in it, or it is global there."""
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
                 return True
             if isinstance(node, (ast.Import, ast.ImportFrom)):

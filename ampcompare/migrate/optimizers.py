@@ -28,7 +28,7 @@ def add_argument(tree: Tree, edits: Edits, call: ast.Call, text: str) -> None:
 
 
 def rewrite_optimizer(
-    tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, note: Note
+    tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, note: Note, *, fused: bool
 ) -> bool:
     """Rewrite a use of a fused optimizer; return False where it stays.
 
@@ -36,6 +36,7 @@ def rewrite_optimizer(
         torch: the name by which the module knows torch.
         name: of the class in Apex.
         note: gets a remark on a node.
+        fused: whether to ask torch for its fused step; one with hooks that read gradients must not be.
 
     Raises:
         Unsure: its arguments have no twin, or cannot be seen.
@@ -46,7 +47,7 @@ def rewrite_optimizer(
         note(node, f"{name} is a base class here; it stays, and current Apex still has it")
         return False
     if not (isinstance(parent, ast.Call) and parent.func is node):
-        _value(tree, edits, torch, node, name)
+        _value(tree, edits, torch, node, name, fused)
         return True
     given = {each.arg: each.value for each in parent.keywords if each.arg is not None}
     target, stays = _target(tree, parent, name, given)
@@ -56,7 +57,7 @@ def rewrite_optimizer(
     spread = any(each.arg is None for each in parent.keywords)
     if spread:
         note(parent, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
-    _call(tree, edits, torch, parent, twin, target)
+    _call(tree, edits, torch, parent, twin, target, fused)
     return True
 
 
@@ -83,7 +84,7 @@ def _target(tree: Tree, call: ast.Call, name: str, given: dict[str, ast.expr]) -
     return ("torch.optim.Adam" if mode is not None and not mode.value else twin.torch), False
 
 
-def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer, target: str) -> None:
+def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer, target: str, fused: bool) -> None:
     given = {each.arg for each in call.keywords}
     arguments = [tree.source(each) for each in call.args]
     arguments += [
@@ -96,10 +97,10 @@ def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer,
         for key, value in twin.added
         if key not in given and None not in given and target != "torch.optim.Adam"
     ]
-    if "fused" not in given:
+    if fused and "fused" not in given:
         added.append("fused=True")
     full = f"{torch}{target.removeprefix('torch')}"
-    if given & set(twin.dropped):
+    if given & set(twin.dropped) or not added:
         edits.replace(call, f"{full}({', '.join([*arguments, *added])})")
     else:
         edits.replace(call.func, full)
@@ -109,7 +110,7 @@ def _call(tree: Tree, edits: Edits, torch: str, call: ast.Call, twin: Optimizer,
 # a class that is chosen first: `cls = FusedAdam`, `{"adam": FusedAdam}[name]`
 
 
-def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str) -> None:
+def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute, name: str, fused: bool) -> None:
     """Replace a class that is only called later, with arguments that can all be seen, by a partial of its twin."""
     twin = OPTIMIZERS[name]
     calls = list(_calls(tree, node, name))
@@ -129,7 +130,7 @@ def _value(tree: Tree, edits: Edits, torch: str, node: ast.Name | ast.Attribute,
         explicit.append(given)
     added = [f"{key}={value}" for key, value in twin.added if any(key not in given for given in explicit)]
     full = f"{torch}{twin.torch.removeprefix('torch')}"
-    edits.replace(node, f"functools.partial({', '.join([full, *added, 'fused=True'])})")
+    edits.replace(node, f"functools.partial({', '.join([full, *added, *(['fused=True'] if fused else [])])})")
 
 
 def _calls(tree: Tree, node: ast.expr, name: str) -> Iterator[ast.Call]:

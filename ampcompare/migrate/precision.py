@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.casting import note_missing_forward, wrap_forward
 from ampcompare.migrate.sites import Backward, Unsure
+from ampcompare.migrate.state import optimizer_of_state
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
@@ -21,27 +23,25 @@ def rewrite_for_precision(core: Core) -> None:
         Unsure: a scaler out of reach, or several.
     """
     tree, edits = core.tree, core.edits
-    if core.scalers.home == "optimizer":
-        node = (
-            next((each.statement for each in core.sites.backwards), None)
-            or ([*core.sites.masters, *core.sites.saves, *core.sites.loads][0])
-        )
-        raise Unsure(node, "amp.initialize is in another file; pass the precision from there by hand")
     if len(core.scalers.names) > 1:
         raise Unsure(core.sites.initializes[0].call, "several loss scalers; use ampcompare.apex, which has loss_id")
-    precision = core.scaler(core.sites.initializes[0].call, None)
-    for first, last in core.forward.regions:
-        edits.wrap(first, last, f"with {precision}.autocast():")
+    note_missing_forward(core)
+    wrap_forward(core)
     for backward in core.sites.backwards:
         if backward.block:
+            precision = core.scaler(backward.statement, backward.optimizers[0])
             edits.replace(_call(backward), f"{precision}.scale_loss({_arguments(core, backward)})")
     for step in core.sites.steps:
-        edits.replace(step.call, f"{precision}.step({step.optimizer})")
+        if step.options:
+            raise Unsure(step.call, "step of the contract takes no options; set them before it by hand")
+        edits.replace(step.call, f"{core.scaler(step.call, step.optimizer)}.step({step.optimizer})")
     for call in core.sites.masters:
-        edits.replace(call, f"{precision}.unscale({dotted(call.args[0])})")
+        key = dotted(call.args[0])
+        edits.replace(call, f"{core.scaler(call, key)}.unscale({key})")
     for call in (*core.sites.saves, *core.sites.loads):
         method = "state_dict" if call in core.sites.saves else "load_state_dict"
         _, end = tree.span(call.func)
+        precision = core.scaler(call, optimizer_of_state(core, call))
         edits.replace(call, f"{precision}.{method}{tree.text[end : tree.span(call)[1]]}")
 
 

@@ -217,6 +217,8 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
         return branch if isinstance(branch, ast.If) and branch in core.replaced else read.statement
     if len(branch.body) != 1 or len(branch.orelse) != 1 or read.statement is not branch.body[0]:
         return read.statement
+    if tree.text.startswith("elif", tree.span(branch)[0]):
+        return read.statement
     first, second = branch.body[0], branch.orelse[0]
     if not isinstance(first, (ast.Expr, ast.Assign)) or type(first) is not type(second):
         return read.statement
@@ -279,8 +281,27 @@ PACE = (
 )
 
 
+def _plain_parameters(core: Core, call: ast.Call) -> str | None:
+    """Return the parameters that the other branch of an `if`, for fp32, has in the place of `amp.master_params`."""
+    tree = core.tree
+    statement = tree.statement(call)
+    before, text = ast.unparse(call), ast.unparse(statement)
+    below: ast.AST = statement
+    for outer in tree.ancestors(statement):
+        if isinstance(outer, ast.If):
+            others = [each for block in (outer.body, outer.orelse) if below not in block for each in block]
+            for other in (node for each in others for node in ast.walk(each)):
+                if isinstance(other, ast.Call) and getattr(other.func, "attr", "") == "parameters":
+                    if text.replace(before, ast.unparse(other)) == ast.unparse(tree.statement(other)):
+                        return tree.source(other)
+        below = outer
+    return None
+
+
 def _parameters(core: Core, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
+    if (plain := _plain_parameters(core, call)) is not None:
+        return plain
     optimizer = dotted(call.args[0])
     models = set()
     for node in core.tree.nodes:

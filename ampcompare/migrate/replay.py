@@ -127,6 +127,7 @@ class _Trace:
         self._steps = steps
         self._digests: dict[int, list[list[str]]] = {}
         self._rows: Any = None
+        self._scalers: list[Any] = []
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
@@ -145,6 +146,20 @@ class _Trace:
             return row
 
         Rows.step_row = step_row  # type: ignore[method-assign,assignment]
+        self._keep_scalers()
+
+    def _keep_scalers(self) -> None:
+        """Hold every GradScaler: what it did since its last update is recorded at the end only while it lives."""
+        import torch
+
+        original = torch.amp.GradScaler.__init__
+        kept = self._scalers
+
+        def __init__(scaler: Any, *args: Any, **options: Any) -> None:
+            original(scaler, *args, **options)
+            kept.append(scaler)
+
+        torch.amp.GradScaler.__init__ = __init__  # type: ignore[method-assign,assignment]
 
     def _keep(self, rows: Any) -> None:
         self._final = {

@@ -47,11 +47,12 @@ def may_use_apex(text: str) -> bool:
     return WORD.search(text) is not None
 
 
-def migrate_text(text: str, target: str = "torch") -> Migration:
+def migrate_text(text: str, target: str = "torch", *, across: bool = False) -> Migration:
     """Return the module for `torch.amp`, or for ampcompare's contract.
 
     Args:
         target: "torch" or "precision".
+        across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deep.
@@ -68,7 +69,7 @@ def migrate_text(text: str, target: str = "torch") -> Migration:
     if (earlier := _without_fp16_optimizer(tree, names, torch, target)) is not None:
         return earlier
     try:
-        findings += rewrite_core(tree, names, edits, torch, target)
+        findings += rewrite_core(tree, names, edits, torch, target, across=across)
     except Unsure as error:
         unsure = error
         edits = Edits(tree)

@@ -9,9 +9,10 @@ from ampcompare.migrate.sites import Backward, Sites
 from ampcompare.migrate.tree import Function, Tree
 from ampcompare.source.syntax import dotted
 
-__all__ = ["ATTRIBUTE", "Scalers", "plan_scalers"]
+__all__ = ["Scalers", "plan_scalers"]
 
-ATTRIBUTE = "grad_scaler"  # of an optimizer, where initialize and scale_loss stand in two files
+# Attributes of an optimizer, where initialize and scale_loss stand in two files, by the plain name of a variable.
+CARRIED = {"scaler": "grad_scaler", "precision": "precision"}
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,15 @@ class Scalers:
     Attributes:
         names: of the variables, in the order of their first loss.
         home: "local" (a variable), "module" (a global one), "self" (an attribute of the object), "optimizer" (an
-            attribute of the optimizer, set in another file).
+            attribute of the optimizer, which another file may set).
         by_optimizer: the name for each optimizer.
+        attribute: by which an optimizer carries its scaler to another file.
     """
 
     names: tuple[str, ...]
     home: str
     by_optimizer: dict[str, str]
+    attribute: str
 
     def name(self, optimizer: str | None) -> str:
         """Return the variable of the scaler of an optimizer; by default the first."""
@@ -43,33 +46,36 @@ class Scalers:
         if self.home == "optimizer":
             if optimizer is None:
                 raise LookupError("no optimizer in reach")
-            return f"{optimizer}.{ATTRIBUTE}"
+            return f"{optimizer}.{self.attribute}"
         name = self.name(optimizer)
         return f"self.{name}" if self.home == "self" else name
 
 
-def plan_scalers(tree: Tree, sites: Sites, word: str) -> Scalers:
+def plan_scalers(tree: Tree, sites: Sites, word: str, *, across: bool = False) -> Scalers:
     """Return the scalers that the uses of a module need.
 
     Args:
         word: the plain name, such as "scaler".
+        across: whether another module initializes for functions of this one, so that no variable of this one serves.
 
     Raises:
         Unsure: the scalers cannot reach every use.
     """
     home = _home(tree, sites)
+    if across and home == "module":
+        home = "optimizer"
     groups = _groups(sites)
     name = _free_name(tree, word, attribute=home == "self")
     if len(groups) <= 1:
         keys = groups[0] if groups else ()
-        return Scalers((name,), home, dict.fromkeys(keys, name))
+        return Scalers((name,), home, dict.fromkeys(keys, name), CARRIED[word])
     by_optimizer = {}
     names: list[str] = []
     for keys in groups:
         own = f"{name}_{_suffix(keys[0], len(names))}"
         names.append(own)
         by_optimizer.update(dict.fromkeys(keys, own))
-    return Scalers(tuple(names), home, by_optimizer)
+    return Scalers(tuple(names), home, by_optimizer, CARRIED[word])
 
 
 def _groups(sites: Sites) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.options import UNSEEN, entries
-from ampcompare.migrate.tree import Function, Tree
+from ampcompare.migrate.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
@@ -84,12 +84,17 @@ class Backward:
 
 @dataclass
 class Step:
-    """A call of `optimizer.step()`."""
+    """A call of `optimizer.step()`.
+
+    Attributes:
+        options: named arguments, as in the source; GradScaler hands them on.
+    """
 
     call: ast.Call
     statement: ast.stmt
     function: Function | None
     optimizer: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass
@@ -228,11 +233,17 @@ def _add_steps(tree: Tree, sites: Sites, known: set[str]) -> None:
             key = tree.source(node.func.value)
             if key not in known:
                 continue
-        elif key not in known and key.rpartition(".")[2] not in tails:
+        elif key not in known and (key.rpartition(".")[2] not in tails or _holds_another(key, known)):
             continue
-        if node.args or node.keywords:
+        if node.args or any(each.arg in (None, "closure") for each in node.keywords):
             raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
-        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key))
+        options = tuple(f"{each.arg}={tree.source(each.value)}" for each in node.keywords)
+        sites.steps.append(Step(node, tree.statement(node), tree.function(node), key, options))
+
+
+def _holds_another(key: str, known: set[str]) -> bool:
+    """Return whether an object has an optimizer inside, as `task.optimizer` in `task.optimizer.optimizer`."""
+    return any(each.startswith(f"{key}.") for each in known)
 
 
 def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
@@ -250,6 +261,8 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
             continue  # of the scaled loss
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
+        if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
+            raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
         sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
 
 
@@ -266,7 +279,7 @@ def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), (argument,)))
         elif tree.function(node) in functions and (_clips(node) or _reads_grad(tree, node)):
-            if any(isinstance(each, ast.Call) and id(each) in masters for each in ast.walk(node)):
+            if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(tree, node), tree.function(node), ()))
 
@@ -290,14 +303,14 @@ def _copies_weights(tree: Tree, call: ast.Call) -> bool:
     if isinstance(outer, ast.Call) and dotted(outer.func) == "list" and isinstance(tree.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
         return isinstance(save, ast.Call) and dotted(save.func) == "torch.save"
-    if not isinstance(loop, ast.For) or call not in ast.walk(loop.iter):
+    if not isinstance(loop, ast.For) or call not in walk(loop.iter):
         return False
     return all(
         isinstance(each, ast.Expr)
         and isinstance(each.value, ast.Call)
         and isinstance(each.value.func, ast.Attribute)
         and each.value.func.attr == "copy_"
-        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(each))
+        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in walk(each))
         for each in loop.body
     )
 
@@ -331,14 +344,14 @@ def _is_own_leaf(tree: Tree, owner: ast.Name | ast.Attribute) -> bool:
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted(owner)
-    for node in ast.walk(tree.function(owner) or tree.module):
+    for node in walk(tree.function(owner) or tree.module):
         if isinstance(node, ast.Assign) and any(
             isinstance(each, ast.Attribute) and each.attr == "requires_grad" and dotted(each.value) == key
             for each in node.targets
         ):
             return isinstance(node.value, ast.Constant) and node.value.value is True
         if isinstance(node, ast.Assign) and any(dotted(each) == key for each in node.targets):
-            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in ast.walk(node.value)):
+            if any(isinstance(each, ast.keyword) and each.arg == "requires_grad" for each in walk(node.value)):
                 return True
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
@@ -361,6 +374,6 @@ def _reading(tree: Tree, node: ast.AST) -> ast.stmt:
 
 
 def _is_over_parameters(loop: ast.For) -> bool:
-    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in ast.walk(loop.iter))
+    names = (getattr(node, "attr", "") or getattr(node, "id", "") for node in walk(loop.iter))
     words = {word for name in names for word in str(name).lower().split("_")}
     return bool(words & PARAMETERS)

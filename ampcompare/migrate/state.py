@@ -11,7 +11,7 @@ from ampcompare.source.syntax import dotted
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
-__all__ = ["rewrite_state"]
+__all__ = ["optimizer_of_state", "rewrite_state"]
 
 OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
 
@@ -28,7 +28,7 @@ def rewrite_state(core: Core) -> None:
         _load(core, call)
 
 
-def _optimizer(core: Core, call: ast.Call) -> str | None:
+def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
     """Return an optimizer that is in reach of a call, for a scaler that it carries."""
     if core.scalers.home != "optimizer":
         return None
@@ -48,7 +48,7 @@ def _saved(core: Core, call: ast.Call) -> str:
     if call.args or call.keywords:
         raise Unsure(call, "amp.state_dict with a destination has no twin")
     if len(core.scalers.names) == 1 or core.scalers.home == "optimizer":
-        return f"{core.scaler(call, _optimizer(core, call))}.state_dict()"
+        return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
     inside = "self." if core.scalers.home == "self" else ""
     entries = (f'"{name}": {inside}{name}.state_dict()' for name in core.scalers.names)
     return "{" + ", ".join(entries) + "}"
@@ -63,7 +63,7 @@ def _load(core: Core, call: ast.Call) -> None:
     text = tree.source(value)
     names = core.scalers.names
     single = len(names) == 1 or core.scalers.home == "optimizer"
-    scalers = [core.scaler(call, _optimizer(core, call))]
+    scalers = [core.scaler(call, optimizer_of_state(core, call))]
     if not single:
         scalers = [f"self.{name}" if core.scalers.home == "self" else name for name in names]
     lines: list[str] = []

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeAlias
 
 from ampcompare.source.lines import NEWLINE, SourceLines
 from ampcompare.source.syntax import parse_tree
 
-__all__ = ["Block", "Function", "Tree"]
+__all__ = ["Block", "Function", "Tree", "walk"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Block: TypeAlias = list[ast.stmt]
 BLOCKS = ("body", "orelse", "finalbody")
+# Fields that hold text, numbers, or one of the objects that all nodes share, such as `ast.Load()`.
+PLAIN = {
+    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "name", "op", "ops",
+    "rest", "simple", "tag", "type_comment",
+}  # fmt: skip
 
 
 class Tree(SourceLines):
@@ -25,7 +31,7 @@ class Tree(SourceLines):
 
     Attributes:
         module: its root.
-        nodes: all nodes, parents before children, in the order of the source within a block.
+        nodes: parents before children, in the order of the source within a block; without contexts and operators.
         newline: the first one of the text.
         unit: of indentation.
 
@@ -51,11 +57,10 @@ class Tree(SourceLines):
             node = waiting.pop()
             nodes.append(node)
             inside = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else functions.get(node)
-            children = _children(node)
-            for child in children:
-                parents[child] = node
-                functions[child] = inside
-            waiting.extend(reversed(children))
+            if children := _children(node):
+                parents.update(dict.fromkeys(children, node))
+                functions.update(dict.fromkeys(children, inside))
+                waiting.extend(reversed(children))
 
     def _find_unit(self) -> str:
         for node in self.nodes:
@@ -145,13 +150,27 @@ class Tree(SourceLines):
         return parent if isinstance(parent, ast.ClassDef) else None
 
 
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it, as `ast.walk` does in twice the time, without contexts and operators."""
+    waiting = [node]
+    for each in waiting:  # which grows meanwhile
+        yield each
+        waiting += _children(each)
+
+
 def _children(node: ast.AST) -> list[ast.AST]:
-    """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in twice the time."""
+    """Return the nodes directly below a node; `ast.iter_child_nodes` does the same in several times the time."""
     found: list[ast.AST] = []
-    for name in node._fields:
+    for name in _fields(node.__class__.__name__):
         value = getattr(node, name, None)
-        if isinstance(value, ast.AST):
-            found.append(value)
-        elif isinstance(value, list):
+        if value.__class__ is list:
             found += [each for each in value if isinstance(each, ast.AST)]
+        elif value is not None:
+            found.append(value)
     return found
+
+
+@cache
+def _fields(kind: str) -> tuple[str, ...]:
+    """Return the fields of a class of nodes, by its name, that hold nodes."""
+    return () if kind == "Constant" else tuple(name for name in getattr(ast, kind)._fields if name not in PLAIN)

@@ -8,34 +8,16 @@ from ampcompare.migrate.catalog import DECORATORS, IMPORTED, OPTIMIZERS, STAYS
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import NOTE, Finding
 from ampcompare.migrate.inference import cast_from_here, evaluate_half
+from ampcompare.migrate.larc import rewrite_larc, uses_larc
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.optimizers import add_argument, rewrite_optimizer
+from ampcompare.migrate.parallel import DDP, rewrite_ddp
 from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Unsure, collect_sites
 from ampcompare.migrate.tree import Tree
 
 __all__ = ["Twins"]
 
-DDP = "torch.nn.parallel.DistributedDataParallel"
-DDP_ARGUMENTS = (
-    "module",
-    "message_size",
-    "delay_allreduce",
-    "shared_param",
-    "allreduce_trigger_params",
-    "retain_allreduce_buffers",
-    "allreduce_always_fp32",
-    "num_allreduce_streams",
-    "allreduce_communicators",
-    "gradient_average",
-    "gradient_predivide_factor",
-    "gradient_average_split_factor",
-    "prof",
-)
-BUFFERS = (
-    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
-    "broadcast_buffers=False keeps them apart"
-)
 # Functions that run in fp16 under autocast too.
 HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
 
@@ -77,7 +59,8 @@ class Twins:
             return self._imported(node, meaning, IMPORTED[meaning])
         parts = meaning.split(".")
         if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
-            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note)
+            fused = not uses_larc([each for _, each in self._names.uses])
+            return rewrite_optimizer(self._tree, self._edits, self._torch, node, parts[-1], self._note, fused=fused)
         if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
@@ -87,7 +70,8 @@ class Twins:
         if meaning == "apex.parallel.create_syncbn_process_group":
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
-            raise Unsure(node, "LARC has no twin in torch; it works with any optimizer, and ampcompare.apex has it")
+            rewrite_larc(self._tree, self._edits, self._torch, node)
+            return True
         if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._core:
             if evaluate_half(self._tree, self._names, self._edits, self._torch, node, self._note):
                 return True
@@ -139,12 +123,13 @@ class Twins:
             self._edits.replace(parent, "True" if isinstance(parent.ops[0], ast.IsNot) else "False")
             return True
         statement = self._tree.statement(node)
-        is_none = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
-        if isinstance(statement, ast.Assign) and (twin := self._fallback(node, statement.value)):
+        caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._tree.ancestors(statement))
+        value = _value_of(statement, node)
+        if value is not None and (twin := self._fallback(node, value, caught=caught)):
             return self._imported(node, "", twin)
-        if not is_none:
+        if not isinstance(value, ast.Constant):
             raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
-        if not any(isinstance(outer, ast.ExceptHandler) for outer in self._tree.ancestors(statement)):
+        if not caught and isinstance(statement.targets[0], ast.Name):  # type: ignore[attr-defined]
             self._edits.remove(statement)
         return True
 
@@ -173,17 +158,21 @@ class Twins:
         self._edits.replace(node, f"{scalers.reference(None)}.is_enabled()")
         return True
 
-    def _fallback(self, node: ast.AST, value: ast.expr) -> str | None:
-        """Return the class of torch that a name falls back to without Apex, where it is the twin of Apex's."""
+    def _fallback(self, node: ast.AST, value: ast.expr, *, caught: bool) -> str | None:
+        """Return the class of torch that a name stands for instead, where it falls back to that one without Apex.
+
+        Args:
+            caught: whether this is in an `except`, which nothing reaches any more: torch is there.
+        """
         twin = IMPORTED.get(str(self._names.meaning(node)))
-        return twin if twin is not None and self._names.meaning(value) == twin else None
+        return twin if twin is not None and (caught or self._names.meaning(value) == twin) else None
 
     # what only has another name
 
     def _imported(self, node: ast.Name | ast.Attribute, meaning: str, twin: str) -> bool:
         call = self._call(node)
         if twin == DDP and call is not None:
-            self._ddp(call)
+            rewrite_ddp(self._tree, self._names, self._edits, self._torch, call, self._note)
         if twin == "torch.nn.SyncBatchNorm.convert_sync_batchnorm":
             if call is not None and any(each.arg in ("channel_last", None) for each in call.keywords):
                 raise Unsure(call, "channel_last of convert_syncbn_model has no twin")
@@ -196,38 +185,6 @@ class Twins:
             return True
         self._edits.replace(node, f"{self._torch}{twin.removeprefix('torch')}")
         return True
-
-    def _ddp(self, call: ast.Call) -> None:
-        tree = self._tree
-        if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
-            raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
-        bound = dict(zip(DDP_ARGUMENTS, call.args, strict=False))
-        bound |= {str(each.arg): each.value for each in call.keywords}
-        known = {name: value for name, value in bound.items() if name in DDP_ARGUMENTS}
-        if len(known) < len(bound):  # torch's own arguments, which Apex would refuse
-            return
-        self._note(call, BUFFERS)
-        if len(bound) == 1:
-            return
-        average = known.get("gradient_average")
-        if average is not None and not (isinstance(average, ast.Constant) and average.value is True):
-            raise Unsure(call, "gradient_average=False has no twin: torch averages; scale the loss by the world size")
-        kept = any(isinstance(each, ast.Attribute) and each.attr == "allreduce_buffers" for each in tree.nodes)
-        names = ("allreduce_communicators", "allreduce_trigger_params", *(["retain_allreduce_buffers"] if kept else []))
-        for name in names:
-            value = known.get(name)
-            if value is not None and not (isinstance(value, ast.Constant) and not value.value):
-                raise Unsure(call, f"{name} has no twin in torch's DistributedDataParallel")
-        arguments = [tree.source(known["module"])] if "module" in known else []
-        delay = known.get("delay_allreduce")
-        if delay is not None and not (isinstance(delay, ast.Constant) and not delay.value):
-            arguments.append(f"find_unused_parameters={tree.source(delay)}")
-        self._edits.replace(call, f"{tree.source(call.func)}({', '.join(arguments)})")
-        if isinstance(call.func, ast.Attribute):
-            self._edits.replace(call, f"{self._torch}{DDP.removeprefix('torch')}({', '.join(arguments)})")
-        dropped = sorted(set(known) - {"module", "delay_allreduce"})
-        if dropped:
-            self._note(call, f"{', '.join(dropped)} of Apex's DistributedDataParallel has no twin and is left out")
 
     def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
         call = self._call(node)
@@ -391,8 +348,17 @@ class Twins:
         call = self._call(node)
         if call is None or len(call.args) != 1 or call.keywords:
             raise Unsure(node, "to_python_float is passed on as a value; t.item() is its twin")
-        argument = call.args[0]
-        text = self._tree.source(argument)
-        plain = isinstance(argument, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        text = self._tree.source(call.args[0])
+        plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
         return True
+
+
+def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
+    """Return what an assignment binds to a name, also in a tuple of names; None if that cannot be seen."""
+    if not isinstance(statement, ast.Assign):
+        return None
+    target, value = statement.targets[0], statement.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return next((each for name, each in zip(target.elts, value.elts, strict=True) if name is node), None)
+    return value

@@ -138,9 +138,11 @@ def run_script(script: Path, arguments: list[str], *, steps: int, target: str, r
 def _read(folder: Path) -> Run:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     rows = [json.loads(line) for line in (folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
-    backwards = [row for row in rows if row.get("kind") == "backward"]
     count = max((len(each) for each in trace["digests"].values()), default=0)
-    steps = [row for row in rows if row.get("kind") == "step" and row["step"] < count]
+    stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
+    steps = [rows[number] for number in stepped]
+    # A run ends at the step after the last one, so backward passes for that step are there or not by chance.
+    backwards = [row for row in rows[: stepped[-1] if stepped else 0] if row.get("kind") == "backward"]
     weights: dict[str, Any] = {}
     if (folder / "weights.npz").exists():
         import numpy

@@ -248,4 +248,52 @@ except ImportError:
 """,
         fixable=True,
     ),
+    Mistake(
+        "AMP121",
+        "optimizer-after-initialize",
+        "an optimizer that `amp.initialize` has patched is replaced by a new one",
+        "the new one has no loss scaler and no master weights: `scale_loss` ends with an AttributeError",
+        "build the optimizer before `amp.initialize`, or change `optimizer.param_groups`",
+        """
+import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)  # AMP121
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+        """
+import torch
+from apex import amp
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+other = torch.optim.SGD(head.parameters(), lr=0.01)
+with amp.scale_loss(loss, optimizer) as scaled_loss:
+    scaled_loss.backward()
+""",
+    ),
+    Mistake(
+        "AMP122",
+        "apex-state-unloaded",
+        "the state of Apex is saved, and never loaded next to that of the optimizer",
+        "every resumed run starts with the first loss scale: a burst of skipped steps",
+        "call `amp.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP122
+""",
+        """
+import torch
+from apex import amp
+
+torch.save({"optimizer": optimizer.state_dict(), "amp": amp.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+amp.load_state_dict(torch.load(path)["amp"])
+""",
+    ),
 )

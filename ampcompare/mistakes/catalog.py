@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from ampcompare.mistakes import apex_blocks, apex_calls, removed, style, torch_setup, torch_steps
+from ampcompare.mistakes import (
+    apex_blocks,
+    apex_calls,
+    lightning,
+    removed,
+    style,
+    torch_casts,
+    torch_gradients,
+    torch_setup,
+    torch_steps,
+)
 from ampcompare.mistakes.mistake import Mistake
 
 __all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES"]
@@ -13,12 +23,9 @@ GROUPS = {
     "AMP3": "Removed or deprecated",
     "AMP4": "Style",
 }
-MISTAKES: tuple[Mistake, ...] = (
-    *sorted((*apex_calls.MISTAKES, *apex_blocks.MISTAKES), key=lambda mistake: mistake.code),
-    *torch_steps.MISTAKES,
-    *torch_setup.MISTAKES,
-    *removed.MISTAKES,
-    *style.MISTAKES,
+PARTS = (apex_calls, apex_blocks, torch_steps, torch_gradients, torch_setup, torch_casts, lightning, removed, style)
+MISTAKES: tuple[Mistake, ...] = tuple(
+    sorted((mistake for part in PARTS for mistake in part.MISTAKES), key=lambda mistake: mistake.code or "guard")
 )
 CODES: dict[str, Mistake] = {mistake.code: mistake for mistake in MISTAKES if mistake.code}
 BY_NAME: dict[str, Mistake] = {mistake.name: mistake for mistake in MISTAKES}

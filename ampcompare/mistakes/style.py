@@ -177,4 +177,52 @@ def evaluate(model, batch):
 """,
         by_default=False,
     ),
+    Mistake(
+        "AMP409",
+        "scaler-of-main",
+        "a function reads a global GradScaler that is None or off until the function that runs the script sets it",
+        "a script that imports the function trains in fp32 without a word, whatever its options say",
+        "pass the scaler as an argument",
+        """
+import argparse
+import torch
+
+scaler = None
+
+
+def train(model, batch, optimizer):
+    if scaler is None:
+        model(batch).backward()
+        optimizer.step()
+    else:
+        scaler.scale(model(batch)).backward()  # AMP409
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def main():
+    global scaler
+    args = argparse.ArgumentParser().parse_args()
+    scaler = torch.amp.GradScaler("cuda")
+""",
+        """
+import argparse
+import torch
+
+
+def train(model, batch, optimizer, scaler=None):
+    if scaler is None:
+        model(batch).backward()
+        optimizer.step()
+    else:
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def main():
+    args = argparse.ArgumentParser().parse_args()
+    scaler = torch.amp.GradScaler("cuda")
+""",
+    ),
 )

@@ -217,6 +217,45 @@ scaler.update()
 """,
     ),
     Mistake(
+        "AMP231",
+        "scaler-state-unloaded",
+        "the state of the GradScaler is saved, and never loaded next to that of the optimizer",
+        "every resumed run starts with the first loss scale: a burst of skipped steps",
+        "call `scaler.load_state_dict` where the state of the optimizer is loaded",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
+""",
+        """
+import torch
+
+torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+optimizer.load_state_dict(torch.load(path)["optimizer"])
+scaler.load_state_dict(torch.load(path)["scaler"])
+""",
+    ),
+    Mistake(
+        "AMP234",
+        "update-before-step",
+        "`scaler.update()` runs between the backward pass and `scaler.step`",
+        "it ends with an AssertionError; after `unscale_` the step divides the gradients by the scale once more",
+        "call `scaler.update()` after `scaler.step(optimizer)`",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.update()  # AMP234
+scaler.step(optimizer)
+""",
+        """
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+    ),
+    Mistake(
         "",
         "autocast-elsewhere",
         "the forward pass is in autocast for another device than the one that it runs on",

@@ -7,7 +7,7 @@ What is a unit, whose weights are gathered and freed together:
 * inside of a unit, each module that computes in fp32 while the rest does not;
 * the model itself, with all that is left.
 
-A module that shares a parameter with one outside of it is no unit: both are left to the model.
+A module that shares a parameter with one outside it is not a unit: both are left to the model.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from ampcompare import __version__
 from ampcompare.backends.arm import Arm
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.quantized import Quantized, quantize
+from ampcompare.precision.rounding import step_seed
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
 
@@ -77,7 +78,7 @@ class Packer:
 
     @property
     def _draw(self) -> int:
-        return self.seed * 2**32 + self.forwards
+        return step_seed("packed activations", self.seed, self.forwards)
 
     def _is_worth_packing(self, tensor: Tensor) -> bool:
         if not tensor.is_floating_point() or tensor.numel() < MIN_ELEMENTS:

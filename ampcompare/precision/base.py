@@ -100,7 +100,7 @@ class Precision:
     _outcome: StepOutcome = all_applied(0)
 
     def expect_losses(self, count: int) -> None:
-        """Take the number of losses of an update; call it before `prepare`. The default has one scaler for all."""
+        """Receive the number of losses of an update; called before `prepare`. The default has one scaler for all."""
 
     @final
     def prepare(
@@ -192,7 +192,7 @@ class Precision:
         return "this arm does not support CUDA graphs"
 
     def recording(self) -> AbstractContextManager[None]:
-        """Return the context in which a step is recorded: its `step` launches, and its outcome is not to be used."""
+        """Return the context in which a step is recorded: `step` launches work, and its outcome must not be used."""
         return NO_CONTEXT
 
     def repeated(self) -> StepOutcome:

@@ -66,7 +66,7 @@ class FP8(PrecisionWrapper):
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
-        # The number of rows is that of the batch, and is padded where it is no multiple of 16.
+        # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
         converted = [
             self._float8.convert_to_float8_training(

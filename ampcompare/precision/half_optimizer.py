@@ -81,7 +81,7 @@ class HalfOptimizer(Precision):
         self._reduce: torch.dtype | None = None if reduce is None else getattr(torch, reduce)
         self._collects = grads is not None
         self._kahan = kahan
-        self._stochastic = StochasticRounding(torch.initial_seed() % 2**31) if rounding == "stochastic" else None
+        self._stochastic = StochasticRounding(0) if rounding == "stochastic" else None
         self._is_wide = not master_weights and (kahan or rounding == "stochastic" or state is not None)
         self.half_dtype: torch.dtype = getattr(torch, dtype)
         self.bn_fp32 = bn_fp32
@@ -101,6 +101,8 @@ class HalfOptimizer(Precision):
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         self._cast(models)
+        if self._stochastic is not None and self._stochastic.rounds == 0:  # else loaded
+            self._stochastic.seed = torch.initial_seed() % 2**31  # by now that of the run
         for model in models:
             if self._reduce is not None:
                 note_reduction_type(model, self._reduce)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
-__all__ = ["StochasticRounding", "round_stochastically"]
+__all__ = ["StochasticRounding", "round_stochastically", "step_seed"]
 
 LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
+
+
+def step_seed(purpose: str, seed: int, step: int) -> int:
+    """Hash to a seed of 63 bits, the same on every machine.
+
+    Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -28,6 +37,8 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
 class StochasticRounding:
     """Rounds lists of weights with generators of its own, so that dropout draws the same numbers as without it.
 
+    Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0.
+
     Attributes:
         seed, rounds: with which the next call seeds its generators; both together are the state.
     """
@@ -36,12 +47,23 @@ class StochasticRounding:
         self.seed = seed
         self.rounds = 0
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._agreed = False
 
     def into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Round each fp32 value into its bfloat16 target."""
+        if not self._agreed and targets:
+            self._agree(targets[0].device)
         self.rounds += 1
         for device in {target.device for target in targets}:
             generator = self._generators.setdefault(device, torch.Generator(device))
-            generator.manual_seed(self.seed * 2**32 + self.rounds)
+            generator.manual_seed(step_seed("stochastic rounding", self.seed, self.rounds))
         for target, value in zip(targets, values, strict=True):
             target.copy_(round_stochastically(value, self._generators[target.device]))
+
+    def _agree(self, device: torch.device) -> None:
+        """Take seed and count of rank 0: weights that are rounded apart would drift apart under equal gradients."""
+        self._agreed = True
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            of_first = torch.tensor([self.seed, self.rounds], device=device)
+            distributed.broadcast(of_first, src=0)
+            self.seed, self.rounds = of_first.tolist()

@@ -1,4 +1,4 @@
-"""Tensors inside of tuples, lists and dicts: change each of them, or look at their types."""
+"""Tensors inside tuples, lists and dicts: change each of them, or read their types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cast_floating", "first_floating_type", "mapped", "tensors_in"]
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with `change` applied to each tensor in it; named tuples keep their type, other objects stay."""
+    """Return `value` with `change` applied to each tensor in it; named tuples keep their type, others are kept."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -133,7 +133,7 @@ class ArmSummary(_Row):
     memory_verdict: str = Field("", description="why the peaks cannot be compared, if they cannot")
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
     diverged_high: float | None = None
-    final_loss_scale: Number | None = None
+    final_loss_scale: Number | None = Field(None, description="the middle one of its runs")
     skipped_steps: int | None = None
     num_steps: int | None = None
     status: str = ""
@@ -141,7 +141,7 @@ class ArmSummary(_Row):
 
     @property
     def valid_time_ratio(self) -> float | None:
-        """The ratio of step times; None where it is invalid or not comparable and thus no result."""
+        """The ratio of step times; None where it is invalid or not comparable."""
         return None if self.time_verdict.startswith(("invalid", "not comparable")) else self.time_ratio
 
 

@@ -93,6 +93,6 @@ OLDER = frozenset(
 
 
 def _share(count: Any, samples: Any) -> Any:
-    """Return a share; what is no number is returned as it is, for the field to refuse."""
+    """Return a share; anything else is returned as it is, for the field to refuse."""
     valid = isinstance(count, int) and isinstance(samples, int) and samples > 0
     return count / samples if valid else count

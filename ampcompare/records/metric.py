@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ampcompare.formatting import format_decimal
 from ampcompare.records.fields import FrozenRecord
 
 __all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric"]
@@ -147,7 +148,7 @@ class Metric(FrozenRecord):
 
     def number(self, value: float, decimals: int | None = None) -> str:
         """Return a stored value as it is shown, without its unit."""
-        return f"{self.factor * value:.{self.decimals if decimals is None else decimals}f}"
+        return format_decimal(self.factor * value, self.decimals if decimals is None else decimals)
 
     def shown(self, value: float, decimals: int | None = None) -> str:
         """Return a stored value as it is shown, with its unit."""
@@ -162,7 +163,11 @@ class Metric(FrozenRecord):
 
     def signed(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
-        return f"{self.shown_difference(difference):+.{self.difference_decimals}f}"
+        return self.with_sign(self.shown_difference(difference))
+
+    def with_sign(self, shown: float) -> str:
+        """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
+        return format_decimal(shown, self.difference_decimals, "+")
 
 
 TOP1 = Metric(name="top-1", unit="%", factor=100.0, margin=0.5, over_samples="share", highest=1.0)

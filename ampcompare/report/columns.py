@@ -9,7 +9,7 @@ from functools import partial
 
 from ampcompare.analysis.scores import value_of
 from ampcompare.errors import ConfigError
-from ampcompare.formatting import MIB, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP5, Metric
 from ampcompare.records.run import RunRecord
@@ -106,7 +106,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def step_milliseconds(row: ArmSummary) -> str:
-    """Return the step time with two decimals below 10 ms and one above; a word where it is no result."""
+    """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
     if row.step_seconds_median is None or (row.invalid_time and not row.completed):
         return "-"
     if is_emulated(row):
@@ -180,7 +180,7 @@ def margin_limits(metric: Metric, margin: float) -> tuple[float, float, float]:
 def _memory_difference(row: ArmSummary) -> str:
     if row.memory_difference is None:
         return printable(row.memory_verdict, 60) or "-"
-    return f"{row.memory_difference / MIB:+.1f}"
+    return format_decimal(row.memory_difference / MIB, 1, "+")
 
 
 def _skipped(row: ArmSummary) -> str:

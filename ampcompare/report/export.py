@@ -18,7 +18,13 @@ __all__ = ["TRACKERS", "Exporter", "Tracker", "make_exporter"]
 
 
 class Exporter(abc.ABC):
-    """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together."""
+    """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together.
+
+    Attributes:
+        place: where they went, if that is not the folder; "" if it is.
+    """
+
+    place: str = ""
 
     @abc.abstractmethod
     def write(self, comparison: Comparison, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What stands in and below the one table: notes of rows, what all arms share, and which times are no results."""
+"""What stands in and below the one table: notes of rows, what all arms share, and which times do not count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row_notes(comparison: Comparison) -> list[list[str]]:
 
 
 def fact_lines(comparison: Comparison) -> list[str]:
-    """Return lines on what all arms share and on times that are no results; none where there is nothing to say."""
+    """Return lines on what all arms share and on times that do not count; none where there is nothing to say."""
     return [line for line in (_shared(comparison), _times(comparison)) if line]
 
 
@@ -124,7 +124,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _times(comparison: Comparison) -> str:
-    """Return one line: which step times are no results, and why."""
+    """Return one line: which step times do not count, and why."""
     reasons: dict[str, list[str]] = {}
     for row in comparison.arms:
         if reason := _no_time(row):
@@ -142,7 +142,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def _no_time(row: ArmSummary) -> str:
-    """Return why the step time of an arm is no result, or cannot be compared; "" where it can."""
+    """Return why the step time of an arm does not count, or cannot be compared; "" where it can."""
     if is_emulated(row):
         return f"{printable(row.half or '', 40).partition(' ')[0]} emulated (computed in fp32, rounded)"
     if not row.completed:

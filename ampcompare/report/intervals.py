@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ampcompare.formatting import format_decimal
+
 __all__ = ["MORE_DIGITS", "format_interval"]
 
 MORE_DIGITS = 10
@@ -31,18 +33,18 @@ def format_interval(
         sign: "+" to write it for positive numbers.
     """
     if low is None or high is None:
-        return _number(value, decimals, sign)
+        return format_decimal(value, decimals, sign)
     shown = [_bound(bound, limits, decimals, sign) for bound in (low, high)]
-    return f"{_number(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
+    return f"{format_decimal(value, decimals, sign)} [{shown[0]}, {shown[1]}]"
 
 
 def _bound(bound: float, limits: Sequence[float], decimals: int, sign: str) -> str:
     """Return the text of a bound that lies on the same side of all limits as the bound."""
     for more in range(MORE_DIGITS + 1):
-        texts = [_number(bound, decimals + more, sign)]
+        texts = [format_decimal(bound, decimals + more, sign)]
         if more > 1 and math.isfinite(bound):
             step = 10.0 ** -(decimals + more)
-            texts += [_number(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
+            texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
         for text in texts:
             if all(_side(float(text), _shown(limit)) == _side(bound, limit) for limit in limits):
                 return text
@@ -56,9 +58,3 @@ def _shown(limit: float) -> float:
 
 def _side(value: float, limit: float) -> int:
     return (value > limit) - (value < limit)
-
-
-def _number(value: float, decimals: int, sign: str) -> str:
-    """Return a number, in which a zero has no minus sign."""
-    text = f"{value:{sign}.{decimals}f}"
-    return f"{0.0:{sign}.{decimals}f}" if float(text) == 0 else text

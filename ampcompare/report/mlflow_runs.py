@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = ["MlflowRuns"]
 MAX_METRICS = 1000  # of one call, by MLflow's own limit
 MAX_PARAMS = 100
 MAX_TEXT = 500
+RETRIES = 2
 
 
 class MlflowRuns(Exporter):
@@ -33,10 +35,14 @@ class MlflowRuns(Exporter):
     def __init__(self, folder: Path, note: Callable[[str], None], project: str) -> None:
         from mlflow.tracking import MlflowClient
 
+        # MLflow itself goes on trying for minutes where nothing answers.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:  # MLflow prefers databases, whose packages the small installation lacks
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = folder.resolve().as_uri()
+        else:
+            self.place = uri
         self._note = note
         self._project = project
         self._client = MlflowClient(tracking_uri=uri)
@@ -53,6 +59,8 @@ class MlflowRuns(Exporter):
             raise EnvironmentUnfit(f"MLflow refuses the runs of {folder}: {error}") from error
 
     def _write(self, record: RunRecord, folder: Path, experiment: str) -> None:
+        from mlflow.exceptions import MlflowException
+
         name = f"{record.arm}, seed {record.config.recipe.seed}"
         tags = {"ampcompare.cell": record.cell, "ampcompare.started": str(record.started)}
         same = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
@@ -68,7 +76,12 @@ class MlflowRuns(Exporter):
         begin = _milliseconds(record)
         tags |= {"ampcompare.status": record.status, "ampcompare.group": folder.resolve().name}
         run_id = self._client.create_run(experiment, start_time=begin, tags=tags, run_name=name).info.run_id
-        self._log(run_id, record, points, begin)
+        try:
+            self._log(run_id, record, points, begin)
+        except BaseException:  # half a run would count as one that is there
+            with suppress(MlflowException):
+                self._client.delete_run(run_id)
+            raise
         ended = begin + round(1000 * (record.summary.wall_seconds or (points[-1][0] if points else 0.0)))
         ok = record.status in ("completed", "diverged")
         self._client.set_terminated(run_id, status="FINISHED" if ok else "FAILED", end_time=ended)

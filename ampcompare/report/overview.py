@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampcompare.formatting import MIB, format_bytes, printable
+from ampcompare.formatting import MIB, format_bytes, format_decimal, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -73,7 +73,7 @@ class Overview:
         columns: by their heads.
         rows: cells in the order of the columns, for each arm.
         notes: of each row.
-        facts: lines below the table: what all arms share, which times are no results, what the columns mean.
+        facts: lines below the table: what all arms share, which times do not count, what the columns mean.
     """
 
     columns: dict[str, OverviewColumn]
@@ -126,8 +126,7 @@ def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss_difference is None or is_reference(row, comparison):
         return Cell()
     word = word_and_detail(row.loss_verdict)[0]
-    percent = round(100 * row.loss_difference, 2) + 0.0  # never -0.00
-    return Cell(f"{percent:+.2f} {word}".strip(), tone_of(word))
+    return Cell(f"{format_decimal(100 * row.loss_difference, 2, '+')} {word}".strip(), tone_of(word))
 
 
 def _step(row: ArmSummary, comparison: Comparison) -> Cell:

@@ -37,7 +37,8 @@ def run_script(
         AmpCompareError: the settings cannot be met; the script was not started.
     """
     status = execute(target, settings, prepare=prepare or prepare_script)
-    if status == 0 and not _stand_ins[-1].acted():
+    # A child process that trains past the arm refuses to.
+    if status == 0 and not _stand_ins[-1].acted() and not child_processes.started():
         note(
             f"the script ended without reaching {settings.arm}: it called neither amp.initialize nor torch.autocast. "
             "Two lines are enough: `model, optimizer = amp.initialize(model, optimizer)` after both are made, and "

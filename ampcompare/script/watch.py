@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,13 +12,10 @@ from ampcompare.legacy.record.recorder import Recorder
 from ampcompare.metric_log import listen
 from ampcompare.script.pairing import FirstBatches, weights_of
 from ampcompare.script.scalars import catch_scalars
+from ampcompare.script.written_files import WrittenFiles
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 
 __all__ = ["EnoughSteps", "Watch"]
-
-MAX_FILES = 200
-WRITING = os.O_WRONLY | os.O_RDWR
-CELL_DIR = "AMPCOMPARE_CELL_DIR"
 
 
 class EnoughSteps(SystemExit):
@@ -40,17 +35,12 @@ class Watch:
         self._recorder = recorder
         self._max_steps = max_steps
         self._steps: dict[int, int] = {}
-        self._files: dict[str, None] = {}
-        self._metrics: list[dict[str, Any]] = []
+        self._files = WrittenFiles()
         self._memory: MemoryMeter | None = None
         self._batches = FirstBatches(lambda hashes: recorder.add_row({"kind": "batches", "sha256": hashes}))
         self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _before_exit(recorder)]
         recorder.after_row(self._row)
         recorder.before_close(self.end)
-        own = os.environ.get(CELL_DIR)
-        # Found now: a hook that looks for the folder of temporary files waits for the lock of who looks for it.
-        self._private = ("/dev/", "/proc/", os.path.join(tempfile.gettempdir(), "tmp"), *([own] if own else []))
-        sys.addaudithook(self._audit)
 
     def weights(self, models: list[Any], optimizers: list[Any]) -> None:
         """Record the weights as the script has made them, before an arm casts them."""
@@ -73,8 +63,8 @@ class Watch:
         if self._memory is not None:
             peak = self._memory.peak()
             self._recorder.add_row({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
-        if self._files:
-            self._recorder.add_row({"kind": "files", "written": list(self._files)})
+        if written := self._files.end():
+            self._recorder.add_row({"kind": "files", "written": written})
 
     def _metric(self, name: str, value: float, source: str) -> None:
         self._recorder.add_row({"kind": "metric", "name": name, "value": value, "source": source})
@@ -87,20 +77,6 @@ class Watch:
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
         if self._max_steps is not None and self._steps.get(first, 0) >= self._max_steps:
             raise EnoughSteps(0)
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Note a file that is opened for writing, outside the folders that no other cell uses.
-
-        It runs inside any `open` of the process, so it takes no lock and opens nothing.
-        """
-        if event != "open" or not self._ends or len(self._files) >= MAX_FILES:
-            return
-        path, mode, flags = arguments
-        writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
-        if writes and isinstance(path, str | bytes | os.PathLike):
-            file = os.path.abspath(os.fsdecode(path))
-            if not file.startswith(self._private) and "__pycache__" not in file:
-                self._files[file] = None
 
 
 def _before_exit(recorder: Recorder) -> Callable[[], None]:

@@ -200,6 +200,8 @@ class RunConfig(Frozen):
     @classmethod
     def _known_device(cls, text: str) -> str:
         kind, _, index = text.partition(":")
+        if kind in ("mps", "xpu"):
+            raise ValueError("ampcompare trains on CPUs and on GPUs of CUDA and ROCm; use cpu, cuda or cuda:INDEX")
         if kind not in ("auto", "cpu", "cuda") or (index and not re.fullmatch("[0-9]{1,4}", index)):
             raise ValueError(f"device {text!r} is not auto, cpu, cuda or cuda:INDEX")
         return text

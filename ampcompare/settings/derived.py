@@ -62,7 +62,7 @@ def with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parallel_of(arm: Any) -> str:
-    """Return the kind of parallelism that an arm consists in; "" if none, or if it is no arm."""
+    """Return the kind of parallelism that an arm consists in; "" if none, or if it is not an arm."""
     if arm is None:
         return ""
     try:
@@ -76,7 +76,7 @@ def _is_positive(value: Any) -> TypeGuard[float]:
 
 
 def _given(group: Any) -> dict[str, Any] | None:
-    """Return what was given of a group of settings, as a copy; None where it is no group."""
+    """Return what was given of a group of settings, as a copy; None where it is not a group."""
     if group is None:
         return {}
     if isinstance(group, BaseModel):

@@ -37,8 +37,8 @@ class PublishedResult(_Part):
     """One line of a published table."""
 
     arm: str
-    at: dict[str, Any] = Field({}, description="values of the settings that vary, by their setting_paths")
-    name: str | None = Field(None, description="as published, where other than arm and settings")
+    at: dict[str, Any] = Field({}, description="values of the settings that vary, by their paths")
+    name: str | None = Field(None, description="as published, if that is not the arm with its settings")
     top1: float | None = Field(None, ge=0, le=100, description="percent after the last epoch")
     top1_best: float | None = Field(None, ge=0, le=100, description="highest percent of any epoch")
     time: str | None = Field(None, description="of the whole run, such as 8h42m32s")
@@ -90,7 +90,7 @@ class SettingsFile:
     """A file, taken apart.
 
     Attributes:
-        settings: of `RunConfig`, as nested mappings; checked only when they have come together with all others.
+        settings: of `RunConfig`, as nested mappings; checked only once they are merged with all others.
     """
 
     matrix: Matrix
@@ -114,7 +114,7 @@ class SettingsFile:
 
 
 def joined(below: Matrix, above: Matrix) -> Matrix:
-    """Return a matrix with what another one gives in its place; arms or values to cross take the place of rows."""
+    """Return a matrix in which what `above` gives replaces its own; arms or values to cross replace rows."""
     given = {name: getattr(above, name) for name in above.model_fields_set}
     if given.keys() & {"arms", "vary"} and "rows" not in given:
         given["rows"] = None

@@ -44,7 +44,7 @@ class Layer:
     Attributes:
         origin: what the source is called, such as `file mine.yaml`.
         values: nested by groups.
-        origins: names of single values by their places, where the source has them.
+        origins: names of single values by their paths, if the source has them.
     """
 
     origin: str
@@ -54,11 +54,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """Settings that have come together.
+    """The merged settings.
 
     Attributes:
-        origins: for every place of `config`, where its value came from.
-        given: places that a source gave, with its origin.
+        origins: for every path of `config`, where its value came from.
+        given: paths that a source gave, with its origin.
     """
 
     config: RunConfig
@@ -78,15 +78,13 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         new = dict(flatten(layer.values))
         for name, arguments in ARGUMENTS.items():
             if new.get(name, _at(values, name)) != _at(values, name):
-                _drop(values, given, [place for place in given if place.startswith(arguments)])
-        _drop(
-            values, given, [rival for place in new for rival in MUTUALLY_EXCLUSIVE.get(place, ()) if rival not in new]
-        )
-        for place, value in new.items():
-            if value == {} and isinstance(_at(values, place), Mapping):
+                _drop(values, given, [path for path in given if path.startswith(arguments)])
+        _drop(values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new])
+        for path, value in new.items():
+            if value == {} and isinstance(_at(values, path), Mapping):
                 continue  # a group that a file leaves empty takes nothing away
-            set_path(values, place, value)
-            given[place] = layer.origins.get(place, layer.origin)
+            set_path(values, path, value)
+            given[path] = layer.origins.get(path, layer.origin)
     config = validated(RunConfig, values)
     return ResolvedSettings(config, _origins(config, given), given)
 
@@ -109,33 +107,33 @@ def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
         raise ConfigError(f"{flag} {text!r}: {fault}") from None
 
 
-def set_path(values: dict[str, Any], place: str, value: Any) -> None:
-    """Set a value at a place such as `recipe.optimizer.lr` in nested mappings.
+def set_path(values: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value at a path such as `recipe.optimizer.lr` in nested mappings.
 
     Raises:
-        ConfigError: a part of the place is a value, not a group.
+        ConfigError: a part of the path is a value, not a group.
     """
-    *parents, name = place.split(".")
+    *parents, name = path.split(".")
     node = values
     for parent in parents:
         node = node.setdefault(parent, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"{place} cannot be set: {parent} is {node!r}, not a group of settings")
+            raise ConfigError(f"{path} cannot be set: {parent} is {node!r}, not a group of settings")
     node[name] = value
 
 
-def _at(values: Mapping[str, Any], place: str) -> Any:
+def _at(values: Mapping[str, Any], path: str) -> Any:
     node: Any = values
-    for part in place.split("."):
+    for part in path.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node
 
 
-def _drop(values: dict[str, Any], given: dict[str, str], places: Sequence[str]) -> None:
-    for place in places:
-        if given.pop(place, None) is None:
+def _drop(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -> None:
+    for path in paths:
+        if given.pop(path, None) is None:
             continue
-        *parents, name = place.split(".")
+        *parents, name = path.split(".")
         node = values
         for parent in parents:
             node = node[parent]
@@ -143,7 +141,7 @@ def _drop(values: dict[str, Any], given: dict[str, str], places: Sequence[str]) 
 
 
 def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
-    """Return where the value at each place came from; what nobody gave is a default, or follows from another value."""
+    """Return where the value at each path came from; what nobody gave is a default, or follows from another value."""
     origins = {}
     for path, _ in flatten(config.model_dump(mode="json")):
         source = FOLLOWS.get(path, "")

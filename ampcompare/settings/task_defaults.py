@@ -63,11 +63,9 @@ def with_task_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _fill(
-    values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], place: tuple[str, ...]
-) -> None:
+def _fill(values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], path: tuple[str, ...]) -> None:
     for name, default in defaults.items():
-        here = (*place, name)
+        here = (*path, name)
         if isinstance(default, Mapping):
             group = values.get(name, {})
             if hasattr(group, "model_fields_set"):
@@ -82,7 +80,7 @@ def _fill(
             values[name] = default
 
 
-def _is_given(values: Any, place: tuple[str, ...]) -> bool:
-    for name in place:
+def _is_given(values: Any, path: tuple[str, ...]) -> bool:
+    for name in path:
         values = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
-    return bool(place) and values is not None
+    return bool(path) and values is not None

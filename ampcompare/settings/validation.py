@@ -36,7 +36,7 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return f"there is no setting {where!r} ({suggest(_generic(fault['loc']), list(setting_paths(model)))})"
-    inside = [place[len(where) + 1 :] for place in setting_paths(model) if place.startswith(f"{where}.")]
+    inside = [path[len(where) + 1 :] for path in setting_paths(model) if path.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
@@ -51,25 +51,25 @@ def _generic(loc: Iterable[int | str]) -> str:
 
 
 def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Yield the place of every setting, such as `recipe.optimizer.lr`."""
+    """Yield the path of every setting, such as `recipe.optimizer.lr`."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from setting_paths(field.annotation, f"{above}{name}.")
             continue
         yield above + name
         for item in get_args(field.annotation):
-            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the place in it
+            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the index in it
                 yield from setting_paths(item, f"{above}{name}.N.")
 
 
 def suggest(where: str, known: list[str]) -> str:
     """Return what `where` was probably meant to be: a similar name in its group, or the same name elsewhere."""
     group, dot, name = where.rpartition(".")
-    beside = list(dict.fromkeys(place[len(group + dot) :].split(".")[0] for place in known if place.startswith(group)))
+    beside = list(dict.fromkeys(path[len(group + dot) :].split(".")[0] for path in known if path.startswith(group)))
     close = [group + dot + match for match in close_matches(name, beside)]
-    close = close or [place for place in known if f".{place}".endswith(f".{where}")]
-    close = close or [f"{place.partition(f'.{where}.')[0]}.{where}" for place in known if f".{where}." in place][:1]
-    close = close or [place for place in known if place.rpartition(".")[2] == name]
+    close = close or [path for path in known if f".{path}".endswith(f".{where}")]
+    close = close or [f"{path.partition(f'.{where}.')[0]}.{where}" for path in known if f".{where}." in path][:1]
+    close = close or [path for path in known if path.rpartition(".")[2] == name]
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known in {group} are {', '.join(beside)}" if group else f"known are {', '.join(beside)}"

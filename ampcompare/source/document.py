@@ -84,7 +84,7 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a source file.
 
     Raises:
-        FileFault: it cannot be read, is no regular file, or is too large for source.
+        FileFault: it cannot be read, is not a regular file, or is too large for source.
     """
     most = MAX_NOTEBOOK_BYTES if path.suffix == ".ipynb" else MAX_BYTES
     with os.fdopen(open_regular(path), "rb") as file:
@@ -140,6 +140,6 @@ def write_document(document: Document, text: str) -> None:
     content = document.encode(text)
     target = Path(os.path.realpath(document.path))
     mode = stat.S_IMODE(target.stat().st_mode)
-    if not os.access(target, os.W_OK):
+    if not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise FileFault("Permission denied")
     write_file(target, lambda file: file.write(content), verify=lambda temporary: temporary.chmod(mode))

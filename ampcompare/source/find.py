@@ -23,6 +23,9 @@ SKIPPED_FOLDERS = frozenset(
     }
 )
 
+# Files by which a virtual environment, the package of Apex and its repository are known.
+FOREIGN_MARKS = ("pyvenv.cfg", "amp/_amp_state.py", "csrc/amp_C_frontend.cpp")
+
 
 def find_sources(
     paths: Iterable[str | Path],
@@ -33,8 +36,8 @@ def find_sources(
     """Yield the files below paths, sorted within each folder, and none twice.
 
     A file that is named is yielded whatever its suffix. Below folders, files with one of `SUFFIXES` are yielded; hidden
-    folders, virtual environments and `SKIPPED_FOLDERS` are left out. Links to folders are followed once, links to files
-    are yielded under the name of the link.
+    folders, virtual environments, copies of Apex and `SKIPPED_FOLDERS` are left out. Links to folders are followed
+    once, links to files are yielded under the name of the link.
 
     Args:
         paths: files and folders, which exist.
@@ -103,7 +106,7 @@ def _holds_source(folder: Path) -> bool:
     name = folder.name
     if name.startswith(".") or name in SKIPPED_FOLDERS or name.endswith(".egg-info"):
         return False
-    return not os.path.exists(folder / "pyvenv.cfg")
+    return not any(os.path.exists(folder / mark) for mark in FOREIGN_MARKS)
 
 
 def _is_excluded(path: Path, patterns: Sequence[str]) -> bool:

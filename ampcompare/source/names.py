@@ -195,9 +195,12 @@ class ModuleNames:
         return None
 
     def has_alternatives(self, node: ast.expr) -> bool:
-        """Return whether several imports bind the first name of an expression to different things."""
+        """Return whether imports, or an import and an assignment, bind the head of an expression differently."""
         head = (dotted(node) or "").partition(".")[0]
-        return any(len(one.alternatives.get(head, ())) > 1 for one in self.scope_of[node].enclosing())
+        return any(
+            len(one.alternatives.get(head, ())) > 1 or (head in one.alternatives and head in one.values)
+            for one in self.scope_of[node].enclosing()
+        )
 
     def resolve_here(self, node: ast.expr) -> str | None:
         """Return the full name of an expression, in the scope in which it stands."""

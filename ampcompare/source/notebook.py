@@ -113,11 +113,11 @@ def read_notebook(content: bytes) -> Notebook:
         text = content.decode("utf-8-sig")
         data = json.loads(text)
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise FileFault(f"it is no notebook: {error}") from None
+        raise FileFault(f"it is not a notebook: {error}") from None
     try:
         sources = [_source(cell) for cell in _code_cells(data)]
     except (AttributeError, KeyError, TypeError):
-        raise FileFault("it is no notebook: it has no list of cells") from None
+        raise FileFault("it is not a notebook: it has no list of cells") from None
     kernel = data.get("metadata", {}).get("kernelspec", {}) if isinstance(data.get("metadata", {}), dict) else {}
     language = kernel.get("language", "python") if isinstance(kernel, dict) else "python"
     if isinstance(language, str) and language.lower() not in ("python", "python3", "ipython", ""):

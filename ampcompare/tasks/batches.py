@@ -23,7 +23,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
 
 
 def split(batch: Any, count: int) -> Sequence[Any]:
-    """Return `count` batches of equal size with the structure of `batch`; what is no tensor is in each of them."""
+    """Return `count` batches of equal size with the structure of `batch`; what is not a tensor is in each of them."""
     leaves, structure = tree_flatten(batch)
     size = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor)) // count
     parts = [leaf.split(size) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ampcompare.errors import BackendUnavailable
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["digits", "synthetic"]
@@ -39,12 +39,8 @@ def digits(
     Raises:
         BackendUnavailable: scikit-learn is not installed.
     """
-    try:
+    with needs_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"digits need scikit-learn, which cannot be imported ({error}): pip install scikit-learn"
-        ) from error
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
     images = (images - _DIGITS_MEAN) / _DIGITS_STD

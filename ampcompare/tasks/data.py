@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from ampcompare.errors import ConfigError
 from ampcompare.tasks.randomness import generator
 
-__all__ = ["Data", "LabeledData", "cut_batches", "spread", "training_order"]
+__all__ = ["Data", "LabeledData", "Part", "spread", "training_order"]
+
+Part = Literal["train", "val"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +30,16 @@ class Data(abc.ABC):
         name: as given on the command line.
         num_train: training samples.
         num_val: validation samples.
+        seed: of the order of each epoch.
+        on_device: whether samples are gathered on the device, by indices that are there too.
     """
 
     name: str
     num_train: int
     num_val: int
+    seed: int
+    on_device: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def train_batches(
         self,
         epoch: int,
@@ -57,8 +62,11 @@ class Data(abc.ABC):
         Raises:
             ConfigError: no batch can be made.
         """
+        count = self.num_batches(batch_size, world_size, drop_last=drop_last)
+        order = training_order(self.seed, epoch, self.num_train)
+        batches = self._cut(order, batch_size, count, torch.device(device), rank, world_size)
+        return self._read("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
 
-    @abc.abstractmethod
     def val_batches(
         self,
         batch_size: int,
@@ -74,6 +82,32 @@ class Data(abc.ABC):
         All ranks together see each sample exactly once. Per-image results are kept by these indices: a data set that
         repeats samples to fill batches gets none, and one with another order in each run has none that can be compared.
         """
+        order = torch.arange(self.num_val)
+        batches = self._cut(order, batch_size, self.num_val, torch.device(device), rank, world_size)
+        return self._read("val", 0, batches, torch.device(device), workers, pin_memory)
+
+    @abc.abstractmethod
+    def _read(
+        self,
+        part: Part,
+        epoch: int,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
+    ) -> Iterator[Any]:
+        """Yield the samples of each batch of positions, on `device`.
+
+        Args:
+            batches: int64, on the device if `on_device`, and else on the CPU.
+            workers, pin_memory: for samples that are loaded; those that are on the device need neither.
+        """
+
+    def _cut(
+        self, order: Tensor, batch_size: int, count: int, device: torch.device, rank: int, world_size: int
+    ) -> list[Tensor]:
+        """Cut the positions of `order` that belong to `rank` into at most `count` batches."""
+        return list(order.to(device if self.on_device else "cpu")[rank::world_size].split(batch_size)[:count])
 
     def num_batches(self, batch_size: int, world_size: int = 1, *, drop_last: bool = True) -> int:
         """Return how many training batches an epoch has, equal for all ranks.
@@ -112,11 +146,6 @@ class LabeledData(Data):
 def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     """Return the order of an epoch: a permutation of `range(num_samples)`, int64."""
     return torch.randperm(num_samples, generator=generator("order", seed, epoch))
-
-
-def cut_batches(order: Tensor, batch_size: int, count: int, *, rank: int, world_size: int) -> list[Tensor]:
-    """Cut the positions of `order` that belong to `rank` into at most `count` batches."""
-    return list(order[rank::world_size].split(batch_size)[:count])
 
 
 def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.errors import AmpCompareError, ConfigError
-from ampcompare.tasks.data import LabeledData, cut_batches, training_order
+from ampcompare.tasks.data import LabeledData, Part
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 
 __all__ = ["KeyedSamples", "StreamData"]
@@ -85,7 +85,7 @@ class _Batches:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.batches: list[Tensor] = []
+        self.batches: Sequence[Tensor] = []
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
@@ -111,44 +111,18 @@ class StreamData(LabeledData):
     Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.
     """
 
-    seed: int
     train: KeyedSamples = field(repr=False)
     val: KeyedSamples = field(repr=False)
-    _loaders: dict[tuple[str, int, bool], _Loader] = field(default_factory=dict, repr=False)
-
-    def train_batches(
-        self,
-        epoch: int,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool = True,
-        start: int = 0,
-        pin_memory: bool | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        count = self.num_batches(batch_size, world_size, drop_last=drop_last)
-        order = training_order(self.seed, epoch, self.num_train)
-        batches = cut_batches(order, batch_size, count, rank=rank, world_size=world_size)
-        return self._read("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
-
-    def val_batches(
-        self,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = cut_batches(torch.arange(self.num_val), batch_size, self.num_val, rank=rank, world_size=world_size)
-        return self._read("val", 0, batches, torch.device(device), workers, pin_memory)
+    _loaders: dict[tuple[Part, int, bool], _Loader] = field(default_factory=dict, repr=False)
 
     def _read(
-        self, part: str, epoch: int, batches: list[Tensor], device: torch.device, workers: int, pin_memory: bool | None
+        self,
+        part: Part,
+        epoch: int,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         kept = self._loader(part, workers, pin=device.type == "cuda" and pin_memory is not False)
         kept.batches.epoch, kept.batches.batches = epoch, batches
@@ -162,7 +136,7 @@ class StreamData(LabeledData):
                 )
             yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
-    def _loader(self, part: str, workers: int, *, pin: bool) -> _Loader:
+    def _loader(self, part: Part, workers: int, *, pin: bool) -> _Loader:
         key = part, workers, pin
         if key not in self._loaders:
             batches = _Batches()

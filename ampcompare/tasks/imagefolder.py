@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.errors import ConfigError
 from ampcompare.files.read import FileFault, open_regular
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.layout import check_layout
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["imagefolder"]
@@ -79,12 +80,8 @@ def imagefolder(
 
 
 def _open(path: str) -> Any:
-    try:
+    with needs_package("images are read with", "Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"images are read with Pillow, which cannot be imported ({error}): pip install pillow"
-        ) from error
     try:
         with os.fdopen(open_regular(Path(path)), "rb") as file, Image.open(file) as image:
             if image.width * image.height > _MAX_PIXELS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.errors import ConfigError
-from ampcompare.tasks.data import LabeledData, cut_batches, spread, training_order
+from ampcompare.tasks.data import LabeledData, Part, spread
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["MemoryData", "memory_data", "resize_images", "shift_images"]
@@ -22,7 +22,6 @@ class _Epoch:
 
     number: int
     images: Tensor
-    order: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,7 @@ class MemoryData(LabeledData):
     `workers` and `pin_memory` are ignored: the images are on the device.
     """
 
-    seed: int
+    on_device = True
     moved_share: float
     background: float
     train: tuple[Tensor, Tensor] = field(repr=False)
@@ -44,38 +43,19 @@ class MemoryData(LabeledData):
     )
     _epochs: dict[torch.device, _Epoch] = field(default_factory=dict, repr=False)
 
-    def train_batches(
+    def _read(
         self,
+        part: Part,
         epoch: int,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool = True,
-        start: int = 0,
-        pin_memory: bool | None = None,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        count = self.num_batches(batch_size, world_size, drop_last=drop_last)
-        ready = self._ready(epoch, torch.device(device))
-        labels = self._on(torch.device(device))[0][1]
-        batches = cut_batches(ready.order, batch_size, count, rank=rank, world_size=world_size)
-        return _gather(ready.images, labels, batches[start:])
-
-    def val_batches(
-        self,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        images, labels = self._on(torch.device(device))[1]
-        order = torch.arange(self.num_val, device=images.device)
-        return _gather(images, labels, cut_batches(order, batch_size, self.num_val, rank=rank, world_size=world_size))
+        train, (images, labels) = self._on(device)
+        if part == "train":
+            images, labels = self._shifted(epoch, device), train[1]
+        return _gather(images, labels, batches)
 
     def _on(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         if device not in self._moved:
@@ -83,7 +63,8 @@ class MemoryData(LabeledData):
             self._moved[device] = (train[0].to(device), train[1].to(device)), (val[0].to(device), val[1].to(device))
         return self._moved[device]
 
-    def _ready(self, epoch: int, device: torch.device) -> _Epoch:
+    def _shifted(self, epoch: int, device: torch.device) -> Tensor:
+        """Return the images of an epoch; those of the last one are kept."""
         last = self._epochs.get(device)
         if last is None or last.number != epoch:
             images = self._on(device)[0][0]
@@ -92,9 +73,9 @@ class MemoryData(LabeledData):
                 shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
                 shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
                 images = shift_images(images, shifts, self.background)
-            last = _Epoch(epoch, images, training_order(self.seed, epoch, self.num_train).to(device))
+            last = _Epoch(epoch, images)
             self._epochs[device] = last
-        return last
+        return last.images
 
 
 def memory_data(
@@ -181,6 +162,6 @@ def _repeat_channels(images: Tensor, channels: int | None, name: str) -> Tensor:
     return images.expand(-1, channels, -1, -1)
 
 
-def _gather(images: Tensor, labels: Tensor, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _gather(images: Tensor, labels: Tensor, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     for batch in batches:
         yield images.index_select(0, batch), labels.index_select(0, batch)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from ampcompare.errors import ConfigError, did_you_mean
 from ampcompare.tasks.builtin import digits, synthetic
 from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
@@ -49,50 +52,29 @@ def load_data(
     ):
         if value is not None and value < 1:
             raise ConfigError(f"{option} is {value}; it must be at least 1")
+    return _loader(name, data_dir=data_dir, download=download)(
+        seed=seed,
+        image_size=image_size,
+        channels=channels,
+        train_size=train_size,
+        val_size=val_size,
+        augment=augment,
+    )
+
+
+def _loader(name: str, *, data_dir: str | None, download: bool) -> Callable[..., LabeledData]:
+    """Return the function that loads the set of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if name in ("digits", "synthetic"):
-        bundled = digits if name == "digits" else synthetic
-        return bundled(
-            seed=seed,
-            image_size=image_size,
-            channels=channels,
-            train_size=train_size,
-            val_size=val_size,
-            augment=augment,
-        )
+        return digits if name == "digits" else synthetic
     if name in TORCHVISION_FILES:
-        return downloaded(
-            name,
-            seed=seed,
-            data_dir=data_dir,
-            download=download,
-            image_size=image_size,
-            channels=channels,
-            train_size=train_size,
-            val_size=val_size,
-            augment=augment,
-        )
+        return partial(downloaded, name, data_dir=data_dir, download=download)
     kind, colon, path = name.partition(":")
     if kind == "imagefolder":
-        return imagefolder(
-            name,
-            path or data_dir or "",
-            seed=seed,
-            image_size=image_size,
-            channels=channels,
-            train_size=train_size,
-            val_size=val_size,
-            augment=augment,
-        )
+        return partial(imagefolder, name, path or data_dir or "")
     if colon:
-        return user_data(
-            name,
-            seed=seed,
-            data_dir=data_dir,
-            download=download,
-            image_size=image_size,
-            channels=channels,
-            train_size=train_size,
-            val_size=val_size,
-            augment=augment,
-        )
+        return partial(user_data, name, data_dir=data_dir, download=download)
     raise ConfigError(f"there is no data set {name!r}; {did_you_mean(name, DATA_SETS)}")

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory
 from ampcompare.tasks.metrics import REGRESSION, RMSE
 from ampcompare.tasks.models import build_model
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.tensor_data import TensorData
 
@@ -98,12 +99,8 @@ def diabetes() -> tuple[Part, Part]:
     Raises:
         BackendUnavailable: scikit-learn is not installed.
     """
-    try:
+    with needs_package("diabetes needs", "scikit-learn"):
         from sklearn.datasets import load_diabetes
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"diabetes needs scikit-learn, which cannot be imported ({error}): pip install scikit-learn"
-        ) from error
     table = load_diabetes()
     samples, targets = (torch.from_numpy(part).float() for part in (table.data, table.target))
     held_out = torch.zeros(len(targets), dtype=torch.bool)

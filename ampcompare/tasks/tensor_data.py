@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ampcompare.errors import ConfigError
 from ampcompare.tasks.batches import map_tensors, tensors_of
-from ampcompare.tasks.data import Data, cut_batches, training_order
+from ampcompare.tasks.data import Data, Part
 
 __all__ = ["TensorData"]
 
@@ -23,10 +24,9 @@ class TensorData(Data):
 
     Args:
         train, val: structures of tensors, each with the samples of its part as the first dimension.
-        seed: of the order of each epoch.
     """
 
-    seed: int
+    on_device = True
     train: Any = field(repr=False)
     val: Any = field(repr=False)
     _moved: dict[torch.device, tuple[Any, Any]] = field(default_factory=dict, repr=False)
@@ -41,37 +41,16 @@ class TensorData(Data):
         counts = [_count(name, part, value) for part, value in (("training", train), ("validation", val))]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
-    def train_batches(
+    def _read(
         self,
+        part: Part,
         epoch: int,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool = True,
-        start: int = 0,
-        pin_memory: bool | None = None,
+        batches: Sequence[Tensor],
+        device: torch.device,
+        workers: int,
+        pin_memory: bool | None,
     ) -> Iterator[Any]:
-        count = self.num_batches(batch_size, world_size, drop_last=drop_last)
-        samples = self._training(epoch, torch.device(device))
-        order = training_order(self.seed, epoch, self.num_train).to(device)
-        return _gather(samples, cut_batches(order, batch_size, count, rank=rank, world_size=world_size)[start:])
-
-    def val_batches(
-        self,
-        batch_size: int,
-        *,
-        device: str | torch.device,
-        workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool | None = None,
-    ) -> Iterator[Any]:
-        samples = self._on(torch.device(device))[1]
-        order = torch.arange(self.num_val, device=device)
-        return _gather(samples, cut_batches(order, batch_size, self.num_val, rank=rank, world_size=world_size))
+        return _gather(self._training(epoch, device) if part == "train" else self._on(device)[1], batches)
 
     def _training(self, epoch: int, device: torch.device) -> Any:
         """Return the training samples of an epoch, on a device."""
@@ -94,6 +73,6 @@ def _count(name: str, part: str, samples: Any) -> int:
     return counts.pop()
 
 
-def _gather(samples: Any, batches: list[torch.Tensor]) -> Iterator[Any]:
+def _gather(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
     for batch in batches:
         yield map_tensors(lambda tensor, batch=batch: tensor.index_select(0, batch), samples)  # type: ignore[misc]

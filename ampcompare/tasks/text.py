@@ -40,7 +40,7 @@ def text_data(
 
     Returns:
         Batches of a dict with `tokens`, uint8 (batch, length + 1), whose first byte is only read. For lines there is
-        `mask`, bool (batch, length), too: which of the bytes to predict are no filling. A line begins after a newline
+        `mask`, bool (batch, length), too: which of the bytes to predict are not padding. A line begins after a newline
         and ends with one.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["timm_model"]
@@ -24,17 +25,13 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
         arguments: further keyword arguments of the model; they override those above.
 
     Raises:
-        ConfigError: unknown name or arguments, or samples that are no images.
+        ConfigError: unknown name or arguments, or samples that are not images.
         BackendUnavailable: timm is not installed.
     """
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # timm imports it, and could not where its operators do not fit torch
-    try:
+    with needs_package(f"--arch timm:{name} needs", "timm"):
         import timm
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"--arch timm:{name} needs timm, which cannot be imported ({error}): pip install timm"
-        ) from error
     if not timm.is_model(name):
         raise ConfigError(f"timm has no model {name!r}; {did_you_mean(name, timm.list_models())}")
     shape = tuple(sample_shape)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 __all__ = ["causal_model"]
@@ -33,12 +34,8 @@ def causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # transformers imports it, and could not where its operators do not fit torch
-    try:
+    with needs_package(f"--arch hf:{name} needs", "transformers"):
         import transformers
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"--arch hf:{name} needs transformers, which cannot be imported ({error}): pip install transformers"
-        ) from error
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if name not in known:
         raise ConfigError(f"Transformers has no causal language model {name!r}; {did_you_mean(name, known)}")

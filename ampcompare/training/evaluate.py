@@ -32,7 +32,7 @@ class Evaluation:
         counts: samples that are right, of each metric that is a share of them.
         loss: mean over samples; None for a task without a validation loss.
         chance: value of the first metric that a constant guess reaches; None where it is not known.
-        per_sample: the first metric of each sample; None where it is no mean over them, or indices are not known.
+        per_sample: the first metric of each sample; None where it is not a mean over them, or indices are not known.
         extras: sums over samples of what `extra` returned.
     """
 

@@ -198,6 +198,22 @@ def test_a_failed_arm(runs: Any) -> None:
     assert "half keeps fp32's accuracy (Δ +0.02 pp, within ±0.5)." in comparison.headline
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("OSError: no space. (train.py:3)", "OSError: no space (train.py:3)."),
+        ("OSError: no\nfile at all (train.py:3)", "OSError: no (train.py:3)."),
+        (f"OSError: {'word ' * 40}", f"OSError: {'word ' * 16}..."),
+        (f"OSError: {'word ' * 40}(a/train.py:3)", f"OSError: {'word ' * 16}... (a/train.py:3)."),
+        ("x" * 200, f"{'x' * 90} ..."),
+    ],
+)
+def test_an_error_ends_with_its_place(runs: Any, error: str, shown: str) -> None:
+    """However long it is; a sentence ends with one dot, or the three of what was left out."""
+    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, status="failed", error=error))
+    assert f"half failed in 5 of 5 seeds: {shown}" in comparison.headline
+
+
 def with_engine(records: Sequence[RunRecord], name: Any, version: str) -> list[RunRecord]:
     engine = EngineInfo(name=name, version=version, reason="")
     return [record.model_copy(update={"engine": engine}) for record in records]

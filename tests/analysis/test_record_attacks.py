@@ -196,7 +196,7 @@ def test_a_forged_seed_is_no_further_run(run_folder: MakeFolder, record_path: Fi
         path.write_text(json.dumps(data))
     comparison = reload_comparison(folder)
     assert [text.partition(": ")[2] for text in comparison.excluded] == [
-        "its losses are those of seed 0 to the last bit, so it is no further run"
+        "its losses are those of seed 0 to the last bit, so it is not a further run"
     ] * 2
     assert _row(comparison).pairs == 3
 

@@ -66,6 +66,17 @@ def test_rows_hold_mean_spread_and_pairs(make_record: MakeRecord) -> None:
     assert (row.skipped_steps, row.num_steps) == (0, 500)
 
 
+def test_the_loss_scale_is_one_of_a_run(make_record: MakeRecord) -> None:
+    """Powers of two are not averaged: a row shows the scale that the middle run ended with."""
+    records = []
+    for seed, scale in enumerate((65536.0, 32768.0, 65536.0, 65536.0)):
+        record = make_record("fp32", seed, top1=FP32[seed])
+        summary = record.summary.model_copy(update={"final_loss_scale": scale})
+        records.append(record.model_copy(update={"summary": summary}))
+    (row,) = summarize(records, arms=["fp32"], reference="fp32").arms
+    assert row.final_loss_scale == 65536.0
+
+
 def test_the_reference_is_one_itself(make_record: MakeRecord) -> None:
     """The reference differs from itself by nothing and takes once its own time."""
     row = _row(summarize(_matrix(make_record), arms=["fp32", "half"], reference="fp32"), "fp32")

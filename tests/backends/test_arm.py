@@ -100,6 +100,9 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
     """Leave out what the other options do not allow."""
     if options.get("opt_level") in ("O4", "O5") and options.get("engine") == "nvidia":
         del options["engine"]
+    if {"min_loss_scale", "max_loss_scale"} <= options.keys():
+        low, high = sorted(float(options[name]) for name in ("min_loss_scale", "max_loss_scale"))
+        options["min_loss_scale"], options["max_loss_scale"] = low, high
     if backend == "native":
         if options.get("weights") == "bf16":
             options["dtype"] = "bf16"
@@ -107,6 +110,9 @@ def _make_fit(backend: str, options: dict[str, Any]) -> None:
             options.pop("masters", None)
         if options.get("masters") != "fp32":
             options.pop("grads", None)
+        if options.get("dtype") in ("bf16", "bfloat16"):
+            for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
+                options.pop(name, None)
     if backend == "fsdp" and not options.keys().isdisjoint({"init_scale", "growth_interval"}):
         options["param"] = "fp16"  # of which these are options
     if backend == "half":
@@ -220,7 +226,19 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("apex:O2,engine=cuda", "expected one of auto, nvidia, compat"),
         ("apex:O2,keep_batchnorm_fp32=maybe", "expected true or false"),
         ("native:fp8", "dtype=fp8 cannot be used: expected float16"),
-        ("native:bf16,growth_interval=0", "whole number of at least 1"),
+        ("native:fp16,growth_interval=0", "whole number of at least 1"),
+        ("fp8:align=3.5", "align=3.5 cannot be used: expected a whole number of at least 1"),
+        ("half:dynamic,init_scale=much", "init_scale=much cannot be used: expected a finite number above 0"),
+        ("native:bf16,init_scale=128", "init_scale is of a loss scale, and bf16 has none; take native:fp16"),
+        ("apex:O1,min_loss_scale=8,max_loss_scale=4", "min_loss_scale=8 is above max_loss_scale=4"),
+        ("half:masters=fp16", "masters=fp16 cannot be used: expected one of fp32, none"),
+        ("half:weights=fp8", "weights=fp8 cannot be used: expected one of bf16, fp16"),
+        ("half:masters=fp32,masters=none", "gives master_weights twice, by masters=fp32 and masters=none"),
+        ("half:bf16,weights=fp16", "gives dtype twice, by bf16 and weights=fp16"),
+        ("fp8:rowwise,tensorwise", "gives scaling twice, by rowwise and tensorwise"),
+        ("fsdp:bf16,fp16", "gives param twice, by bf16 and fp16"),
+        ("fp8:over=", "over= cannot be used: expected an arm, with its options joined by"),
+        ("fp8:over=half:bf16,kahan", r"has no option 'kahan': options of the arm underneath are joined by \+"),
         ("native:growth_factor=1", "above 1"),
         ("native:backoff_factor=1", "between 0 and 1"),
         ("half:loss_scale=static", "loss_scale=static cannot be used"),
@@ -251,7 +269,7 @@ def test_level_written_with_a_zero(text: str) -> None:
         ("fp8:mxfp8", "torchao trains mixtures of experts in it, and no linear layers; expected one of tensorwise"),
         ("fp8:te", "TransformerEngine replaces the model's own modules"),
         ("fp8:blockwise", "expected one of tensorwise, rowwise"),
-        ("fp8:over=fp16", "over=native:fp16 is no bf16 arm of native or half"),
+        ("fp8:over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
         ("fp8:over=actnn", "expected an arm that is not over another one"),
     ],
 )

@@ -148,8 +148,8 @@ def test_a_variable_that_sets_nothing_is_named(call: Call, monkeypatch: pytest.M
     for name in ("AMPCOMPARE_RUN_EPOCH", "AMPCOMPARE_LR", "AMPCOMPARE_COMPARE_EPOCHS", "AMPCOMPARE_APEX_STRICT"):
         monkeypatch.setenv(name, "1")
     assert call("run", "--dry-run").lines == [
-        "note: AMPCOMPARE_LR is no setting of run; did you mean AMPCOMPARE_RUN_LR?",
-        "note: AMPCOMPARE_RUN_EPOCH is no setting of run; did you mean AMPCOMPARE_RUN_EPOCHS?",
+        "note: AMPCOMPARE_LR is not a setting of run; did you mean AMPCOMPARE_RUN_LR?",
+        "note: AMPCOMPARE_RUN_EPOCH is not a setting of run; did you mean AMPCOMPARE_RUN_EPOCHS?",
     ]
 
 

@@ -63,7 +63,7 @@ def test_what_cannot_be_followed_or_exported_is_one_line(call: Callable[..., Any
     done = call("run", *TINY, "--callback", "nowhere:Write")
     assert (done.code, "there is no module 'nowhere'" in done.err) == (2, True)
     done = call("export", "nowhere", "--to", "mlflow")
-    assert (done.code, "nowhere is no run directory" in done.err) == (2, True)
+    assert (done.code, "nowhere is not a run directory" in done.err) == (2, True)
 
 
 def test_the_largest_batch_is_found_in_processes(call: Callable[..., Any]) -> None:

@@ -57,6 +57,30 @@ def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest
     assert "\x1b" not in error
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "out is a folder, and a table is a CSV or Markdown file. The verdicts"),
+        ("report.md", "out/report.md is a report of ampcompare, not a table. The verdicts"),
+        ("copy.csv", "out/copy.csv is a report of ampcompare, not a table. The verdicts"),
+    ],
+)
+def test_results_of_ampcompare_are_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    """Their records say more, and `report` reads them."""
+    monkeypatch.chdir(tmp_path)
+    Path("out/cells").mkdir(parents=True)
+    Path("out/report.md").write_text("| arm | top-1 |\n|---|---|\n| fp32 | 75 |\n")
+    Path("out/copy.csv").write_text("arm,seed,status,metric_final,metric_last_mean,error\nfp32,0,completed,75,75,\n")
+    assert main(["judge", str(Path("out", name))]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    folder = "FOLDER" if name == "copy.csv" else "out"
+    assert error.endswith(f": ampcompare report {folder}\n")
+
+
 def test_hostile_names_are_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Control characters and endless names in a table do not reach the terminal."""
     path = tmp_path / "runs.csv"

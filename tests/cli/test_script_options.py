@@ -44,13 +44,19 @@ def script(tmp_path: Path) -> str:
         (["--sweep", "workers=0,1"], "--sweep is a setting of"),
         (["--metric", "top1=Acc"], "has 0 groups"),
         (["--arm", "accelerate"], "cannot stand behind a script's own calls"),
+        (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0.5pp"], "percentage points, and differences of top1 are not"),
+        (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0"], "the margin is 0"),
+        (["--metric", r"top1=Acc ([\d.]+)", "--fail-on", "top5<1"], "nothing called top5 is measured"),
     ],
 )
-def test_options_of_the_loop_are_refused(call: Any, script: str, options: list[str], why: str) -> None:
-    """One line, and exit code 2."""
-    done = call("compare", *options, "--", script)
+def test_options_that_cannot_be_are_refused(
+    call: Any, tmp_path: Path, script: str, options: list[str], why: str
+) -> None:
+    """One line, and exit code 2, before any cell trains."""
+    done = call("compare", *options, "-o", str(tmp_path / "out"), "--", script)
     assert done.code == 2
     assert why in done.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_options_of_scripts_need_one(call: Any) -> None:
@@ -93,3 +99,38 @@ def test_the_script_of_the_readme(call: Any, tmp_path: Path, monkeypatch: pytest
     ]
     assert report["metric"]["name"] == "top1"
     assert all(row["metric_mean"] > 20 for row in report["arms"])
+
+
+WITHOUT_SCALER = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    with torch.autocast("cpu"):
+        loss = model(torch.ones(8, 4)).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
+    """0, unless it must not fail (3) or a gate is on it (1); the table is there each time. 2 where no arm can be."""
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_SCALER)
+
+    def code(arms: str, *options: str) -> int:
+        done = call(
+            *("compare", "--arm", arms, "--seeds", "0", "--warmup-steps", "0", "-o", str(tmp_path / "out"), "--json"),
+            *(*options, "--", str(script)),
+        )
+        assert [row["failed"] for row in done.json()["arms"]] == [0, 1], done.err
+        return int(done.code)
+
+    assert code("fp32,native:fp16") == 0
+    assert code("fp32,native:fp16", "--strict") == 3
+    for gate in ("failed>0", "training loss>5", "time>5x", "time:better"):
+        assert code("fp32,native:fp16", "--fail-on", gate) == 1
+    assert code("fp32,native:fp16", "--fail-on", "diverged>0") == 0
+    assert call("compare", "--arm", "native:fp16", "-o", str(tmp_path / "out"), "--", str(script)).code == 2

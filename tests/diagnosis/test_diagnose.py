@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +60,44 @@ def _linear_loop(precision: Any) -> None:
         precision.backward(loss, [optimizer])
         precision.step(optimizer)
         optimizer.zero_grad()
+
+
+class Matched(nn.Module):
+    """Takes for each point the smallest box around it, as detectors do: `1e8 - area` is infinite in fp16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        boxes = torch.tensor([[0.1, 0.3], [0.2, 0.9]], dtype=x.dtype)
+        points = torch.linspace(0, 1, 8, dtype=x.dtype)
+        inside = (points[:, None] > boxes[:, 0]) & (points[:, None] < boxes[:, 1])
+        areas = boxes[:, 1] - boxes[:, 0]
+        best, index = (inside.to(torch.float32) * (1e8 - areas)).max(dim=1)
+        index[best < 1e-5] = -1
+        low, high = boxes[index.clip(min=0)].unbind(1)
+        centered = torch.sqrt((points - low) * (high - points))[index >= 0]
+        return x * centered.mean()
+
+
+def test_an_overflow_that_decides_an_index_is_named() -> None:
+    """The root of a negative number is NaN in fp32 too, but only because the matching was spoiled in fp16."""
+
+    def loop(precision: Any) -> None:
+        model = nn.Sequential(OrderedDict(body=nn.Linear(4, 4), match=Matched()))
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
+        while True:
+            with precision.autocast():
+                loss = model(torch.randn(6, 4)).float().square().mean()
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    found = ampcompare.diagnose(loop, arm="apex:O2", steps=3, device="cpu")
+    (fault,) = found.faults
+    assert fault.kind == "overflow"
+    assert (fault.place.module, fault.place.operation) == ("match", "rsub")
+    assert "decides an index or a mask, by which match sqrt fails" in fault.text
+    assert found.cure is not None
+    assert found.cure.keeps == ["match"]
+    assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
 
 
 @pytest.fixture(scope="module")

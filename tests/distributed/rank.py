@@ -14,6 +14,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.amp import _amp_state
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # as in pytest, for what test modules share
 SECONDS = 50
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.store.difference import first_difference
+from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
@@ -25,6 +28,7 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.metrics.weights_hash import weights_sha256
+from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
@@ -38,11 +42,29 @@ FP16 = "fsdp:param=fp16,init_scale=1048576,growth_interval=2"
 Run = Callable[..., list[Any]]
 
 
-def configuration(arm: str, kind: str | None, processes: int, arch: str = "mlp", optimizer: str = "adam") -> RunConfig:
+TASKS = {
+    "classification": {"data": {"name": "synthetic", "train_size": 48, "val_size": 17, "image_size": 8}},
+    "lm": {
+        "data": {"name": "sentences", "train_size": 48, "val_size": 17, "sequence_length": 40},
+        "model": {"args": {"width": 8, "heads": 2, "depth": 2}},
+    },
+}
+
+
+def configuration(
+    arm: str,
+    kind: str | None,
+    processes: int,
+    arch: str = "mlp",
+    optimizer: str = "adam",
+    task: str = "classification",
+    evaluated_in: str = "",
+) -> RunConfig:
     """Six updates in two epochs with accumulation and clipping, and 17 samples to evaluate, 9 and 8 on two ranks."""
     recipe = {
-        "data": {"name": "synthetic", "train_size": 48, "val_size": 17, "image_size": 8},
+        "task": task,
         "model": {"arch": arch},
+        **TASKS[task],
         "optimizer": {"name": optimizer, "lr": 0.002 if optimizer == "adam" else 0.05},
         "global_batch_size": 16,
         "grad_accum_steps": 2,
@@ -51,6 +73,7 @@ def configuration(arm: str, kind: str | None, processes: int, arch: str = "mlp",
     }
     parallel = {} if kind is None else {"kind": kind}
     values = {"recipe": recipe, "arm": arm, "processes": processes, "parallel": parallel, "drain_every": 1}
+    values["eval_precision"] = evaluated_in
     return RunConfig.model_validate(values)
 
 
@@ -78,12 +101,15 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
             else:
                 tally.add_steps(event)
                 steps += event
+        others = evaluate_in_others(session, nullcontext())
     params = list(assembly.replicas[0].parameters())
     return {
         "losses": [step.loss for step in steps],
         "norms": [step.grad_norm for step in steps],
         "applied": [step.applied for step in steps],
         "scales": [step.loss_scales for step in steps],
+        "others": [other.model_dump() for other in others],
+        "values": epochs[-1].values if epochs else {},
         "counts": [epoch.counts for epoch in epochs],
         "per_sample": [epoch.per_sample for epoch in epochs],
         "state": session.state_dict(),
@@ -161,10 +187,11 @@ def test_fp32_in_shards_is_fp32(ranks: Run) -> None:
     assert None not in two["per_sample"]
 
 
-@pytest.mark.parametrize("arm", ["fsdp:param=bf16", FP16])
-def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("arm", ["fsdp:param=bf16", FP16, "half:bf16"])
+def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, task: str, tmp_path: Path) -> None:
     """A run that was stopped after two steps ends with the state of one that was not."""
-    options = {"arm": arm, "kind": "fsdp", "arch": "convnet"}
+    options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}
     whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
     first = ranks(2, on_ranks, folder=str(tmp_path / "b"), stop=2, **options)
     second = ranks(2, on_ranks, folder=str(tmp_path / "b"), **options)
@@ -172,6 +199,19 @@ def test_two_ranks_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) 
         assert first[rank]["losses"] + second[rank]["losses"] == whole[rank]["losses"]
     assert len(first[0]["losses"]) == 2
     assert first_difference(whole[0]["state"], second[0]["state"], apart=APART) == ""
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "fsdp:param=bf16", FP16, "half:bf16"])
+def test_one_rank_resumes_to_the_last_bit(arm: str, task: str, tmp_path: Path) -> None:
+    """So does one process on a group of its own."""
+    options = {"arm": arm, "kind": "fsdp", "task": task, "arch": "gpt" if task == "lm" else "convnet"}
+    whole = alone(**options, folder=str(tmp_path / "a"))
+    first = alone(**options, folder=str(tmp_path / "b"), stop=3)
+    second = alone(**options, folder=str(tmp_path / "b"))
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert (len(first["losses"]), len(second["losses"])) == (3, 3)
+    assert first_difference(whole["state"], second["state"], apart=APART) == ""
 
 
 @pytest.mark.parametrize("two_first", [True, False])
@@ -190,6 +230,47 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
         assert first_difference({part: first["state"][part]}, {part: second["loaded"][part]}, apart=()) == ""
     assert len(first["losses"]) == 3
     assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arm", "other", "kind"),
+    [
+        (FP16, "apex:O2,engine=compat", "none"),
+        ("fsdp:param=bf16", "half:bf16,masters=fp32", "none"),
+        ("half:bf16", "native:bf16", "none"),
+        ("apex:O5,engine=compat", "fsdp:param=bf16", "fsdp"),
+        ("native:fp16", FP16, "fsdp"),
+    ],
+)
+def test_converted_checkpoints_train_on(ranks: Run, arm: str, other: str, kind: str, tmp_path: Path) -> None:
+    """What two ranks hold in shards becomes a whole checkpoint of another arm, and the reverse."""
+
+    def train(in_shards: bool, **options: Any) -> dict[str, Any]:
+        options["optimizer"] = "sgd"
+        result: dict[str, Any]
+        result = ranks(2, on_ranks, kind="fsdp", **options)[0] if in_shards else alone(kind="none", **options)
+        return result
+
+    whole = train(kind == "none", arm=arm)
+    first = train(kind == "none", arm=arm, folder=str(tmp_path / "a"), stop=3)
+    conversion = into_arm({"schema": 1, **first["state"]}, other)
+    write_checkpoint(tmp_path / "b" / "step-00000003.pt", conversion.state)
+    second = train(kind == "fsdp", arm=other, folder=str(tmp_path / "b"))
+    assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
+
+
+@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16", FP16, "half:bf16"])
+def test_shards_are_evaluated_in_other_precisions(ranks: Run, arm: str) -> None:
+    """Ranks see the same table, of whole weights; the precision that an arm has itself gives its own values."""
+    found = ranks(2, on_ranks, arm=arm, kind="fsdp", task="lm", arch="gpt", evaluated_in="fp32,bf16,autocast:bf16")
+    assert found[0]["others"] == found[1]["others"]
+    others = {other["precision"]: other for other in found[0]["others"]}
+    assert list(others) == ["fp32", "bf16", "autocast:bf16"]
+    assert not [other["error"] for other in others.values() if other["error"]]
+    same = {"fp32": "fp32", "half:bf16": "bf16", "fsdp:param=bf16": "bf16"}.get(arm)
+    for name, other in others.items():
+        assert (other["values"] == found[0]["values"]) is (name == same), name
+        assert other["values"] == pytest.approx(found[0]["values"], rel=0.02)
 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:

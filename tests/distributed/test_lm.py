@@ -15,6 +15,7 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
+from ampcompare.tensors.sharded import whole
 from ampcompare.training.assemble import assemble
 from ampcompare.training.session import Session
 
@@ -44,7 +45,7 @@ def outcome(config: RunConfig, ranks: Communicator) -> dict[str, Any]:
     _, arithmetic = cpu_half(config.cpu_half, precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
-    weights = [parameter.detach().flatten() for parameter in session.assembly.replicas[0].parameters()]
+    weights = [whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()]
     return {
         "losses": [step.loss for event in events if not isinstance(event, EpochResult) for step in event],
         "values": [event.values["bits per byte"] for event in events if isinstance(event, EpochResult)],
@@ -60,7 +61,7 @@ def train(arm: str, kind: str, **options: Any) -> dict[str, Any]:
     return outcome(config.model_copy(update={"parallel": parallel}), ranks)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "apex-ddp"])
+@pytest.mark.parametrize("kind", ["ddp", "apex-ddp", "fsdp"])
 def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
     """Two ranks, each in micro-batches, end with the weights and the metric of one process with the whole batch."""
     alone = outcome(configuration("fp32"), SingleProcess())

@@ -51,6 +51,31 @@ def every_arm() -> dict[str, list[float]]:
     return {arm: averaged(arm, count) for arm, count in arms.items()}
 
 
+def rounded_weights() -> list[float]:
+    """The weights after a few steps with stochastic rounding, on ranks whose own generators have other seeds."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 1, bias=False)
+    torch.manual_seed(100 + dist.get_rank())
+    precision = make_precision("half:bf16,rounding=stochastic")
+    (model,), (optimizer,) = precision.prepare([layer], [SGD(layer.parameters(), lr=1e-5)])
+    wrapped = DDP(torch.device("cpu")).wrap(model)
+    for _ in range(3):
+        precision.backward(wrapped(torch.ones(1, 64)).sum(), [optimizer])
+        precision.step(optimizer)
+        optimizer.zero_grad()
+    weights: list[float] = layer.weight.detach().flatten().tolist()
+    return weights
+
+
+def test_ranks_round_alike_at_random(ranks: Any) -> None:
+    """Equal gradients leave equal weights on all ranks, though each was seeded by its number."""
+    first, second = ranks(2, rounded_weights)
+    assert first == second
+    torch.manual_seed(0)
+    start = nn.Linear(64, 1, bias=False).weight.detach().bfloat16().flatten().tolist()
+    assert 0 < sum(one != other for one, other in zip(first, start, strict=True)) < 64  # by chance, some moved
+
+
 def test_gradients_are_averaged_in_the_type_that_is_asked_for(ranks: Any) -> None:
     """From 128 on bf16 has whole numbers only, from 256 on even ones: a mean of 129.5, and twice that, show the type.
 

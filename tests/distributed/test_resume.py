@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
+from ampcompare.backends import fp8
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.factory import make_parallel
@@ -31,6 +32,8 @@ from ampcompare.training.stop_request import StopRequest
 CPU = torch.device("cpu")
 APART = ("train_seconds", "eval_seconds", "resumed")
 STEPS = 8
+LACKS = fp8.LIBRARY.missing()
+needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 Run = Callable[..., list[Any]]
 
 
@@ -111,6 +114,12 @@ def on_ranks(arm: str, kind: str, processes: int, folder: str, stop: int | None)
         ("native:bf16", "apex-ddp"),
         ("half:loss_scale=128", "ddp"),
         ("half:bn_fp32", "apex-ddp"),
+        ("half:bf16,masters=fp32,grads=fp32,reduce=bf16", "ddp"),
+        ("half:bf16,rounding=stochastic", "ddp"),
+        ("half:bf16,kahan", "apex-ddp"),
+        ("apex:O4,engine=compat", "apex-ddp"),
+        ("apex:O5,engine=compat", "ddp"),
+        pytest.param("fp8:rowwise,align=2", "ddp", marks=needs_torchao),
     ],
 )
 def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_path: Path) -> None:

@@ -128,5 +128,5 @@ NARROW = """
 
 """
 STRIPES = """    if name == "stripes":
-        return synthetic(seed=seed, train_size=train_size, val_size=val_size, augment=augment)
+        return synthetic
 """

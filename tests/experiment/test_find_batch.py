@@ -66,6 +66,16 @@ def test_each_arm_has_its_batch_within_the_margin() -> None:
     assert {config.recipe.max_steps for config in launcher.asked} == {STEPS}
 
 
+def test_an_arm_in_shards_is_searched_next_to_others() -> None:
+    """`fsdp` brings its own kind of parallelism, and the others keep theirs."""
+    plain, sharded = configs_of(BASE, ["fp32", "fsdp"])
+    assert (plain.parallel.kind, sharded.parallel.kind) == ("none", "fsdp")
+    launcher = Pretend(lambda config: _record(config, "cpu", peak_bytes=GIB // 100 * config.recipe.batch_size))
+    for limit in find_batches(BatchSearch([plain, sharded], 1.0), launcher):
+        assert limit.fits is not None
+    assert {config.parallel.kind for config in launcher.asked if config.arm != "fp32"} == {"fsdp"}
+
+
 def test_a_gpu_needs_no_limit() -> None:
     """Running out of memory is too much, and so is what the allocator has reserved of the last 5 %."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.environment.apex import ApexInstall
@@ -52,6 +53,42 @@ def test_fp32() -> None:
     buffers = seen["bytes"]["buffers"]
     assert seen["bytes"]["total"] - buffers == 12 * seen["num_parameters"]
     assert seen["loss_scale"] == {"before": [], "after": [], "skipped_steps": 0}
+
+
+class Codes(torch.Tensor):
+    """Looks like fp32, and holds a byte for each number and one scale, as optimizers with state in 8 bits do."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        self.codes, self.scale = torch.zeros(self.shape, dtype=torch.uint8), torch.ones(1)
+        return ["codes", "scale"], None
+
+
+class InCodes(torch.optim.Optimizer):
+    """Makes such state at its first step."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["average"] = torch.zeros_like(param).as_subclass(Codes)
+
+
+def test_state_in_8_bits_is_counted_as_it_is_held() -> None:
+    """A tensor of another class counts by what it holds, and not by the type that it shows."""
+    seen = _seen("fp32", "mlp", optimizer={"name": f"{__name__}:InCodes", "lr": 0.1})
+    state = seen["counts"]["optimizer_state"]
+    assert state["uint8"]["bytes"] == seen["num_parameters"]
+    assert state["fp32"]["bytes"] == 4 * state["uint8"]["tensors"]
+    assert seen["bytes_per_parameter"] == pytest.approx(9, abs=0.01)
+
+
+def test_shards_are_counted() -> None:
+    """On one rank FSDP2 holds fp32 weights, gradients and state: 16 bytes with Adam, and nothing in 16 bits."""
+    seen = _seen("fsdp:param=bf16", "mlp", optimizer={"name": "adamw", "lr": 1e-3})
+    assert seen["bytes_per_parameter"] == pytest.approx(16, abs=0.01)
+    assert {dtype for parts in seen["counts"].values() for dtype in parts} == {"fp32"}
 
 
 def test_kept_modules_are_seen_and_named() -> None:

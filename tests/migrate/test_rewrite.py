@@ -14,6 +14,7 @@ from ampcompare.migrate.finding import BY_HAND, MARK
 from ampcompare.migrate.rewrite import migrate_text
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
+PRECISION_CASES = sorted((Path(__file__).parent / "precision_cases").glob("*.txt"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 CORE = re.compile(r"amp\.(initialize|scale_loss|master_params)\b")
 
@@ -24,11 +25,11 @@ def _parts(path: Path) -> tuple[str, str, str]:
     return before, after, findings
 
 
-@pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
+@pytest.mark.parametrize("path", [*CASES, *PRECISION_CASES], ids=lambda path: path.stem)
 def test_a_script_becomes_what_its_case_says(path: Path) -> None:
     """The result and the findings are those of the case."""
     before, after, findings = _parts(path)
-    migration = migrate_text(before)
+    migration = migrate_text(before, "torch" if path in CASES else "precision")
     assert migration.text == after
     assert "".join(f"{each.line}: {each.kind}: {each.message}\n" for each in migration.findings) == findings
 

@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
+from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.errors import PreparationError, UnsupportedCombination
@@ -40,6 +41,7 @@ SHARING = _arms(lambda spec, arm: arm.shares_steps)
 NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
 SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
 SKIPPING_WHOLE = _arms(lambda spec, arm: arm.skips_steps and not spec.parallel)  # it copies weights
+OWN = _arms(lambda spec, arm: spec.effective is None)
 NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and spec.effective is None)
 
 
@@ -119,6 +121,14 @@ def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: T
 def test_every_builtin_backend_has_contract_arms() -> None:
     """No built-in backend escapes the contract, except Horovod, which test_horovod.py drives by a stub."""
     assert [name for name, spec in BUILT_IN.items() if not spec.contract] == ["horovod"]
+
+
+@pytest.mark.parametrize("arm", OWN)
+def test_the_description_names_the_type_that_computes(arm: str, device: torch.device) -> None:
+    """`doctor` says of an arm's 16-bit products what the arm does, without building it."""
+    parsed = Arm.parse(arm)
+    dtype = make_precision(arm, device=str(device)).half_dtype
+    assert parsed.spec.half(parsed.options) == {torch.float16: "fp16", torch.bfloat16: "bf16", None: ""}[dtype]
 
 
 @pytest.mark.parametrize("arm", ALL)

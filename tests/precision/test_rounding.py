@@ -95,12 +95,22 @@ def test_it_draws_from_its_own_generator() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     results = []
-    for rounds in (0, 0, 1):
-        rounding = StochasticRounding(7)
+    for seed, rounds in ((7, 0), (7, 0), (7, 1), (8, 0)):
+        rounding = StochasticRounding(seed)
         rounding.rounds = rounds
         targets = [torch.empty_like(value, dtype=torch.bfloat16) for value in values]
         rounding.into(targets, values)
         results.append(targets)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(results[0], results[2], strict=True))
+    for other in results[2:]:
+        assert not all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_the_seed_is_that_of_the_run() -> None:
+    """It is read when models are prepared, after the run has seeded torch."""
+    precision = make_precision("half:bf16,rounding=stochastic")
+    torch.manual_seed(11)
+    layer = nn.Linear(2, 1)
+    precision.prepare([layer], [SGD(layer.parameters(), lr=RATE)])
+    assert precision.state_dict()["rounding_seed"] == 11

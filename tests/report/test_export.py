@@ -135,14 +135,15 @@ class Client:
         self.metrics += [each for each in metrics if run_id == "1"]
         self.params += [each for each in params if run_id == "1"]
 
+    def delete_run(self, run_id: str) -> None:
+        del self.created[int(run_id) - 1]
+
     def set_terminated(self, run_id: str, status: str, end_time: int) -> None:
         self.ends.append((status, end_time))
 
 
-def test_mlflow_gets_parameters_metrics_and_times(
-    compared: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a stand-in: a run per record, at the times of the steps, and settings as parameters by their path."""
+def stand_in_for_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put modules in the place of MLflow's, and its variables out of the way."""
     for name, values in {
         "mlflow": {},
         "mlflow.tracking": {"MlflowClient": Client},
@@ -154,6 +155,18 @@ def test_mlflow_gets_parameters_metrics_and_times(
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "")
+
+
+def interrupted(*args: Any, **given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_mlflow_gets_parameters_metrics_and_times(
+    compared: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in: a run per record, at the times of the steps, and settings as parameters by their path."""
+    stand_in_for_mlflow(monkeypatch)
     notes: list[str] = []
     exporter = MlflowRuns(tmp_path / "out", notes.append, "mine")
     exporter.write(compared, tmp_path / "run")
@@ -171,6 +184,26 @@ def test_mlflow_gets_parameters_metrics_and_times(
     exporter.write(compared, tmp_path / "run")
     assert len(client.created) == 2
     assert notes[0] == "apex:O2, seed 3 is there already"
+    assert exporter.place == ""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    elsewhere = MlflowRuns(tmp_path / "out", notes.append, "mine")
+    assert (elsewhere.place, Client.latest.uri) == ("http://127.0.0.1:9",) * 2
+
+
+def test_an_export_that_breaks_off_leaves_no_half_run(
+    compared: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose points did not arrive is deleted, so that the next export writes it."""
+    stand_in_for_mlflow(monkeypatch)
+    exporter = MlflowRuns(tmp_path / "out", pytest.fail, "mine")
+    monkeypatch.setattr(Client, "log_batch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exporter.write(compared, tmp_path / "run")
+    assert Client.latest.created == []
+    monkeypatch.undo()
+    stand_in_for_mlflow(monkeypatch)
+    exporter.write(compared, tmp_path / "run")
+    assert len(exporter._client.created) == 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="needs the extra wandb")

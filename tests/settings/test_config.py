@@ -41,6 +41,12 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
         ("recipe.clip_grad", float("inf"), "(seen: inf)"),
         ("recipe.label_smoothing", 1.0, "(seen: 1.0)"),
         ("warmup_steps", -1, "(seen: -1)"),
+        (
+            "device",
+            "mps",
+            "device: ampcompare trains on CPUs and on GPUs of CUDA and ROCm; use cpu, cuda or cuda:INDEX",
+        ),
+        ("device", "xpu:1", "use cpu, cuda or cuda:INDEX (seen: 'xpu:1')"),
         ("device", "gpu", "device: device 'gpu' is not auto, cpu, cuda or cuda:INDEX (seen: 'gpu')"),
         ("device", "cuda:x", "device 'cuda:x' is not"),
         ("arm", "apex:02", "write O2"),

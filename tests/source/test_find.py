@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,15 @@ def test_order_and_suffixes(tmp_path: Path) -> None:
     (tmp_path / "env" / "pyvenv.cfg").touch()
 
     assert found(tmp_path) == ["z.py", "a/t.pyi", "b/a.ipynb", "b/c.py"]
+
+
+def test_copies_of_apex_are_left_out(tmp_path: Path) -> None:
+    """The package and the repository of Apex are left out, and the project that has a copy of the package is not."""
+    write(tmp_path, "project/train.py", "project/apex/amp/_amp_state.py", "project/apex/optimizers/fused.py")
+    write(tmp_path, "apex-master/csrc/amp_C_frontend.cpp", "apex-master/tests/test_amp.py")
+
+    assert found(tmp_path) == ["project/train.py"]
+    assert len(found(tmp_path / "project" / "apex")) == 2
 
 
 def test_named_files_are_read_whatever_their_name(tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def test_exclude(tmp_path: Path, pattern: str) -> None:
     assert "a/z.py" in found(tmp_path, exclude=[pattern])
 
 
-@pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="the superuser may read every folder")
+@pytest.mark.usefixtures("modes_count")
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     """It is reported, and the others are read."""
     write(tmp_path, "a/x.py", "b/y.py")

@@ -96,5 +96,5 @@ def test_other_languages_have_nothing_to_read() -> None:
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"cells": 3}', b'{"cells": [1]}', b"\xff", b"[" * 100_000])
 def test_what_is_no_notebook(content: bytes) -> None:
     """Anything else is a fault in one line."""
-    with pytest.raises(FileFault, match="it is no notebook"):
+    with pytest.raises(FileFault, match="it is not a notebook"):
         document(content)

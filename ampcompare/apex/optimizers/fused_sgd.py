@@ -100,7 +100,7 @@ class FusedSGD(FusedOptimizer):
             else:
                 own_params = group["params"]
             if self._strict:
-                # Apex passes over other dtypes in silence.
+                # Apex silently skips other dtypes.
                 own_params = [param for param in own_params if param.dtype in self.supported]
             params = self._with_gradient(own_params)
             for dtype in self.supported:

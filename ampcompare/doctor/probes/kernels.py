@@ -9,7 +9,7 @@ __all__ = ["kernels"]
 
 
 def kernels() -> dict[str, Any]:
-    """Import `amp_C`; where it needs torch's libraries, after torch, as every script does."""
+    """Import `amp_C`; if it needs torch's libraries, import torch first, as every script does."""
     try:
         module = importlib.import_module("amp_C")
     except ImportError as error:

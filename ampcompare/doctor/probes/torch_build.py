@@ -1,4 +1,4 @@
-"""How torch was built and what it sees of the CPU; CUDA stays untouched."""
+"""How torch was built and what it sees of the CPU; CUDA is not initialized."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ from ampcompare.settings.script import ScriptConfig
 __all__ = ["RECORD", "ScriptLauncher", "script_command"]
 
 RECORD = "script.jsonl"
+RECORDS = "script*.jsonl"  # those of child processes included
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
@@ -57,7 +58,8 @@ class ScriptLauncher(Launcher):
     ) -> RunRecord:
         assert config.script is not None
         make_cell_folder(folder)
-        (folder / RECORD).unlink(missing_ok=True)
+        for old in folder.glob(RECORDS):
+            old.unlink()
         write_config(config, folder)
         if reason := why_refused(config.script, config.parsed_arm):
             refused = failed_script(config, reason, exit_code=2)
@@ -74,7 +76,7 @@ class ScriptLauncher(Launcher):
                 update={"status": "interrupted"}
             )
         elif error := _failure(code, rows, folder):
-            record = failed_script(config, error, exit_code=code if code in OUR_ERRORS else 3, started=started)
+            record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             record = script_record(config, rows, printed, wall_seconds=wall, started=started)
         write_record(record, folder)
@@ -161,6 +163,12 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
 
 
+def _our_code(code: int, rows: ScriptRows) -> int:
+    """Return the exit code of a failed cell: what the script itself passes to `sys.exit` is none of ampcompare's."""
+    is_scripts = rows.ended is not None and rows.ended.get("error") is None
+    return code if code in OUR_ERRORS and not is_scripts else 3
+
+
 def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
@@ -168,11 +176,25 @@ def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script asks for input, and a cell has none; give it the answer as an option"
+    if code != 0 and ended.get("error"):
+        return str(ended["error"])
+    if not rows.steps and (children := _training_children(folder)):
+        whose = "a child process of its own, which is" if children == 1 else f"{children} child processes, which are"
+        return (
+            f"the script trains in {whose} not recorded. Let torchrun start all processes that train: take "
+            "multiprocessing out of the script, or give its option for that, and put --nproc-per-node "
+            f"{children} before `--`; each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment"
+        )
     if code != 0:
-        return str(ended.get("error") or _last_words(code, folder))
+        return _last_words(code, folder)
     if not rows.steps:
         return "the script ended with exit code 0 and made no optimizer step that an arm could see"
     return "" if rows.ended else "the script's process ended before its record was complete"
+
+
+def _training_children(folder: Path) -> int:
+    """Return how many processes that the script has started, spawned or forked, have made a step."""
+    return sum(bool(read_rows(path).steps) for path in folder.glob(RECORDS) if ".rank" not in path.name)
 
 
 def _last_words(code: int, folder: Path) -> str:

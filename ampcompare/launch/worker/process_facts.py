@@ -31,7 +31,7 @@ def gather_process_facts(
     wrapper = type(assembly.models[0])
     weights = weights_digest(assembly.replicas)  # before further steps change them
     share = None
-    # Where forward passes wait for other ranks, a step without reducing is no step that another program would make.
+    # Where forward passes wait for other ranks, no other program would make a step without reducing.
     ended_well = summary.diverged_step is None and not session.interrupted
     if ranks.size > 1 and seconds and ended_well and not assembly.parallel.waits_in_forward:
         part: dict[str, Any] = {"device": assembly.device, "rank": ranks.rank, "world_size": ranks.size}

@@ -52,7 +52,7 @@ def _is_statement(event: Event) -> bool:
     return False
 
 
-@rule("AMP101", "AMP102", "AMP111", "AMP112", "AMP113", "AMP114", "AMP407")
+@rule("AMP101", "AMP102", "AMP111", "AMP112", "AMP113", "AMP114", "AMP121", "AMP407")
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace in module.traces:
@@ -75,6 +75,30 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                         "AMP407", event.call, f"`{other.shown}` was loaded in line {other.call.lineno}"
                     )
             yield from _after(module, trace, event, after, models)
+            yield from _built_again(module, event, after)
+
+
+def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
+    """Yield the optimizers that take the place of one that `amp.initialize` has patched."""
+    optimizer = name_of(keyword(event.call, "optimizers", 1) or event.call)
+    if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
+        return
+    for index, other in enumerate(after):
+        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.shown == optimizer:
+            scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
+            if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
+                shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
+                yield module.finding("AMP121", other.call, shown)
+
+
+def _is_returned(name: str, event: Event) -> bool:
+    """Return whether the function around an event returns an object, maybe with others."""
+    returns = [node.value for node in ast.walk(event.scope.node) if isinstance(node, ast.Return)]
+    return any(
+        name in [name_of(one) for one in (value.elts if isinstance(value, ast.Tuple) else [value])]
+        for value in returns
+        if value is not None
+    )
 
 
 def _receiver(event: Event) -> ast.expr:
@@ -121,6 +145,10 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
         for value in values:
             yield from _typo(module, value)
     for scope in module.names.scopes:
+        for name, assigned in scope.values.items():
+            if name.endswith("opt_level"):
+                for value in assigned:
+                    yield from _typo(module, value)
         if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = scope.node.args
             named = [*arguments.posonlyargs, *arguments.args]
@@ -162,10 +190,21 @@ def result_of_initialize(module: LintModule) -> Iterator[Finding]:
             bound = [name_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
             if not right or bound == named:
                 continue
-            if bound == named[:1] or bound == named[::-1]:
+            if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
                 shown = ", ".join(bound)
                 edits = module.text.replace(target, right)
                 yield module.finding("AMP109", call, f"`{right}` come back, and are bound to `{shown}`", edits)
+
+
+def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
+    """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
+    if len(bound) != 2 or bound[0] != named[0] or bound[1] == named[1] or not bound[1]:
+        return False
+    scope = module.names.scope_of[call]
+    values = module.names.values_of(bound[1], scope) or []
+    used = {name_of(one.func) for one in module.names.calls}
+    others = [value for value in values if not isinstance(value, ast.Starred)]
+    return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
 
 
 @rule("AMP115")

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from ampcompare.lint.event import Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
-from ampcompare.lint.module import LintModule, Trace, keyword, name_of, rule
+from ampcompare.lint.module import LintModule, Trace, keyword, literal, name_of, rule
 
 __all__: list[str] = []
+
+EMPTIES = ("zero_", "detach_", "requires_grad_")
 
 
 def _backward_before(trace: Trace, event: Event) -> bool:
@@ -50,10 +52,13 @@ def inside_the_block(module: LintModule) -> Iterator[Finding]:
 @rule("AMP104", "AMP117")
 def copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
+    yield from _clips_of_fp16_optimizer(module)
     if module.opt_levels != {"O2"}:
         return
     for trace in module.traces:
         for index, event in enumerate(trace):
+            if event.kind is Kind.GRADIENT and _changes_copy(trace, event):
+                yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
             if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
                 continue
             scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
@@ -68,6 +73,38 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 message = f"`{event.shown}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
+
+
+def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:
+    """Yield clipping of a model's parameters after the backward pass of Apex's `FP16_Optimizer`."""
+    for trace in module.traces:
+        for index, event in enumerate(trace):
+            if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
+                continue
+            passes = [other for other in trace[:index] if other.kind is Kind.FOREIGN_BACKWARD]
+            if passes and isinstance(passes[-1].call.func, ast.Attribute):
+                owner = passes[-1].call.func.value
+                values = module.names.values_of(name_of(owner), passes[-1].scope) or []
+                made = {module.names.resolve_here(one.func) or "" for one in values if isinstance(one, ast.Call)}
+                if any(name.startswith("apex.") and name.endswith(".FP16_Optimizer") for name in made):
+                    message = f"`{event.shown}` are the fp16 copies of `{name_of(owner)}`"
+                    yield module.finding("AMP104", event.call, message)
+
+
+def _changes_copy(trace: Trace, event: Event) -> bool:
+    """Return whether the gradient of a model's parameter is changed in place between `scale_loss` and the step."""
+    function = event.call.func
+    if not isinstance(function, ast.Attribute) or not function.attr.endswith("_") or function.attr in EMPTIES:
+        return False
+    loop = event.loops[-1] if event.loops else None
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+        return False
+    source = loop.iter.func.attr if isinstance(loop.iter.func, ast.Attribute) else ""
+    index = trace.index(event)
+    before = any(other.kind is Kind.SCALE_LOSS and other.may_follow(event) for other in trace[:index])
+    after = any(other.kind is Kind.STEP and other.may_follow(event) for other in trace[index:])
+    of_model = source in ("parameters", "named_parameters", "modules", "named_modules")
+    return of_model and before and after and event.apex_block() is None
 
 
 def _edited_gradients(module: LintModule) -> Iterator[Finding]:
@@ -163,11 +200,13 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
         elif name_of(call.func) == "float" and len(call.args) == 1:
             node = call.args[0]
         parent = module.names.parents[call]
-        if not isinstance(node, ast.Name) or (isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Div)):
+        if not isinstance(node, ast.Name) or (
+            isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Div, ast.FloorDiv))
+        ):
             continue
-        for value in module.names.scope_of[call].values.get(node.id, ()):
-            inner = value.value if isinstance(value, ast.Starred) else value
-            if not isinstance(inner, ast.Call) or len(module.names.scope_of[call].values[node.id]) > 1:
+        for value in _values_at(module, call, node.id):
+            inner = _inner(value)
+            if not isinstance(inner, ast.Call) or _is_labelled(parent):
                 continue
             if module.names.resolve_here(inner.func) == "apex.amp.scale_loss":
                 loss = keyword(inner, "loss", 0)
@@ -176,6 +215,35 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
             elif isinstance(inner.func, ast.Attribute) and inner.func.attr == "scale":
                 if module.roles.of(inner.func.value, module.names.scope_of[call]) == "scaler":
                     yield module.finding("AMP228", call, f"`{node.id}` follows the loss scale")
+
+
+def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
+    """Return what a name holds at a call: its only value, or the nearest above it whose block the call stands in."""
+    values = module.names.scope_of[call].values.get(name, [])
+    if len(values) < 2:
+        return values
+    above = [value for value in map(_inner, values) if value.lineno < call.lineno]
+    nearest = max(above, key=lambda value: value.lineno, default=None)
+    if nearest is None or (statement := module.statement_of(nearest)) is None:
+        return []
+    block = module.names.parents[statement]
+    around: ast.AST = call
+    while around is not block and around in module.names.parents:
+        around = module.names.parents[around]
+    return [nearest] if around is block else []
+
+
+def _inner(value: ast.expr) -> ast.expr:
+    """Return what a value is an element of, or the value itself."""
+    while isinstance(value, ast.Starred):
+        value = value.value
+    return value
+
+
+def _is_labelled(parent: ast.AST) -> bool:
+    """Return whether a number goes into a call that names it the scaled loss, as in `log("scaled_loss", ...)`."""
+    texts = [literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
+    return any("scaled" in text.lower() for text in texts)
 
 
 @rule("AMP405")

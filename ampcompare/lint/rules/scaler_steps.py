@@ -34,40 +34,6 @@ def _on(event: Event, name: str) -> bool:
     return name in (event.subject, event.target)
 
 
-@rule("AMP201")
-def clip_scaled(module: LintModule) -> Iterator[Finding]:
-    """Clipping between a scaled backward pass and `scaler.step`, without `unscale_`."""
-    for trace in module.traces:
-        for event in trace:
-            if event.kind is not Kind.CLIP or event.apex_block() is not None:
-                continue
-            last = _last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
-            if last is None or not last.scaler:
-                continue
-            between = events_between(
-                trace, last, event, Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE
-            )
-            if any(other.kind is not Kind.CLIP for other in between):
-                continue
-            rest = trace[trace.index(event) + 1 :]
-            steps = []
-            for other in rest:
-                if other.kind in (Kind.BACKWARD, Kind.UNSCALE) and other.may_follow(event):
-                    break
-                if other.kind is Kind.SCALER_STEP and other.subject == last.scaler and other.may_follow(event):
-                    steps.append(other)
-            function = module.function_of(event.call)
-            source = module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
-            if not steps or "get_scale" in source or "inv_scale" in source:
-                continue
-            edits: tuple[Edit, ...] = ()
-            names = [(_receiver(module, step), _first_argument(module, step)) for step in steps]
-            if len(set(names)) == 1 and steps[0].scope is event.scope and steps[0].loops == event.loops:
-                edits = module.text.insert_before(event.statement, f"{names[0][0]}.unscale_({names[0][1]})")
-            message = f"the gradients are still scaled by `{plain(last.scaler)}`"
-            yield module.finding("AMP201", event.call, message, edits)
-
-
 @rule("AMP202", "AMP203")
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
@@ -147,6 +113,39 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             edits = module.text.insert_after(event.statement, line) if alone else ()
             yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated", edits)
             break
+
+
+@rule("AMP204")
+def steps_again(module: LintModule) -> Iterator[Finding]:
+    """A second step of an optimizer before the scaler is updated."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or "[" in event.target:
+                continue
+            again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
+            first = _last_before(trace, event, *again)
+            if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+                continue
+            if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
+                shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+                yield module.finding("AMP204", first.call, shown)
+
+
+@rule("AMP234")
+def update_first(module: LintModule) -> Iterator[Finding]:
+    """An update between a scaled backward pass and the step."""
+    kinds = (Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE, *UNKNOWN)
+    for trace in module.traces:
+        for event in trace:
+            last = _last_before(trace, event, *kinds) if event.kind is Kind.UPDATE else None
+            if last is None or last.kind is not Kind.BACKWARD or last.scaler != event.subject:
+                continue
+            after = (one for one in trace[trace.index(event) + 1 :] if one.kind in kinds and one.may_follow(event))
+            step = next((one for one in after if one.may_follow(last)), None)
+            if step is not None and step.kind is Kind.SCALER_STEP and step.subject == event.subject:
+                if step.loops == event.loops == last.loops:
+                    shown = f"`{plain(step.target)}` steps in line {step.call.lineno}"
+                    yield module.finding("AMP234", event.call, shown)
 
 
 @rule("AMP205")

@@ -46,6 +46,62 @@ def boolean_flag(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP403", call, f"`{flag} False` is true")
 
 
+@rule("AMP409")
+def scaler_of_main(module: LintModule) -> Iterator[Finding]:
+    """Functions that read a global scaler which is None or off until the function that runs the script sets it."""
+    for name, values in module.names.module.values.items():
+        if not values or not all(_is_none_or_off(module, value) for value in values):
+            continue
+        setters = [
+            scope
+            for scope in module.names.module.functions.values()
+            if any(isinstance(node, ast.Global) and name in node.names for node in ast.walk(scope.node))
+        ]
+        if not setters or not all(_runs_as_script(module, scope.node) for scope in setters):
+            continue
+        if not any(module.roles.is_new_scaler(value, one) for one in setters for value in one.values.get(name, ())):
+            continue
+        for scope in module.names.module.functions.values():
+            if scope in setters or name in scope.parameters or name in scope.values:
+                continue
+            uses = [
+                call
+                for call in module.names.calls
+                if module.names.scope_of[call] is scope and name_of(call.func) in (f"{name}.scale", f"{name}.step")
+            ]
+            if uses:
+                setter = setters[0].node
+                assert isinstance(setter, (ast.FunctionDef, ast.AsyncFunctionDef))
+                yield module.finding("AMP409", uses[0], f"only `{setter.name}` turns the global `{name}` on")
+                break
+
+
+def _is_none_or_off(module: LintModule, value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return value.value is None
+    enabled = keyword(value, "enabled") if isinstance(value, ast.Call) else None
+    off = isinstance(enabled, ast.Constant) and enabled.value is False
+    return off and module.roles.is_new_scaler(value, module.names.module)
+
+
+def _runs_as_script(module: LintModule, node: ast.AST) -> bool:
+    """Return whether a function reads the command line, or is called only under `if __name__ == "__main__"`."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if any(isinstance(part, ast.Attribute) and part.attr == "parse_args" for part in ast.walk(node)):
+            return True
+        calls = [call for call in module.names.calls if name_of(call.func) == node.name]
+        return bool(calls) and all(_under_main(module, call) for call in calls)
+    return False
+
+
+def _under_main(module: LintModule, node: ast.AST) -> bool:
+    while node in module.names.parents:
+        node = module.names.parents[node]
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            return True
+    return False
+
+
 @rule("AMP408")
 def evaluation_without_autocast(module: LintModule) -> Iterator[Finding]:
     """A forward pass without gradients outside autocast, in a module that trains under it."""

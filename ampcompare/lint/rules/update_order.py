@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.lint.event import Event, Kind, plain
+from ampcompare.lint.event import FINITE, Event, Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, Trace, events_between, name_of, rule
 from ampcompare.source.names import flat_values
@@ -197,6 +197,8 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
             )
             if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
                 continue
+            if any(FINITE.search(key) for key in event.facts):
+                continue  # gradients that are not finite are dropped on purpose
             if (
                 last.loops == event.loops == after.loops
                 and _optimizer(after) == event.subject

@@ -150,7 +150,13 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> FigureTable:
         spread = f" ± {statistics.stdev(spent for _, spent in reached):.1g}" if len(reached) > 1 else ""
         rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds + spread, arm.time_fault or "-"])
     return FigureTable(
-        ["arm", f"runs that reach {target:g}{_unit(metric_of_arms(arms))}", "epochs", "seconds", "times are no result"],
+        [
+            "arm",
+            f"runs that reach {target:g}{_unit(metric_of_arms(arms))}",
+            "epochs",
+            "seconds",
+            "why times do not count",
+        ],
         rows,
     )
 
@@ -177,7 +183,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         f"arms that no shown arm beats in both.{not_drawn(arms, drawn, lambda arm: 'no run was completed')}",
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
-        FigureTable(["arm", head, "seconds", "times are no result"], rows) if rows else None,
+        FigureTable(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
         sentence="" if series else "No run was completed.",
         mark=time_marks([arm for arm in arms if arm.place in drawn]),
         whole_x=False,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.analysis.phrases import sentence_start
 from ampcompare.analysis.scores import has_score
-from ampcompare.formatting import printable
+from ampcompare.formatting import format_decimal, printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
@@ -21,8 +21,7 @@ __all__ = ["accuracy_effects", "signed", "tick_text", "time_effects"]
 
 def signed(value: float, decimals: int = 2) -> str:
     """Return a number with its sign, a minus that is as wide as a plus."""
-    text = f"{value:+.{decimals}f}"
-    return text.replace("-", "\u2212")
+    return format_decimal(value, decimals, "+").replace("-", "\u2212")
 
 
 def _reference_runs(arms: Sequence[ArmRuns], reference: str) -> Sequence[RunRecord]:
@@ -117,7 +116,7 @@ def tick_text(tick: float) -> str:
 
 
 def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
-    """Return ratios of step times, paired by seed; arms whose times are no result are named with the reason."""
+    """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time_ratio is not None]
     valid = [arm for arm in rows if _is_compared(arm)]

@@ -1,4 +1,4 @@
-"""The arms of a page with their runs, and why an arm's times are no result."""
+"""The arms of a page with their runs, and why an arm's times do not count."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ArmRuns:
 
     @property
     def time_fault(self) -> str:
-        """Why its times are no result, such as `invalid: load 9.0 on 2 cores`; "" if they are one."""
+        """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
         if self.row.invalid_time:
             return printable(f"invalid: {self.row.invalid_time}", 100)
         half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
@@ -54,14 +54,14 @@ def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
 
 
 def time_marks(arms: Sequence[ArmRuns]) -> str:
-    """Return one sentence that names the arms whose times are no result, by reason; "" if there are none."""
+    """Return one sentence that names the arms whose times do not count, by reason; "" if there are none."""
     faults: dict[str, list[str]] = {}
     for arm in arms:
         if arm.time_fault:
             faults.setdefault(arm.time_fault, []).append(arm.name)
     if not faults:
         return ""
-    return f"Times that are no result: {'; '.join(f'{listed(names)} ({fault})' for fault, names in faults.items())}."
+    return f"Times that do not count: {'; '.join(f'{listed(names)} ({fault})' for fault, names in faults.items())}."
 
 
 def not_drawn(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:

@@ -91,7 +91,7 @@ class Track:
         bar: the end of a bar that begins at the left edge.
         dotted: a second interval, such as that of a prediction.
         strong: the line is a mean over others.
-        mark: why the values are no result.
+        mark: why the values do not count.
     """
 
     place: int
@@ -117,7 +117,7 @@ class TrackPlot:
         band: the margin.
         zero: where there is no difference.
         sentence: stands in place of a plot without data.
-        mark: why values here are no result.
+        mark: why values here do not count.
     """
 
     key: str

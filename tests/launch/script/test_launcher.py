@@ -30,6 +30,21 @@ def step():
         scaled.backward()
     optimizer.step()
 """
+CHILDREN = """
+import sys, torch
+
+def work(rank):
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu"):
+        model(torch.randn(8, 4)).float().square().mean().backward()
+    optimizer.step()
+    if "--fail" in sys.argv:
+        raise OSError("full")
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, nprocs=2, start_method=sys.argv[1])
+"""
 FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
 
 
@@ -51,7 +66,9 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
     [
         ("input('go on? ')", "failed", "the script asks for input, and a cell has none; give it the answer as an"),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
-        ("step(); {}['x']", "failed", "KeyError: 'x'"),
+        ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
+        ("step()\ntorch.ones(4).view(3)", "failed", "is invalid for input of size 4 (train.py:14)"),
+        ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
         ("sys.exit(0)", "failed", "the script ended with exit code 0 and made no optimizer step"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("optimizer.step(lambda: 0)", "failed", "optimizer.step gets a closure"),
@@ -60,13 +77,67 @@ def cell(tmp_path: Path, body: str, arm: str = "bf16") -> RunConfig:
     ],
 )
 def test_a_cell_ends_with_one_line(
-    launcher: ScriptLauncher, tmp_path: Path, body: str, status: str, why: str | None
+    launcher: ScriptLauncher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    status: str,
+    why: str | None,
 ) -> None:
-    """The record says why; what a forked child of the script does is not in it."""
+    """The record says why and where; what a forked child of the script does is not in it."""
+    monkeypatch.chdir(tmp_path)
     record = launcher.launch(cell(tmp_path, body), tmp_path / "cell")
     assert record.status == status, record.error
     assert why is None or why in (record.error or "")
     assert status == "failed" or record.summary.num_steps == 1
+
+
+def child_cell(tmp_path: Path, *arguments: str) -> RunConfig:
+    script = tmp_path / "train.py"
+    script.write_text(CHILDREN)
+    return RunConfig(arm="bf16", warmup_steps=0, script=script_config([str(script), *arguments]))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_child_processes_that_train_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
+    """Their steps are not those of the cell; what they wrote in an earlier run does not count."""
+    record = launcher.launch(child_cell(tmp_path, method), tmp_path / "cell")
+    assert record.status == "failed"
+    assert "trains in 2 child processes" in (record.error or "")
+    assert "--nproc-per-node 2" in (record.error or "")
+    again = launcher.launch(cell(tmp_path, "print(1)"), tmp_path / "cell")
+    assert "made no optimizer step" in (again.error or "")
+
+
+def test_the_error_of_a_child_process_is_one_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the place in the child, not where it was started."""
+    monkeypatch.chdir(tmp_path)
+    record = launcher.launch(child_cell(tmp_path, "fork", "--fail"), tmp_path / "cell")
+    error = record.error or ""
+    assert error.startswith("ProcessRaisedException: Process ")
+    assert error.endswith(" terminated with the following error: OSError: full (train.py:11)")
+
+
+def test_an_error_of_ampcompare_has_the_scripts_line(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the engine raises it, which knows no script."""
+    monkeypatch.chdir(tmp_path)
+    body = "torch.set_default_dtype(torch.float64)\nmodel.double()\nstep()"
+    error = launcher.launch(cell(tmp_path, body, "O1"), tmp_path / "cell").error or ""
+    assert error.startswith("Optimizer parameters must be float16 or float32")
+    assert error.endswith(" (train.py:10)")
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_the_exit_code_of_a_script_is_not_ours(launcher: ScriptLauncher, tmp_path: Path, code: int) -> None:
+    """Whatever it passes to `sys.exit`, the cell has failed; where ampcompare refuses it, the code says why."""
+    record = launcher.launch(cell(tmp_path, f"step(); sys.exit({code})"), tmp_path / "cell")
+    assert (record.environment["exit_code"], record.error) == (3, f"the script ended with exit code {code}")
+    refused = launcher.launch(cell(tmp_path, "step()", "bf16,keep_fp32=nothing"), tmp_path / "cell")
+    assert refused.environment["exit_code"] == 2
 
 
 def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def _with_times_of(rich: Comparison, arms: Sequence[str]) -> Page:
 def test_times_that_are_no_result_are_marked(rich: Comparison) -> None:
     """Each plot of times names the arms whose times are invalid or emulated; those of memory need no mark."""
     parsed = _with_times_of(rich, ["apex:O2"])
-    assert parsed.text.count("Times that are no result: apex:O2 (invalid: load 9.0).") == 3
+    assert parsed.text.count("Times that do not count: apex:O2 (invalid: load 9.0).") == 3
     records = [
         record.model_copy(update={"half": "bf16 emulated"}) if record.arm == "native:bf16" else record
         for record in rich.records
@@ -257,7 +257,7 @@ def test_times_are_folded_where_none_is_a_result(rich: Comparison) -> None:
             rich.model_copy(update={"arms": [row.model_copy(update={"invalid_time": "load 9"}) for row in rich.arms]})
         )
     )
-    assert "Times that are no result: fp32, apex:O2, native:bf16, half (invalid: load 9)." in text
+    assert "Times that do not count: fp32, apex:O2, native:bf16, half (invalid: load 9)." in text
     folded = text.index('<details class="times">')
     for key in ("step-times", "time-to-accuracy", "pareto"):
         assert folded < text.index(f'id="figure-{key}"')

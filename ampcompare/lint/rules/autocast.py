@@ -1,0 +1,172 @@
+"""Rules about autocast: where it is entered, for which device, and what runs under it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcompare.lint.event import Context, Event, Kind, conditions, contradict
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
+from ampcompare.lint.roles import AUTOCASTS
+from ampcompare.source.names import Scope
+
+__all__: list[str] = []
+
+
+@rule("AMP221")
+def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
+    """Backward passes inside an autocast block."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.autocast() if event.kind is Kind.BACKWARD else None
+            if block is not None and _may_be_on(block, event):
+                shown = f"the autocast block begins in line {block.node.lineno}"
+                yield module.finding("AMP221", event.call, shown, _moved_out(module, event, block))
+
+
+def _may_be_on(block: Context, event: Event) -> bool:
+    """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
+    enabled = None if block.call is None else keyword(block.call, "enabled")
+    return enabled is None or not contradict(conditions(enabled, True), event.facts)
+
+
+def _moved_out(module: LintModule, event: Event, block: Context) -> tuple[Edit, ...]:
+    """Return the edits that end an autocast block before the backward pass, if only plain lines follow it there."""
+    text, body = module.text, block.node.body
+    if event.statement not in body[1:] or len(block.node.items) > 1:
+        return ()
+    rest = body[body.index(event.statement) :]
+    plain = all(isinstance(one, ast.Expr) and one.lineno == one.end_lineno and text.stands_alone(one) for one in rest)
+    outer, inner = text.indent(block.node), text.indent(event.statement)
+    if (
+        not plain
+        or not inner.startswith(outer)
+        or text.text[text.start(block.node) - len(outer) : text.start(block.node)] != outer
+    ):
+        return ()
+    starts = [text.line_start(line) for line in range(rest[0].lineno, (rest[-1].end_lineno or 0) + 1)]
+    extra = len(inner) - len(outer)
+    if extra <= 0 or not all(
+        text.text.startswith(inner, start) or not text.text[start : start + 1].strip() for start in starts
+    ):
+        return ()
+    return tuple(Edit(start, start + extra, "") for start in starts if text.text.startswith(inner, start))
+
+
+@rule("AMP222")
+def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
+    """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
+    for call in module.calls_of(*AUTOCASTS):
+        if isinstance(module.names.parents[call], ast.Expr):
+            yield module.finding("AMP222", call, "this autocast is not entered")
+    for node in ast.walk(module.tree):
+        uncalled: list[ast.expr] = []
+        if isinstance(node, ast.withitem):
+            uncalled = [node.context_expr]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            uncalled = node.decorator_list
+        for one in uncalled:
+            if isinstance(one, (ast.Name, ast.Attribute)) and module.names.resolve_here(one) in AUTOCASTS:
+                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
+
+
+@rule("AMP229")
+def device_of_autocast(module: LintModule) -> Iterator[Finding]:
+    """`torch.autocast` without a device type, or with something else than the type of a device."""
+    for call in module.calls_of("torch.autocast", "torch.amp.autocast"):
+        if module.names.has_alternatives(call.func) or any(one.arg is None for one in call.keywords):
+            continue
+        if any(isinstance(argument, ast.Starred) for argument in call.args):
+            continue
+        device = keyword(call, "device_type", 0)
+        edits: tuple[Edit, ...] = ()
+        if device is None:
+            yield module.finding("AMP229", call, "autocast has no device type")
+        elif ":" in (literal(device) or ""):
+            source = module.text.source(device)
+            if source.count(":") == 1 and source[0] in "'\"":
+                edits = module.text.replace(device, source.partition(":")[0] + source[-1])
+            yield module.finding("AMP229", call, f"{source} is a device and no device type", edits)
+        elif _is_device(module, device):
+            edits = module.text.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
+            yield module.finding(
+                "AMP229", call, f"`{module.text.source(device)}` is a device and no device type", edits
+            )
+
+
+def _is_device(module: LintModule, node: ast.expr) -> bool:
+    """Return whether an expression is surely a `torch.device`."""
+    scope = module.names.scope_of[node]
+    values = [node] if isinstance(node, ast.Call) else module.names.values_of(name_of(node), scope) or []
+    return bool(values) and all(
+        isinstance(value, ast.Call) and module.names.resolve(value.func, scope) == "torch.device" for value in values
+    )
+
+
+@rule("AMP230")
+def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
+    """`binary_cross_entropy` of probabilities under autocast of a GPU."""
+    for trace in module.traces:
+        for event in trace:
+            block = event.autocast() if event.kind is Kind.CROSS_ENTROPY else None
+            if block is not None and _may_be_on(block, event) and _is_of_cuda(module, block):
+                shown = f"the autocast block begins in line {block.node.lineno}"
+                yield module.finding("AMP230", event.call, shown)
+
+
+def _is_of_cuda(module: LintModule, block: Context) -> bool:
+    """Return whether an autocast is surely one of CUDA."""
+    if block.call is None:
+        return False
+    if module.names.resolve_here(block.call.func) == "torch.cuda.amp.autocast":
+        return True
+    return literal(keyword(block.call, "device_type", 0)) == "cuda"
+
+
+@rule("AMP232")
+def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
+    """Training under fp16 autocast, in a module without any loss scaling."""
+    if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):
+        return
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.BACKWARD or "(" in event.subject:
+                continue
+            steps = [one for one in trace[trace.index(event) :] if one.kind is Kind.STEP and one.may_follow(event)]
+            if steps and _is_computed_in_fp16(module, event):
+                yield module.finding("AMP232", event.call, f"`{event.shown}` comes from fp16 autocast")
+
+
+def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
+    """Return whether a loss is assigned under fp16 autocast, or returned from there by a function of the module."""
+    values = module.names.values_of(event.shown, event.scope) or []
+    if len(values) != 1:
+        return False
+    if _in_fp16_block(module, values[0]):
+        return True
+    called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
+    owner = event.scope.owner if called.startswith("self.") else module.names.module
+    function = None if owner is None else owner.functions.get(called.removeprefix("self."))
+    return function is not None and _returns_from_fp16(module, function)
+
+
+def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
+    inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
+    returns = [node for node in inside if module.function_of(node) is function.node]
+    return bool(returns) and all(one.value is not None and _in_fp16_block(module, one.value) for one in returns)
+
+
+def _in_fp16_block(module: LintModule, node: ast.AST) -> bool:
+    """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
+    while node in module.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        node = module.names.parents[node]
+        if not isinstance(node, ast.With):
+            continue
+        for item in node.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and module.names.resolve_here(call.func) in AUTOCASTS:
+                dtype, block = keyword(call, "dtype", 1), Context("autocast", node, call=call)
+                half = dtype is None or module.names.resolve_here(dtype) in ("torch.float16", "torch.half")
+                return half and keyword(call, "enabled") is None and _is_of_cuda(module, block)
+    return False

@@ -1,0 +1,198 @@
+"""Rules about checkpoints: the state of the loss scale is saved and loaded along with that of the optimizer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
+
+__all__: list[str] = []
+
+SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
+AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
+
+
+@rule("AMP119", "AMP226")
+def state_unsaved(module: LintModule) -> Iterator[Finding]:
+    """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
+    source = module.text.text
+    apex = next(module.calls_of("apex.amp.initialize"), None)
+    scalers = [call for call in module.new_scalers if not _is_off(call)]
+    for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
+        if maker is None or state.search(source) or _is_passed_to_saver(module):
+            continue
+        reported: set[ast.expr] = set()
+        for call in _saving_calls(module):
+            saved = _saved_mapping(module, call)
+            if saved in reported:
+                continue
+            alone = _is_state_of_optimizer(module, keyword(call, "obj", 0))
+            if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
+                continue
+            if not _reached(module, maker, call, of_process=code == "AMP119"):
+                continue
+            shown = "the state of the optimizer is saved, and that of the loss scale is not"
+            edits = _added_state(module, code, maker, call, saved) if isinstance(saved, ast.Dict) else ()
+            reported |= {saved} if saved is not None else set()
+            yield module.finding(code, call, shown, edits)
+
+
+def _is_passed_to_saver(module: LintModule) -> bool:
+    """Return whether a scaler is passed to something else than a function of the module that may save it."""
+    for call in module.names.calls:
+        name = name_of(call.func).rpartition(".")[2]
+        passed = [*call.args, *(one.value for one in call.keywords)]
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
+            if any(module.roles.of(value, module.names.scope_of[call]) == "scaler" for value in passed):
+                return True
+    return False
+
+
+def _is_of_module(module: LintModule, call: ast.Call) -> bool:
+    return any(name_of(call.func) in scope.functions for scope in module.names.scope_of[call].enclosing())
+
+
+def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
+    """Yield the calls of `torch.save`, and of functions of the script whose names say that they save a checkpoint."""
+    known = {id(call): name for call, name in module.resolved}
+    for call in sorted(module.names.calls, key=lambda each: each.lineno):
+        name = known.get(id(call)) or name_of(call.func)
+        if name == "torch.save" or name.rpartition(".")[2].startswith(("save_checkpoint", "save_ckpt")):
+            yield call
+
+
+def _reached(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+    """Return whether a checkpoint belongs to the training for which the loss scale was made.
+
+    Args:
+        of_process: whether the loss scale is one of the process, which every method of a class reaches.
+    """
+    home, here = module.names.scope_of[maker], module.names.scope_of[save]
+    if of_process and home.owner is not None and home.owner is here.owner:
+        return True
+    kept = home.owner is not None and any(
+        maker in values for name, values in home.owner.values.items() if name.startswith("self.")
+    )
+    if home in here.enclosing() or (kept and home.owner is here.owner):
+        return True
+    return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
+
+
+def _is_off(call: ast.Call) -> bool:
+    value = keyword(call, "enabled")
+    return isinstance(value, ast.Constant) and value.value is False
+
+
+def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | None:
+    """Return the dict that a call saves, written with braces or as a call of `dict` with keywords."""
+    value = keyword(call, "obj", 0)
+    if isinstance(value, ast.Name):
+        values = module.names.scope_of[call].values.get(value.id, [])
+        above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
+        nearest = max(above, key=lambda each: each.lineno, default=None)
+        value = nearest if not module.mentions(rf"\b{value.id}\.update\(") else None
+    if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
+        return value
+    return value if isinstance(value, ast.Dict) else None
+
+
+def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call) -> bool:
+    """Return whether a dict has the state of an optimizer, written in it or assigned to one of its keys."""
+    values = saved.values if isinstance(saved, ast.Dict) else [one.value for one in saved.keywords]
+    named = keyword(call, "obj", 0)
+    if isinstance(named, ast.Name):
+        values = [*values, *_assigned_to_keys(module, call, named.id)]
+    return any(_is_state_of_optimizer(module, value) for value in values)
+
+
+def _assigned_to_keys(module: LintModule, call: ast.Call, name: str) -> Iterator[ast.expr]:
+    """Yield what the lines above a call assign to keys of a dict."""
+    for node in ast.walk(module.names.scope_of[call].node):
+        if isinstance(node, ast.Assign) and node.lineno < call.lineno:
+            target = node.targets[0]
+            if isinstance(target, ast.Subscript) and name_of(target.value) == name:
+                yield node.value
+
+
+def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
+    if isinstance(value, ast.IfExp):
+        return any(_is_state_of_optimizer(module, each) for each in (value.body, value.orelse))
+    if isinstance(value, ast.Name):
+        values = module.names.scope_of[value].values.get(value.id, [])
+        return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "state_dict":
+        return False
+    return module.roles.of(value.func.value, module.names.scope_of[value]) == "optimizer"
+
+
+def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call, saved: ast.Dict) -> tuple[Edit, ...]:
+    """Return the edit that adds the state to the dict, where its object is surely there."""
+    scope = module.names.scope_of[call]
+    if code == "AMP119":
+        if (
+            not isinstance(maker.func, ast.Attribute)
+            or module.is_conditional(maker)
+            or scope is not module.names.scope_of[maker]
+        ):
+            return ()
+        owner, key = module.text.source(maker.func.value), "amp"
+    else:
+        statement = module.names.parents[maker]
+        if not isinstance(statement, ast.Assign) or module.is_conditional(maker):
+            return ()
+        owner, key = name_of(statement.targets[0]), "scaler"
+        home = module.names.scope_of[maker]
+        of_class = owner.startswith("self.") and scope.owner is not None and scope.owner is home.owner
+        if not owner or not (of_class or home is scope):
+            return ()
+    last = saved.values[-1]
+    quote = module.text.source(saved.keys[-1])[0] if isinstance(saved.keys[-1], ast.Constant) else '"'
+    quote = quote if quote in "'\"" else '"'
+    entry = f"{quote}{key}{quote}: {owner}.state_dict()"
+    end = module.text.end(last)
+    if last.end_lineno == saved.end_lineno or saved.keys[-1] is None:
+        return (Edit(end, end, f", {entry}"),)
+    line = module.text.line_start(saved.keys[-1].lineno)
+    written = module.text.text[line : module.text.start(saved.keys[-1])]
+    if written.strip():
+        return (Edit(end, end, f", {entry}"),)
+    return (Edit(end, end, f",{module.text.newline()}{written}{entry}"),)
+
+
+@rule("AMP122", "AMP231")
+def state_unloaded(module: LintModule) -> Iterator[Finding]:
+    """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
+    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
+    of_optimizer = [
+        call
+        for call in loads
+        if isinstance(call.func, ast.Attribute)
+        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
+    ]
+    if not of_optimizer or any(_may_load_scale(module, call) for call in loads):
+        return
+    if next(module.calls_of("apex.amp.state_dict"), None) is not None:
+        shown = "the state of the optimizer is loaded, and that of Apex is saved and not loaded"
+        yield module.finding("AMP122", of_optimizer[0], shown)
+    elif any(_is_state_of_scaler(module, call) for call in module.names.calls):
+        shown = "the state of the optimizer is loaded, and that of the scaler is saved and not loaded"
+        yield module.finding("AMP231", of_optimizer[0], shown)
+
+
+def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "state_dict":
+        return False
+    return module.roles.of(call.func.value, module.names.scope_of[call]) == "scaler"
+
+
+def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
+    """Return whether a call may load the state of a loss scale: by its words, or because it loads many objects."""
+    if re.search(r"(?i)scaler|\bamp", ast.unparse(call)):
+        return True
+    assert isinstance(call.func, ast.Attribute)
+    values = module.names.values_of(name_of(call.func.value), module.names.scope_of[call]) or []
+    keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
+    return any(isinstance(value, ast.Starred) for value in values) or any(literal(key) is None for key in keys)

@@ -1,0 +1,142 @@
+"""Rules about gradients that are read, changed or skipped while a GradScaler has them scaled."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.event import FINITE, Event, Kind, plain
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, Trace, events_between, keyword, name_of, rule
+
+__all__: list[str] = []
+
+IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
+READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
+OF_MODEL = re.compile(r"param|modules\(")
+SCALE_WORDS = re.compile(r"get_scale|inv_scale")
+
+
+@rule("AMP201", "AMP218")
+def scaled_gradients(module: LintModule) -> Iterator[Finding]:
+    """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind not in (Kind.CLIP, Kind.GRADIENT) or event.apex_block() is not None:
+                continue
+            if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
+                continue
+            for last in _latest_passes(trace, event):
+                steps = _steps_of_scaled(trace, last, event)
+                if steps and not SCALE_WORDS.search(_source_around(module, event)):
+                    near = events_between(trace, last, event, Kind.CLIP)
+                    near += events_between(trace, event, steps[0], Kind.UNSCALE)
+                    yield _scaled_finding(module, event, last, steps, may_unscale=not near)
+                    break
+
+
+def _depends_on_scale(event: Event) -> bool:
+    """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
+    function = event.call.func
+    method = function.attr if isinstance(function, ast.Attribute) else name_of(function)
+    if method not in (*READS, *IN_PLACE):
+        return False
+    gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
+    owner = name_of(gradient.value).partition(".")[0]
+    values = event.scope.values.get(owner, [])
+    loops = [ast.unparse(value.value) for value in values if isinstance(value, ast.Starred)]
+    return len(loops) == len(values) > 0 and all(OF_MODEL.search(loop) for loop in loops)
+
+
+def _latest_passes(trace: Trace, event: Event) -> list[Event]:
+    """Return the scaled backward passes that may be the last before an event: one for each branch."""
+    found: list[Event] = []
+    for other in reversed(trace[: trace.index(event)]):
+        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD) and other.may_follow(event):
+            if any(other.may_follow(later) for later in found):
+                break
+            found.append(other)
+    return [one for one in found if one.scaler]
+
+
+def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
+    """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
+    unscaling = (Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE)
+    if events_between(trace, last, event, *unscaling):
+        return []
+    # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
+    optimizers = {other.target for other in trace if other.kind is Kind.SCALER_STEP}
+    steps = []
+    for other in trace[trace.index(event) + 1 :]:
+        if not (other.may_follow(event) and other.may_follow(last)):
+            continue
+        unscales = other.kind is Kind.UNSCALE and event.kind is Kind.CLIP
+        if other.kind is Kind.BACKWARD or (unscales and len(optimizers) > 1):
+            break
+        if other.kind is Kind.SCALER_STEP and other.subject == last.scaler:
+            steps.append(other)
+    return steps
+
+
+def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, may_unscale: bool) -> Finding:
+    """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
+    code = "AMP201" if event.kind is Kind.CLIP else "AMP218"
+    edits: tuple[Edit, ...] = ()
+    names = {(plain(step.subject), plain(step.target)) for step in steps}
+    same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
+    known = all(event.facts.get(key) == value for key, value in last.facts.items())
+    if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
+        function, argument = steps[0].call.func, steps[0].call.args[:1]
+        assert isinstance(function, ast.Attribute)
+        optimizer = "".join(map(module.text.source, argument))
+        line = f"{module.text.source(function.value)}.unscale_({optimizer})"
+        edits = module.text.insert_before(event.statement, line)
+    return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
+
+
+def _source_around(module: LintModule, event: Event) -> str:
+    function = module.function_of(event.call)
+    return module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
+
+
+@rule("AMP219")
+def update_skipped(module: LintModule) -> Iterator[Finding]:
+    """`unscale_` in a loop whose update runs only if the gradients are finite."""
+    for trace in module.traces:
+        for event in trace:
+            if event.kind is not Kind.UNSCALE or not event.loops:
+                continue
+            rest = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
+            updates = [other for other in rest if other.kind is Kind.UPDATE and other.subject == event.subject]
+            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in rest):
+                continue
+            keys = {key for update in updates for key in update.facts if FINITE.search(key) and key not in event.facts}
+            for key in sorted(keys):
+                if len({update.facts.get(key, "both") for update in updates}) == 1:
+                    shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
+                    yield module.finding("AMP219", event.call, shown)
+                    break
+
+
+@rule("AMP220")
+def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
+    """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
+    for call in module.calls_of("torch.autograd.grad"):
+        graph, outputs = keyword(call, "create_graph"), keyword(call, "outputs", 0)
+        if not (isinstance(graph, ast.Constant) and graph.value is True) or outputs is None:
+            continue
+        scope = module.names.scope_of[call]
+        values = [outputs]
+        if isinstance(outputs, ast.Name):
+            values = scope.values.get(outputs.id, [])
+        scaled = [
+            value
+            for value in values
+            if isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr == "scale"
+            and module.roles.of(value.func.value, scope) == "scaler"
+        ]
+        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
+            yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

@@ -1,0 +1,58 @@
+"""Rules about mixed precision in Lightning."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ampcompare.lint.finding import Edit, Finding
+from ampcompare.lint.module import LintModule, name_of, rule
+
+__all__: list[str] = []
+
+PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
+OF_APEX = ("amp_backend", "amp_level")
+HALF = re.compile(r"precision\s*=\s*(?:16\b|[\"']16(?:-mixed)?[\"'])")
+
+
+@rule("AMP310")
+def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
+    """Arguments with which a Trainer of Lightning 1 chose Apex."""
+    for call, name in module.resolved:
+        if name.startswith(PACKAGES) and name.endswith(".Trainer"):
+            wrong = [one for one in call.keywords if one.arg in OF_APEX]
+            if wrong:
+                yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
+
+
+@rule("AMP233")
+def backward_of_module(module: LintModule) -> Iterator[Finding]:
+    """Backward passes past Lightning, in a module that optimizes by hand and trains in fp16."""
+    if not HALF.search(module.text.text):
+        return
+    for scope in module.names.scopes:
+        if not isinstance(scope.node, ast.ClassDef) or not _optimizes_by_hand(module, scope.node):
+            continue
+        for call in module.names.calls:
+            function = call.func
+            if not isinstance(function, ast.Attribute) or function.attr != "backward" or call.args:
+                continue
+            if module.names.scope_of[call].owner is scope and isinstance(function.value, (ast.Name, ast.BinOp)):
+                edits: tuple[Edit, ...] = ()
+                if isinstance(function.value, ast.Name) and not call.keywords:
+                    edits = module.text.replace(call, f"self.manual_backward({function.value.id})")
+                yield module.finding("AMP233", call, "this backward pass does not go through Lightning", edits)
+
+
+def _optimizes_by_hand(module: LintModule, node: ast.ClassDef) -> bool:
+    bases = [module.names.resolve_here(base) or "" for base in node.bases]
+    if not any(base.startswith(PACKAGES) and base.endswith("LightningModule") for base in bases):
+        return False
+    return any(
+        isinstance(part, ast.Assign)
+        and name_of(part.targets[0]) == "self.automatic_optimization"
+        and isinstance(part.value, ast.Constant)
+        and part.value.value is False
+        for part in ast.walk(node)
+    )

@@ -1,0 +1,76 @@
+"""O1 and recurrent modules: cells, layers and packed sequences."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from ampcompare.apex import amp
+from tests.apex.amp.o1_dtypes import DTYPES, FLOAT, HALF
+
+CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_cells(handle: Any, cell: Any) -> None:
+    """Cells give half at each of ten steps for half and float inputs, and input gradients keep their dtype."""
+    for dtype in DTYPES:
+        module = cell(4, 6)
+        x = torch.randn(10, 3, 4, dtype=dtype, requires_grad=True)
+        hidden: Any = torch.zeros(3, 6, dtype=dtype)
+        if cell is nn.LSTMCell:
+            hidden = (hidden, hidden)
+        for t in range(10):
+            hidden = module(x[t], hidden)
+            out = hidden[0] if cell is nn.LSTMCell else hidden
+            assert out.dtype == HALF
+        out.float().sum().backward()
+        assert x.grad.dtype == dtype
+        assert module.weight_ih.grad.dtype == FLOAT
+
+
+@pytest.mark.parametrize("layers, bidirectional", [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_modules(handle: Any, kind: Any, layers: int, bidirectional: bool) -> None:
+    """Recurrent modules give half output and state for both input dtypes, and gradients reach weights and input."""
+    for dtype in DTYPES:
+        module = kind(4, 6, num_layers=layers, bidirectional=bidirectional)
+        x = torch.randn(5, 3, 4, dtype=dtype, requires_grad=True)
+        out, state = module(x)
+        assert out.dtype == HALF
+        assert all(s.dtype == HALF for s in (state if isinstance(state, tuple) else (state,)))
+        out[-1].float().sum().backward()
+        assert x.grad.dtype == dtype
+        assert all(p.grad is not None and p.grad.dtype == FLOAT for p in module.parameters())
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_packed_sequences(handle: Any, kind: Any) -> None:
+    """A packed sequence comes out half."""
+    module = kind(4, 6, num_layers=2)
+    packed = pack_padded_sequence(torch.randn(5, 3, 4), torch.tensor([5, 3, 2]))
+    out, _ = module(packed)
+    assert out.data.dtype == HALF
+    module(pack_padded_sequence(torch.randn(5, 3, 4).half(), torch.tensor([5, 3, 2])))
+
+
+def test_recurrent_modules_still_check_shapes(handle: Any) -> None:
+    """A wrong input size is refused as without amp, and dtypes are checked again where casts are off."""
+    module = nn.LSTM(4, 6)
+    with pytest.raises(RuntimeError, match="input"):
+        module(torch.randn(5, 3, 7).half())
+    with amp.disable_casts(), pytest.raises(ValueError, match="type"):
+        module(torch.randn(5, 3, 4).half())
+
+
+def test_recurrent_module_works_twice(handle: Any) -> None:
+    """A second forward before the backward pass, and a pickled module afterwards, are fine."""
+    module = nn.LSTM(4, 6)
+    x = torch.randn(5, 3, 4)
+    (module(x)[0].float().sum() + module(x)[0].float().sum()).backward()
+    copy.deepcopy(module)(x)

@@ -1,0 +1,132 @@
+"""Overflow under `amp.scale_loss`: which steps are skipped, and what happens to the scale and the gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ampcompare.apex import amp
+from ampcompare.apex.amp.scaler import LossScaler
+from tests.apex.amp.small_net import LEVELS, Net, backward, grads, start
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_overflow_skips_one_step(
+    level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overflow halves the scale and skips exactly one step, which says so; then training goes on."""
+    # Said once in a process, by whichever test comes first.
+    monkeypatch.setattr(LossScaler, "warned_unscaling_non_fp32_grad", True)
+    model, optimizer = start(level, loss_scale="dynamic")
+    amp._amp_state.verbosity = 1
+    before = [p.detach().clone() for p in model.parameters()]
+    backward(model, optimizer, math.inf)
+    assert amp.state_dict() == {"loss_scaler0": {"loss_scale": 32768.0, "unskipped": 0}}
+    assert optimizer.step() is None
+    out = capsys.readouterr().out
+    assert out == "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0\n"
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.zero_grad()
+    backward(model, optimizer)
+    optimizer.step()
+    assert not torch.equal(model.bn.bias, before[-1])
+    assert capsys.readouterr().out == ""
+
+
+def test_two_overflows_skip_one_step() -> None:
+    """Two overflowing losses on one optimizer halve the scale twice and skip one step."""
+    model, optimizer = start("O2")
+    backward(model, optimizer, math.inf)
+    backward(model, optimizer, math.nan)
+    assert amp._amp_state.loss_scalers[0].loss_scale() == 16384.0
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(model, optimizer)
+    before = model.bn.bias.clone()
+    optimizer.step()
+    assert not torch.equal(model.bn.bias, before)
+
+
+def test_overflow_skips_only_the_optimizers_of_its_block() -> None:
+    """An optimizer that took no part in an overflowing backward pass steps."""
+    models = [Net(), Net()]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    amp.initialize(models, optimizers, opt_level="O1", verbosity=0, num_losses=2)
+    backward(models[0], optimizers[0], math.inf, loss_id=0)
+    backward(models[1], optimizers[1], loss_id=1)
+    before = [m.bn.bias.clone() for m in models]
+    for optimizer in optimizers:
+        optimizer.step()
+    assert torch.equal(models[0].bn.bias, before[0])
+    assert not torch.equal(models[1].bn.bias, before[1])
+    assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [32768.0, 65536.0]
+
+
+def test_skip_drops_master_gradients() -> None:
+    """A skipped step leaves master gradients None, so that model.zero_grad() is enough."""
+    model, optimizer = start("O2")
+    backward(model, optimizer, math.inf)
+    optimizer.step()
+    assert all(p.grad is None for p in optimizer._amp_stash.all_fp32_from_fp16_params)
+
+
+def test_static_scale_never_skips() -> None:
+    """A static scale lets non-finite gradients reach the weights, as in Apex (deviation 24 is kept)."""
+    model, optimizer = start("O2", loss_scale=128.0)
+    backward(model, optimizer, math.inf)
+    optimizer.step()
+    assert not torch.isfinite(model.fc.weight).all()
+
+
+def test_delay_overflow_check_freezes_the_scale() -> None:
+    """With delay_overflow_check gradients are unscaled, but nothing is skipped and the counter rests."""
+    model, optimizer = start("O2")
+    backward(model, optimizer, delay_overflow_check=True)
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 65536.0, "unskipped": 0}
+    assert 0 < grads(optimizer)[0].abs().max() < 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_large_finite_gradients(strict: bool) -> None:
+    """Finite gradients whose sum leaves fp32 are not an overflow, except in strict mode, which sums (deviation 33)."""
+    param = nn.Parameter(torch.zeros(4))
+    model = nn.Module()
+    model.p = param
+    optimizer = torch.optim.SGD([param], lr=0.0)
+    amp.initialize(model, optimizer, opt_level="O1", verbosity=0, strict=strict)
+    with amp.scale_loss(torch.zeros(()), optimizer):
+        param.grad = torch.full((4,), 2e38)
+    assert (amp._amp_state.loss_scalers[0].loss_scale() == 32768.0) is strict
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_gradients_of_a_skipped_step(strict: bool) -> None:
+    """An overflow leaves all gradients unscaled; in strict mode those up to the first bad one, as without kernels."""
+    params = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    model = nn.ParameterList(params)
+    optimizer = torch.optim.SGD(params, lr=0.0)
+    amp.initialize(model, optimizer, opt_level="O1", verbosity=0, strict=strict)
+    with amp.scale_loss(torch.zeros(()), optimizer):
+        for param, value in zip(params, (65536.0, math.inf, 65536.0), strict=True):
+            param.grad = torch.full((2,), value)
+    assert [p.grad[0].item() for p in params if p.grad is not None] == [1.0, math.inf, 65536.0 if strict else 1.0]
+
+
+@pytest.mark.parametrize("stashed", [False, True])
+@pytest.mark.parametrize("strict", [False, True])
+def test_unscale_of_a_scaler_with_a_bad_gradient(strict: bool, stashed: bool) -> None:
+    """`LossScaler.unscale` and its twin with a stash write all masters; in strict mode those before the bad one."""
+    amp._amp_state.strict = strict
+    scaler = LossScaler("dynamic")
+    model = [torch.full((2,), value) for value in (65536.0, math.inf, 65536.0)]
+    masters = [torch.full((2,), 7.0) for _ in model]
+    if stashed:
+        scaler.unscale_with_stashed(model, [torch.ones(2) for _ in model], masters)
+    else:
+        scaler.unscale(model, masters, 1.0)
+    one = 2.0 if stashed else 1.0
+    assert [m[0].item() for m in masters] == ([one, 7.0, 7.0] if strict else [one, math.inf, one])
+    assert scaler.update_scale()

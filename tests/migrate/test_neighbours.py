@@ -1,0 +1,97 @@
+"""Training functions that several scripts call: each optimizer carries its scaler there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.migrate.neighbours import trains_across_files
+from ampcompare.migrate.project import migrate_file
+
+HEAD = "import torch\nfrom apex import amp\n"
+TRAIN = """
+
+def train(args, model, optimizer, loader):
+    for x in loader:
+        loss = model(x).mean()
+        if args.fp16:
+            with amp.scale_loss(loss, optimizer) as scaled_loss:
+                scaled_loss.backward()
+        else:
+            loss.backward()
+        optimizer.step()
+"""
+MAIN = """
+
+def main(args, model, optimizer, loader):
+    if args.fp16:
+        model, optimizer = amp.initialize(model, optimizer)
+    train(args, model, optimizer, loader)
+"""
+
+
+def _files(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _migrated(path: Path) -> str:
+    migration = migrate_file(path).migration
+    assert migration is not None
+    return migration.text
+
+
+def test_a_script_alone_has_a_global_scaler(tmp_path: Path) -> None:
+    """No other file needs it."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other="import one\n")
+    assert "global scaler" in _migrated(tmp_path / "one.py")
+
+
+@pytest.mark.parametrize("line", ["from one import train", "from .one import train", "import one"])
+def test_a_function_that_another_script_imports_takes_the_scaler_of_its_optimizer(tmp_path: Path, line: str) -> None:
+    """A global one of its module would be off there, without a word."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}{line}\n{MAIN}")
+    one, other = _migrated(tmp_path / "one.py"), _migrated(tmp_path / "other.py")
+    assert "global" not in one
+    assert "scaler = optimizer.grad_scaler if args.fp16 else torch.amp.GradScaler" in one
+    assert one.count("optimizer.grad_scaler = scaler") == other.count("optimizer.grad_scaler = scaler") == 1
+
+
+def test_it_does_not_matter_which_file_is_written_first(tmp_path: Path) -> None:
+    """A migrated file says the same as one before."""
+    _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}from one import train\n{MAIN}")
+    expected = [_migrated(tmp_path / name) for name in ("one.py", "other.py")]
+    migrate_file(tmp_path / "other.py").write()
+    assert _migrated(tmp_path / "one.py") == expected[0]
+    migrate_file(tmp_path / "one.py").write()
+    assert [(tmp_path / name).read_text(encoding="utf-8") for name in ("one.py", "other.py")] == expected
+    assert not any(migrate_file(tmp_path / name).changed for name in ("one.py", "other.py"))
+
+
+def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
+    """From the folder above."""
+    _files(tmp_path, main=f"{HEAD}from core.engine import train\n{MAIN}", core__engine=HEAD + TRAIN)
+    path = tmp_path / "main.py"
+    assert trains_across_files(path, path.read_text(encoding="utf-8"))
+    engine = tmp_path / "core" / "engine.py"
+    assert not trains_across_files(engine, engine.read_text(encoding="utf-8"))  # it initializes nothing
+
+
+def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) -> None:
+    """To the functions that it imports."""
+    block = TRAIN.replace("def train(", "def warm_up(")
+    _files(tmp_path, one=HEAD + TRAIN, other=f"{HEAD}from one import train\n{block}{MAIN}")
+    text = _migrated(tmp_path / "other.py")
+    assert "optimizer.grad_scaler = scaler" in text
+    assert "global" not in text
+
+
+def test_a_file_that_only_saves_the_state_gets_the_scaler_with_the_optimizer(tmp_path: Path) -> None:
+    """As the checkpoints of a script often are in a module of their own."""
+    save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
+    _files(tmp_path, main=f"{HEAD}from checkpoints import save\n{TRAIN}{MAIN}", checkpoints=save)
+    assert "optimizer.grad_scaler = scaler" in _migrated(tmp_path / "main.py")
+    assert "optimizer.grad_scaler.state_dict()" in _migrated(tmp_path / "checkpoints.py")

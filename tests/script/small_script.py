@@ -1,0 +1,34 @@
+"""The parts of a small Apex script: arms that it runs under, a network and its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.script.amp import ScriptAmp
+
+Make = Callable[[str], ScriptAmp]
+ARMS = {
+    "fp32": "fp32",
+    "fp16": "native:fp16,init_scale=1024,growth_interval=3",
+    "odd": "native:fp16,init_scale=1000,growth_interval=2",
+    "bf16": "native:bf16",
+}
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def batch(*key: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(hash(key) % 2**31)
+    return torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
+
+
+def two_networks() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+    torch.manual_seed(0)
+    nets: list[nn.Module] = [nn.Linear(6, 6), nn.Linear(6, 1)]
+    return nets, [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
