@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.diagnosis.patterns import CHUNK
-from ampcompare.diagnosis.ranges import added, counts_of, make_range, range_row
+from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
 from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
 from ampcompare.records.diagnosis import Range
 
@@ -70,6 +70,14 @@ def test_small_tensors_do_not_pile_up() -> None:
     for _ in range(9):
         small.add(torch.ones(8000))
     assert counts_of(first.row) == (8000, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
+    """The operations that need no read give the same counts, here on the host."""
+    tensor = _values(dtype)
+    exact = tensor.double() + 1e-30
+    assert _device_row(tensor, exact).tolist() == np.asarray(range_row(tensor, exact)).tolist()
 
 
 def _check(found: Range, tensor: torch.Tensor) -> None:
