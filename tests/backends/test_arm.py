@@ -280,6 +280,7 @@ def test_refused(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.integration
 @settings(deadline=None)  # the first call imports
 @given(st.text())
 def test_any_text_is_an_arm_or_a_config_error(text: str) -> None:

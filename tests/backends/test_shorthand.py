@@ -48,6 +48,7 @@ def test_every_shorthand_is_tried() -> None:
     assert sum(len(spec.shorthands) for spec in BUILT_IN.values()) == len(SHORTHANDS)
 
 
+@pytest.mark.integration
 @settings(deadline=None)  # the first call imports
 @given(st.lists(st.sampled_from([case for case in CASES if case[1] != "half:dtype=bf16"]), min_size=1, max_size=6))
 def test_a_list_is_its_arms(cases: list[tuple[str, str]]) -> None:

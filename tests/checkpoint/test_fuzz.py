@@ -27,6 +27,8 @@ from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE
 from ampcompare.cli import main
 from ampcompare.errors import AmpCompareError, CheckpointError
 
+pytestmark = pytest.mark.integration
+
 EACH = 100  # times seven tests
 SOURCES = ("ours", "archive", "before 1.6", "safetensors", "pickle", "FP16_Optimizer")
 

@@ -293,6 +293,7 @@ def test_auto_is_content_with_a_pilot(tmp_path: Path) -> None:
     assert notes.said == ["the pilot of 5 seeds is enough for a margin of 20 points"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("arms", "size"), [(1, 5), (2, 8), (4, 10)])
 def test_a_pilot_grows_with_the_number_of_arms(tmp_path: Path, arms: int, size: int) -> None:
     """Several arms share the error rate, and each more degree of freedom then saves many seeds."""

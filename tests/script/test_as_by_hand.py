@@ -20,6 +20,8 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.script.amp import ScriptAmp
 from tests.script.small_script import ARMS, batch, network, two_networks
 
+pytestmark = pytest.mark.integration  # many trainings, each twice
+
 
 @dataclass(frozen=True)
 class Program:

@@ -19,6 +19,8 @@ from ampcompare.precision.factory import make_precision
 from ampcompare.tensors import skippable_step
 from ampcompare.tensors.skippable_step import DeferredFlag, obeys_flag, skip_on_device
 
+pytestmark = pytest.mark.integration  # every optimizer is trained with every arm
+
 ARMS = (
     "apex:O1,engine=compat",
     "apex:O2,engine=compat",

@@ -53,6 +53,8 @@ COMPILED = [
     pytest.param(arm, marks=() if arm.startswith(("apex:O1,e", "half:master_weights,d")) else pytest.mark.slow)
     for arm in ARMS
 ]
+pytestmark = pytest.mark.integration  # every method is trained with every arm
+
 CPU = torch.device("cpu")
 SMOOTHING = 0.1
 LR = 0.5

@@ -24,6 +24,8 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.session import Session
 
+pytestmark = pytest.mark.integration  # every task is trained with every arm
+
 CPU = torch.device("cpu")
 LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
 ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:master_weights,dynamic"]

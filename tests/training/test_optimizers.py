@@ -119,6 +119,7 @@ def test_in_fp32_the_weights_are_those_of_apex_larc(kind: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, model.parameters(), strict=True))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["larc", "lars"])
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_adapts_unscaled_gradients(arm: str, kind: str) -> None:

@@ -81,6 +81,7 @@ def test_adam_reads_late_once_a_step(launches: Any) -> None:
     assert (counts.waits, counts.late_reads) == (1, 0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("shared", "limit"), [(True, 80), (False, 350)])
 def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch, shared: bool, limit: int) -> None:
     """LARC adapts the 161 gradients of ResNet-50 with at most this many kernels besides the norms, and no wait."""
