@@ -61,8 +61,8 @@ def why_idle(record: RunRecord) -> str:
 def _has_no_ratio(record: RunRecord) -> bool:
     """Return whether a script reached a finite value, 0 or below, of a metric that is compared by ratios."""
     value = record.summary.metric_final
-    by_ratio = record.config.script is not None and record.metric.difference != "points"
-    return by_ratio and value is not None and math.isfinite(value) and value <= 0
+    is_finite = value is not None and math.isfinite(value)
+    return record.config.script is not None and is_finite and not has_score(value, record.metric)
 
 
 def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:

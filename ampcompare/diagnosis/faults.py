@@ -187,19 +187,25 @@ def _is_narrow(event: Event) -> bool:
     return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
 
-def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
-    """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
-    found, seen, todo = [], set(), list(ends)
+def _walked_back(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
+    seen: set[int] = set()
+    todo = list(ends)
     while todo:
         at = todo.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        before = [source for source in events[at].sources if source < at and _nonfinite(events[source])]
-        todo += before
-        if not before:
-            found.append(at)
-    return found
+        if at not in seen:
+            seen.add(at)
+            yield at
+            todo += before(at)
+
+
+def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
+    """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
+
+    def before(at: int) -> list[int]:
+        return [source for source in events[at].sources if source < at and _nonfinite(events[source])]
+
+    return [at for at in _walked_back(ends, before) if not before(at)]
 
 
 def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
@@ -207,28 +213,22 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
     """
-    seen, todo, deciding = set(), [end], set[int]()
-    while todo:
-        at = todo.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        deciding.update(one for one in events[at].decided if _nonfinite(events[one]))
-        todo += [source for source in (*events[at].sources, *events[at].decided) if source < at]
+
+    def before(at: int) -> list[int]:
+        return [source for source in (*events[at].sources, *events[at].decided) if source < at]
+
+    behind = _walked_back([end], before)
+    deciding = {one for at in behind for one in events[at].decided if _nonfinite(events[one])}
     return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
 
 
 def _first_wrong(events: Sequence[Event], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
-    seen, todo, first = set(), [end], end
-    while todo:
-        at = todo.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        first = min(first, at)
-        todo += [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
-    return first
+
+    def before(at: int) -> list[int]:
+        return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
+
+    return min(_walked_back([end], before))
 
 
 def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
@@ -247,12 +247,8 @@ def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
     for at in range(origin + 1, end + 1):
         if any(source in reached for source in events[at].sources):
             reached.add(at)
-    back, todo = set(), [end]
-    while todo:
-        at = todo.pop()
-        if at in reached and at not in back:
-            back.add(at)
-            todo += [source for source in events[at].sources if source < at]
+    ends = [end] if end in reached else []
+    back = _walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
     names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
