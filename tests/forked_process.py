@@ -103,7 +103,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends, and the server has not reported it yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """End the process by SIGTERM."""
