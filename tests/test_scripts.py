@@ -290,7 +290,9 @@ def test_gpu_machine_gets_the_cuda_pair(frame: Frame) -> None:
     frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
     frame.run("scripts/test")
     pips = [call for call in frame.calls() if call.startswith("pip")]
-    assert pips == ["pip install --retries 1 -c constraints/cuda.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]"]
+    assert pips == [
+        "pip install --retries 1 -c constraints/cuda.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]"
+    ]
 
 
 def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
