@@ -5,7 +5,7 @@
 Each process trains a script for Apex behind one arm, in blocks of steps, on the CPU clock of the process with one
 thread: without a record, without it again (A/A, the noise floor), with it (losses, steps, scalars, files, and the
 writing of the rows), and the loop written by hand for the same format, in random order. Each block makes its own model,
-optimizer and arm, so that the place of a tensor in memory is drawn anew; this, the first five steps, in which batches
+optimizer and arm, so that no tensor keeps its place in memory; this, the first five steps, in which batches
 are hashed, and the end lie outside the time. A ratio is taken within a round; a row is the median of the processes'
 medians, and the range next to it is over processes. What stays in a block without a record is the audit hook that notes
 files, which Python cannot remove: 0.1 us for each call of `id`, about twenty of which are in a step.
