@@ -4,11 +4,11 @@
 
 Faults: each network of `planted_faults.py` is diagnosed; it counts as found if the planted place, and nothing else, is
 proposed. HELD_OUT are networks that were written after the thresholds of the diagnosis were settled, and that changed
-none of them; those of `new_faults.py`, `everyday_faults.py` and `written_faults.py` were written later still, before the
-diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right, and
-all of the 20 healthy ones. Cost: one step of the
-medium model on the CPU clock of the process with one thread, bare, with ranges, and with ranges and drift, in random
-order; a row is the median of the ratios of a round. Load of other processes slows all three, not by the same factor.
+none of them; those of `new_faults.py`, `everyday_faults.py` and `written_faults.py` were written later still, before
+the diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right,
+and all of the 20 healthy ones. Cost: one step of the medium model on the CPU clock of the process with one thread,
+bare, with ranges, and with ranges and drift, in random order; a row is the median of the ratios of a round. Load of
+other processes slows all three, not by the same factor.
 """
 
 from __future__ import annotations

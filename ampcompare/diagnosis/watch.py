@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
 from ampcompare.records.diagnosis import Phase
 
-__all__ = ["Called", "Event", "Key", "Watch", "short", "unseen"]
+__all__ = ["FP16_LARGEST", "FP16_ZERO", "Called", "Event", "Key", "Watch", "short", "unseen"]
 
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
@@ -30,6 +31,9 @@ CONSTANT = frozenset(
         *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
     )
 )
+# They use a number of the code as an element of the result's type would be used.
+WITH_NUMBER = frozenset(("add", "sub", "rsub", "mul", "clamp", "clamp_min", "clamp_max"))
+FP16_ZERO, FP16_LARGEST = 2.0**-25, 65504.0  # what is not above the first is rounded to zero
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
@@ -74,6 +78,7 @@ class Event:
         wide: counts of the wide result, for gradients.
         version: of the tensor when it was counted, with its number of elements.
         decided: places of the results from which an index or a mask was computed that went in.
+        number: that the operation adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none.
     """
 
     key: Key
@@ -85,6 +90,7 @@ class Event:
     wide: Any = None
     version: tuple[int, int] = (-1, -1)
     decided: tuple[int, ...] = ()
+    number: float = 0.0
 
 
 @dataclass
@@ -223,7 +229,8 @@ class Watch(TorchDispatchMode):
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            self._record(key, given, output, exact, own, {id(one) for one in written}, decided)
+            number = _missing(args) if key[1] in WITH_NUMBER else 0.0
+            self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
         return output
 
     def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
@@ -267,6 +274,7 @@ class Watch(TorchDispatchMode):
         own: Any,
         written: set[int],
         decided: frozenset[int],
+        number: float,
     ) -> None:
         if key[1].startswith(UNSET):
             return
@@ -304,9 +312,9 @@ class Watch(TorchDispatchMode):
             else:
                 row, errors = self._counts(result, reference, by_itself, reference if result.dtype in HALF else None)
             version = (result._version, result.numel())
-            self._step.events.append(
-                Event(key, result.dtype, row, errors, sources, constant, version=version, decided=tuple(decided))
-            )
+            event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
+            event.number = number if result.dtype is torch.float16 else 0.0
+            self._step.events.append(event)
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
@@ -335,6 +343,14 @@ def _operation(func: Any) -> str:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _missing(args: Sequence[Any]) -> float:
+    """Return a number among the arguments of an operation that is zero or not finite in fp16; 0 for none."""
+    for value in args:
+        if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):
+            return value
+    return 0.0
 
 
 def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
