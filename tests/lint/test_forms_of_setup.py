@@ -52,6 +52,55 @@ PAIRS = {
         "",
         ["AMP119"],
     ),
+    "a checkpoint by another module that gets the optimizer alone": (
+        """
+        from helpers import save_checkpoint, train
+        def main(model, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            train(model, optimizer, scaler)
+            save_checkpoint("last", model=model, optimizer=optimizer, {good})
+        """,
+        "scaler=scaler if ready else None",
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint by another module that may have kept the scaler": (
+        """
+        import helpers
+        def main(model, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            {good}
+            helpers.save_checkpoint("last", model=model, optimizer=optimizer)
+        """,
+        "helpers.Saver(scaler)",
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint to which a method adds entries": (
+        """
+        def main(self, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            state = {{"optimizer": optimizer.state_dict()}}
+            {good}
+            state = self.model.extend(state)
+            torch.save(state, "last")
+        """,
+        'state["scaler"] = scaler.state_dict()',
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint of an optimizer with underscores": (
+        """
+        class Trainer:
+            def __init__(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def save(self):
+                torch.save({{"optimizer": self.__optimizer__.state_dict(), {good}}}, "last")
+        """,
+        '"scaler": self.scaler.state_dict()',
+        "",
+        ["AMP226"],
+    ),
     "a checkpoint by dict()": (
         """
         def save(optimizer, scaler):

@@ -198,6 +198,21 @@ def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: l
     assert right == []
 
 
+def test_scalers_of_other_classes_work_otherwise() -> None:
+    """A class whose name ends in GradScaler may update itself in its step."""
+    script = """
+    from .amp import {name}
+    scaler = {name}()
+    for batch in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+    """
+
+    assert codes_of(script.format(name="GradScaler")) == ["AMP204"]
+    assert codes_of(script.format(name="StaticGradScaler")) == []
+
+
 def test_packages_of_optimizers_are_no_optimizers() -> None:
     """`torch.optim.SGD(...)` is no call of a method of an optimizer, so the step after it is known."""
     script = """
