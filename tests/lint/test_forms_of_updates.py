@@ -12,6 +12,23 @@ from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
+    "clipping by another function where the scaler steps": (
+        """
+        if self.use_amp:
+            self.scaler.scale(loss).backward()
+            {good}
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            loss.backward()
+            if self.max_norm > 0:
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_norm)
+            self.optimizer.step()
+        """,
+        "clip_gradients(self.net, self.optimizer)",
+        "",
+        ["AMP235"],
+    ),
     "a pass in either branch, then clipping": (
         """
         if self.fp16:
