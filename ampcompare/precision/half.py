@@ -81,11 +81,16 @@ class Half(UnscaleOnce):
         if self.loss_scale is not None:
             for optimizer in optimizers:
                 self.unscale(optimizer)
-            self._forget(optimizers)
         for optimizer in optimizers:
-            optimizer.step()
+            self.end_update(optimizer, good=True)
         self._outcome = all_applied(len(optimizers), self._scales)
         return self._outcome
+
+    def end_update(self, optimizer: Optimizer, *, good: bool) -> Any:
+        """Step an optimizer whose gradients are unscaled, or leave it as it is. Return what its step does."""
+        if self.loss_scale is not None:
+            self._forget([optimizer])
+        return optimizer.step() if good else None
 
     def unrecordable(self, optimizers: Sequence[Optimizer]) -> None:
         return None

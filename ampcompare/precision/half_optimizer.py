@@ -131,13 +131,22 @@ class HalfOptimizer(Precision):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        if self._collects:
-            for optimizer in optimizers:
-                self._weights[id(optimizer)].collect()
+        self.collect(optimizers)
         if self._scale is None:
             return nullcontext(loss)
         on_device = self._device_scale(loss.device)
         return nullcontext(loss * self._scale if on_device is None else on_device.scaled(loss))
+
+    def collect(self, optimizers: Sequence[Optimizer]) -> None:
+        """Add up the gradients of earlier micro-batches, if in fp32, before a backward pass."""
+        if self._collects:
+            for optimizer in optimizers:
+                self._weights[id(optimizer)].collect()
+
+    def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+        """Return each 16-bit weight that `optimizer` steps a master of, with that master."""
+        weights = self._weights[id(optimizer)]
+        return weights.pairs() if isinstance(weights, Masters) else []
 
     def _device_scale(self, device: torch.device) -> DeviceLossScale | None:
         """Return the scale that lives on `device`; None if the host has it."""
@@ -184,6 +193,10 @@ class HalfOptimizer(Precision):
             self._inverses[grad.device] = scale, inverse
         return inverse
 
+    def overflows(self, optimizer: Optimizer) -> bool:
+        """Return whether a gradient that was unscaled is not finite, under a dynamic scale; waits for the device."""
+        return self._overflows([optimizer])[0]
+
     def _overflows(self, optimizers: Sequence[Optimizer]) -> list[bool]:
         """Return for each optimizer whether one of its flags is set; all of them are read in one transfer."""
         flags = [self._flags[id(optimizer)] for optimizer in optimizers]
@@ -205,16 +218,20 @@ class HalfOptimizer(Precision):
         if self._on_device is not None:
             return self._step_on_device(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._overflows(optimizers)])
-        self._forget(optimizers)
         for optimizer, good in zip(optimizers, applied, strict=True):
-            if good:
-                optimizer.step()
-                self._weights[id(optimizer)].give_weights()
-            else:
-                self._weights[id(optimizer)].drop()
-        if self.dynamic:
-            self._move_scale(overflow=not all(applied))
+            self.end_update(optimizer, good=good)
+        self.move_scale(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
+
+    def end_update(self, optimizer: Optimizer, *, good: bool) -> Any:
+        """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does."""
+        self._forget([optimizer])
+        if not good:
+            self._weights[id(optimizer)].drop()
+            return None
+        result = optimizer.step()
+        self._weights[id(optimizer)].give_weights()
+        return result
 
     def _step_on_device(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
@@ -238,7 +255,10 @@ class HalfOptimizer(Precision):
         for optimizer in optimizers:
             del self._flags[id(optimizer)]
 
-    def _move_scale(self, *, overflow: bool) -> None:
+    def move_scale(self, *, overflow: bool) -> None:
+        """Move a dynamic scale after an update."""
+        if not self.dynamic:
+            return
         assert self._scale is not None
         if overflow:
             self._scale = max(self._scale / FACTOR, MIN_SCALE)

@@ -59,6 +59,10 @@ class Masters(OptimizerWeights):
                     optimizer.state[master] = optimizer.state.pop(param)
         self._num_groups = len(optimizer.param_groups)
 
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each 16-bit weight with its master."""
+        return list(zip(self._params, self._masters, strict=True))
+
     @torch.no_grad()
     def take_gradients(self) -> None:
         if len(self._optimizer.param_groups) != self._num_groups:

@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
+from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.errors import UnsupportedCombination
@@ -26,6 +27,7 @@ from ampcompare.script.plain_backward import PlainBackward
 from ampcompare.script.session import here
 from ampcompare.script.torch_amp import TorchAmp
 from ampcompare.script.watch import Watch
+from ampcompare.script.whole_model import WholeModel
 
 MAX_PLAIN_STEPS = 100
 
@@ -48,7 +50,8 @@ def check_arm(arm: Arm) -> None:
 def half_dtype(arm: Arm) -> torch.dtype | None:
     """Return the 16-bit type that an arm computes in; None if it has none."""
     if arm.backend == "apex":
-        return None if arm.options["opt_level"] == "O0" else torch.float16
+        level = LEVELS[arm.options["opt_level"]]
+        return None if arm.options["opt_level"] == "O0" else getattr(torch, level.half_dtype)
     if arm.backend == "fp32":
         return None
     return torch.bfloat16 if arm.options.get("dtype") == "bfloat16" else torch.float16
@@ -79,7 +82,7 @@ class StandIn:
             self._stand_behind_amp(rows)
         if self.torch_amp is not None:
             self.torch_amp.install(self._patches)
-            if self._keep:
+            if self._keep and not isinstance(self.torch_amp, WholeModel):
                 context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
                 if arm.backend == "apex":
                     context = without_casts(importlib.import_module("ampcompare.apex.amp"))
@@ -99,13 +102,16 @@ class StandIn:
         opt_level.override(level, quiet=True, options=options)
         if level == "O1" and engine == "compat":
             self.torch_amp = O1BehindTorch(options.get("loss_scale", "dynamic"), self._given, self._initialized)
+        elif LEVELS[level].is_half and engine == "compat":
+            self.torch_amp = WholeModel(self.arm, rows, self._given, self._initialized)
         else:
             self.torch_amp = TorchAmp(self.arm, rows, self._given, self._initialized)
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
         self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows, self._given)
-        self.torch_amp = TorchAmp(arm, rows, self._given, self._initialized)
+        kind = WholeModel if arm.backend == "half" else TorchAmp
+        self.torch_amp = kind(arm, rows, self._given, self._initialized)
         functions = self.amp.functions()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
@@ -120,11 +126,11 @@ class StandIn:
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""
         self._given(_listed(models), _listed(optimizers))
-        patches = self.arm.options["opt_level"] == "O1"
+        patches = LEVELS[self.arm.options["opt_level"]].patch_torch_functions
         with kept_in_fp32(
             _listed(models),
             self._keep,
-            None if patches else torch.float16,
+            None if patches else half_dtype(self.arm),
             without_casts(sys.modules["apex.amp"]) if patches else None,
         ):
             return original(models, optimizers, *args, **kwargs)

@@ -41,7 +41,7 @@ class TorchAmp:
         used: the script has entered an autocast block, or made a GradScaler.
 
     Args:
-        arm: of the backend fp32 or native; any other is refused when the script first uses `torch.amp`.
+        arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
         rows: records losses and steps of a script without a GradScaler.
         given: called with the first optimizer before its first step.
         initialized: returns whether the script trains through `apex.amp`.
@@ -104,9 +104,9 @@ class TorchAmp:
             if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
                 raise UnsupportedCombination(
                     here(
-                        f"the script uses torch.amp, which names no model, so {self._arm} cannot prepare one; arms for "
-                        "it are fp32, native:fp16, native:bf16 and apex:O1. For the others put these two lines into "
-                        f"it instead: {LINES}"
+                        f"the script uses torch.amp, and {self._arm} is only there for scripts with apex.amp, as are "
+                        "O4 and all levels of the real Apex; compare another arm, or put these two lines into it "
+                        f"instead: {LINES}"
                     )
                 )
             self.used = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.script_source.files import read_files
 from ampcompare.script_source.uses import Uses, find_uses
@@ -22,7 +23,6 @@ TWO_LINES = (
 APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
 TORCH = {"autocast", "GradScaler"}
 ENTRIES = {"initialize", "init"}
-FOR_TORCH_AMP = "fp32, native:fp16, native:bf16 and apex:O1"
 
 
 def why_refused(script: ScriptConfig, arm: Arm) -> str:
@@ -65,15 +65,15 @@ def _for_neither(path: Path) -> str:
 
 def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
     place = next((use.place for kind in ("scaler", "autocast") for use in uses.calls[kind]), path)
-    if arm.backend == "half" or (arm.backend == "apex" and arm.options["opt_level"] not in ("O0", "O1")):
+    if arm.backend == "apex" and arm.options["opt_level"] == "O4":
         return (
-            f"{place}: the script uses torch.amp, which names no model, and this arm prepares one; arms for such "
-            f"scripts are {FOR_TORCH_AMP}. For the others put two lines into it instead: {TWO_LINES}"
+            f"{place}: the script uses torch.amp, and O4 is only there for scripts with apex.amp: compare native:bf16, "
+            f"or put two lines into it instead: {TWO_LINES}"
         )
-    if "GradScaler" not in uses.words and _scales(arm):
+    if "GradScaler" not in uses.words and _needs_scaler(arm):
         return (
-            f"{place}: the script uses autocast without a GradScaler, and fp16 needs a scaled loss: add `scaler = "
-            "torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+            f"{place}: the script uses autocast without a GradScaler, and this arm scales the loss or has master "
+            "weights: add `scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
         )
     return ""
 
@@ -100,8 +100,16 @@ def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
     return ""
 
 
-def _scales(arm: Arm) -> bool:
-    return arm.options.get("dtype") == "float16" if arm.backend == "native" else arm.options.get("opt_level") == "O1"
+def _needs_scaler(arm: Arm) -> bool:
+    """Return whether an arm cannot train a script without a GradScaler."""
+    if arm.backend == "native":
+        return bool(arm.options.get("dtype") == "float16")
+    if arm.backend == "half":
+        return bool(arm.options.get("master_weights") or arm.options.get("loss_scale"))
+    if arm.backend != "apex":
+        return False
+    level = apex_level(arm.options)
+    return level.patch_torch_functions or bool(level.master_weights) or level.loss_scale != 1.0
 
 
 def _is_fp32(arm: Arm) -> bool:

@@ -128,8 +128,8 @@ def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
     """The reason is that of the arm, with the line of the script."""
-    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, which names no model"):
-        diagnose(TORCH.replace("FACTOR", "1"), "half", steps=1)
+    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, and O4 is only"):
+        diagnose(TORCH.replace("FACTOR", "1"), "apex:O4", steps=1)
 
 
 def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ DDP = "from apex.parallel import DistributedDataParallel\n"
 CLOSURE = APEX + "def closure():\n    pass\nopt.step(closure)\nscheduler.step()\n"
 
 
+SCALING = ("O1", "O2", "O3,loss_scale=8", "O5", "half:loss_scale=8", "half:master_weights")
+
+
 def refused(tmp_path: Path, text: str, arm: str, others: dict[str, str] | None = None) -> str:
     for name, content in (others or {}).items():
         path = tmp_path / name
@@ -36,10 +39,9 @@ def refused(tmp_path: Path, text: str, arm: str, others: dict[str, str] | None =
     ("text", "arm", "why"),
     [
         (PLAIN, "fp32", "/train.py: the script uses neither apex.amp nor torch.amp"),
-        (TORCH, "half", "/train.py:2: the script uses torch.amp, which names no model"),
-        (TORCH, "O2", "/train.py:2: the script uses torch.amp, which names no model"),
+        (TORCH, "O4", "/train.py:2: the script uses torch.amp, and O4 is only there for"),
         (NO_SCALER, "native:fp16", "/train.py:2: the script uses autocast without a GradScaler"),
-        (NO_SCALER, "O1", "/train.py:2: the script uses autocast without a GradScaler"),
+        *[(NO_SCALER, arm, "/train.py:2: the script uses autocast without a GradScaler") for arm in SCALING],
         (OFF, "O2", "/train.py:2: amp.initialize has enabled=False"),
         (OLD, "bf16", "/train.py:2: amp.init has no models"),
         (DDP, "bf16", "/train.py: the script uses Apex, and never calls amp.initialize"),
@@ -54,8 +56,8 @@ def test_an_arm_that_cannot_train_is_refused(tmp_path: Path, text: str, arm: str
 @pytest.mark.parametrize(
     ("text", "arm"),
     [
-        *[(TORCH, arm) for arm in ("fp32", "native:fp16", "bf16", "O0", "O1")],
-        (NO_SCALER, "bf16"),
+        *[(TORCH, arm) for arm in ("fp32", "native:fp16", "bf16", "O0", "O1", "O2", "O3", "O5", "half")],
+        *[(NO_SCALER, arm) for arm in ("bf16", "O0", "O3", "half", "half:bn_fp32")],
         *[(APEX, arm) for arm in ("fp32", "native:fp16", "half", "O2")],
         (OFF, "fp32"),
         (OLD, "O1"),
@@ -78,7 +80,7 @@ def test_imported_files_count(tmp_path: Path) -> None:
         "pkg/scale.py": TORCH,
     }
     assert refused(tmp_path, "from engine import train\n", "fp32", files) == ""
-    assert refused(tmp_path, "from engine import train\n", "half", files).startswith("/pkg/scale.py:2:")
+    assert refused(tmp_path, "from engine import train\n", "O4", files).startswith("/pkg/scale.py:2:")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Gradients of a model whose optimizer steps fp32 master weights, as a script without masters expects them.
+
+From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
+replacing it act on what is stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["MasterGradients"]
+
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+Pairs = Iterable[tuple[Tensor, Tensor]]
+
+
+class MasterGradients:
+    """`tensor.grad` for the 16-bit weights whose gradients are shown; for all others it is what it was."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
+        self._property = property(self._read, self._write, _GRAD.__delete__)
+
+    def show(self, pairs: Pairs) -> None:
+        """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
+        for param, master in pairs:
+            self._shown[id(param)] = param, master, _GRAD.__get__(master)
+            _GRAD.__set__(param, None)
+        self._set()
+
+    def hide(self, pairs: Pairs) -> None:
+        """Let weights show their own gradients again."""
+        for param, _ in pairs:
+            self._shown.pop(id(param), None)
+        self._set()
+
+    def are_shown(self, pairs: Pairs) -> bool:
+        """Return whether any of these shows a gradient."""
+        return any(self._shown.get(id(param), (None, None, None))[2] is not None for param, _ in pairs)
+
+    def end(self) -> None:
+        """Let all tensors show their own gradients."""
+        self._shown.clear()
+        self._set()
+
+    def _set(self) -> None:
+        if self._shown:
+            Tensor.grad = self._property  # type: ignore[assignment]
+        elif vars(Tensor).get("grad") is self._property:
+            del Tensor.grad
+
+    def _read(self, tensor: Tensor) -> Any:
+        shown = self._shown.get(id(tensor))
+        return _GRAD.__get__(tensor) if shown is None else shown[2]
+
+    def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
+        shown = self._shown.get(id(tensor))
+        if shown is None:
+            _GRAD.__set__(tensor, grad)
+            return
+        param, master, _ = shown
+        wide = None if grad is None else grad.float()
+        _GRAD.__set__(master, wide)
+        _GRAD.__set__(param, None)
+        if wide is None:
+            del self._shown[id(tensor)]
+            self._set()
+        else:
+            self._shown[id(tensor)] = param, master, wide
