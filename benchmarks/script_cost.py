@@ -46,8 +46,8 @@ from ampcompare.legacy.settings import ExecSettings
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
 
-BLOCK = {"tiny": 100, "deep": 40, "medium": 10}
-ROUNDS = {"tiny": 100, "deep": 60, "medium": 60}
+BLOCK = {"tiny": 100, "deep": 60, "medium": 40}
+ROUNDS = {"tiny": 100, "deep": 50, "medium": 20}
 FIRST_STEPS = 5
 KINDS = ("without", "a/a", "recorded", "by hand")
 GOAL = 1.02  # of a record, on the medium model

@@ -65,7 +65,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         watch = None
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
-        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch))
+        for_cuda = settings.device == "cpu"
+        _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return arm.backend == "apex"
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.

@@ -18,6 +18,7 @@ from ampcompare.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.legacy import opt_level
 from ampcompare.legacy.record.rows import Rows
+from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 from ampcompare.script.amp import ScriptAmp
@@ -65,11 +66,21 @@ class StandIn:
         rows: records losses and steps; None records nothing.
         watch: records the first weights.
         engine: what `apex` means, "compat" or "nvidia"; only arms of Apex run on the latter.
+        for_cuda: what the script does on CUDA happens on the CPU.
     """
 
-    def __init__(self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        rows: Rows | None,
+        *,
+        engine: str = "compat",
+        watch: Watch | None = None,
+        for_cuda: bool = False,
+    ) -> None:
         check_arm(arm)
         self.arm = arm
+        self._for_cuda = for_cuda
         self.amp: ScriptAmp | None = None
         self.torch_amp: TorchAmp | O1BehindTorch | None = None
         self._watch = watch
@@ -109,7 +120,7 @@ class StandIn:
 
     def _stand_behind_amp(self, rows: Rows | None) -> None:
         arm = self.arm
-        self.amp = ScriptAmp(str(arm), lambda device: make_precision(arm, device=device), rows, self._given)
+        self.amp = ScriptAmp(str(arm), self._make_precision, rows, self._given)
         kind = WholeModel if arm.backend == "half" else TorchAmp
         self.torch_amp = kind(arm, rows, self._given, self._initialized)
         functions = self.amp.functions()
@@ -122,6 +133,11 @@ class StandIn:
                     self._patches.put(module, function, functions[function])
         self._patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         os.register_at_fork(after_in_child=self.amp.end_casts)
+
+    def _make_precision(self, device: str) -> Precision:
+        """Build what prepares models on a device; torch's autocast has other lists of functions for CUDA."""
+        is_cast = self.arm.backend == "native"
+        return make_precision(self.arm, device="cuda" if self._for_cuda and is_cast else device)
 
     def _initialize(self, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Call Apex's own, once the first weights are recorded."""

@@ -73,9 +73,10 @@ class Watch:
         if row["kind"] != "step":
             return
         self._batches.stepped()
-        first = min(self._steps, default=row["optimizer"])
+        if self._max_steps is None:
+            return
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
-        if self._max_steps is not None and self._steps.get(first, 0) >= self._max_steps:
+        if self._steps[min(self._steps)] >= self._max_steps:
             raise EnoughSteps(0)
 
 

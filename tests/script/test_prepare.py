@@ -78,6 +78,32 @@ def test_casts_for_cuda_act_on_the_cpu_in_its_place(forked_python: Any, tmp_path
     assert read_rows(tmp_path / "r.jsonl").steps[0].loss_scales_before == (65536.0,)
 
 
+BEHIND_APEX = """
+import torch
+from apex import amp
+from torch.nn import functional as F
+
+model = torch.nn.Linear(4, 3).cuda()
+model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), verbosity=0)
+logits = model(torch.randn(8, 4).cuda())
+casts = [value.dtype for value in (logits, logits.softmax(1), logits.exp(), logits.sum(), F.layer_norm(logits, (3,)))]
+with amp.disable_casts(), torch.autocast("cuda", dtype=logits.dtype):
+    own = model(torch.randn(8, 4).cuda())
+    own = [value.dtype for value in (own, own.softmax(1), own.exp(), own.sum(), F.layer_norm(own, (3,)))]
+assert casts == own == [logits.dtype, *4 * [torch.float32]], (casts, own)
+with amp.scale_loss(logits.float().square().mean(), optimizer) as scaled:
+    scaled.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "native:bf16"])
+def test_casts_behind_apex_are_those_for_cuda(forked_python: Any, tmp_path: Path, arm: str) -> None:
+    """On the CPU in the place of a GPU, the arm runs the functions in fp32 that `torch.autocast("cuda")` does."""
+    done = run(forked_python, tmp_path, BEHIND_APEX, "--device", "cpu", "--arm", arm)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
     """No traceback: the line of the script, the reason, and the exit code of the error."""
     done = run(forked_python, tmp_path, SCRIPT.replace("verbosity=0", "enabled=False"), "--arm", "half")

@@ -29,6 +29,12 @@ __all__ = ["Recorder", "header"]
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
+# What may wait for a device, by the kind of row.
+UNREAD = {
+    "backward": ("loss", "scale_before", "scale_after"),
+    "plain_backward": ("loss",),
+    "step": ("applied",),
+}
 ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
 
 
@@ -165,15 +171,12 @@ class Recorder:
     @staticmethod
     def _read_tensors(rows: list[dict[str, Any]]) -> None:
         """Replace what is known by now, and losses and scales on a device, by values, with one read for each device."""
-        for row in rows:
-            for name in ("applied", "scale_before", "scale_after"):
-                value = row.get(name)
-                if callable(value):
-                    row[name] = value()
         waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         for row in rows:
-            for name in ("loss", "scale_before", "scale_after"):
-                value = row.get(name)
+            for name in UNREAD.get(row["kind"], ()):
+                value = row[name]
+                if callable(value):
+                    value = row[name] = value()
                 if isinstance(value, torch.Tensor):
                     waiting.setdefault(value.device, []).append((row, name, value))
         for entries in waiting.values():

@@ -140,4 +140,4 @@ def value_of(loss: Any) -> Any:
         return float(loss) if isinstance(loss, (int, float)) else None
     if loss.numel() != 1:
         return None
-    return loss.detach().item() if loss.device.type == "cpu" else loss.detach().clone()
+    return loss.item() if loss.is_cpu else loss.detach().clone()
