@@ -87,7 +87,7 @@ def _overflow(facts: StepFacts, at: int) -> Fault:
         text = (
             f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
         )
-        return _fault("overflow", facts, chosen, text, _onward(events, origin, at))
+        return _fault("overflow", facts, chosen, text, _onward(events, origin, at), reason=reason_of(events, chosen))
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
     return _fault("not precision", facts, origin, text, _onward(events, origin, at))
 

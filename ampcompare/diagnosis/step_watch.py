@@ -93,7 +93,7 @@ class StepWatch:
         stepped = {update.parameter for update in updates}
         for event in step.events:
             if stepped and event.key[3] == "gradient":  # of another optimizer, whose step it was not
-                event.constant = _name(event.key[0], event.key[1]) not in stepped
+                event.constant |= _name(event.key[0], event.key[1]) not in stepped
         if step.events and self.is_watched:
             self.observation.add(StepFacts(self._step, applied, self.scale, step, updates))
         else:
@@ -114,13 +114,18 @@ class StepWatch:
 
     def _add(self, phase: Phase, model: nn.Module | None = None) -> None:
         named: list[tuple[Key, Tensor]] = []
+        stepped = self.updates.stepped
+        unused: set[Key] = set()
         for name, param in self.sites.parameters(model):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
             if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                named.append(((*_split(name), "", phase), tensor))
+                key: Key = (*_split(name), "", phase)
+                named.append((key, tensor))
+                if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
+                    unused.add(key)
         with self.operations.paused():
-            self.operations.add(named)
+            self.operations.add(named, unused)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -32,6 +32,11 @@ class UpdateCounter:
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._counts: list[tuple[str, str, float | None, Tensor]] = []
 
+    @property
+    def stepped(self) -> set[str]:
+        """The names of the parameters that were stepped since `take`."""
+        return {name for name, *_ in self._counts}
+
     def take(self) -> list[LostUpdates]:
         """Return the counts since the last call, read from the device at once."""
         counts, self._counts = self._counts, []

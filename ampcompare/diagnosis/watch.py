@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -164,13 +164,17 @@ class Watch(TorchDispatchMode):
                     _read(step.events, name)
         return step
 
-    def add(self, tensors: Iterable[tuple[Key, Tensor]]) -> None:
-        """Count tensors that no operation of this step made, such as weights."""
+    def add(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
+        """Count weights, or gradients, of which those that no operation of this step made are left from another one.
+
+        Args:
+            unused: gradients that no step uses.
+        """
         with unseen():
             for key, tensor in tensors:
-                self._add(key, tensor)
+                self._add(key, tensor, key in unused)
 
-    def _add(self, key: Key, tensor: Tensor) -> None:
+    def _add(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
         exact = None if self.shadows is None else self.shadows.of(tensor)
         source = self._producer.get(_storage(tensor))
         known = self._event_of(tensor)
@@ -183,7 +187,8 @@ class Watch(TorchDispatchMode):
         wide = exact if exact is not None and key[3] == "gradient" else None
         sources = () if source is None else (source,)
         wide_row = None if wide is None else self._counts(wide, None, None, None)[0]
-        self._step.events.append(Event(key, tensor.dtype, row, errors, sources, wide=wide_row))
+        constant = is_unused or (key[3] == "gradient" and source is None)
+        self._step.events.append(Event(key, tensor.dtype, row, errors, sources, constant, wide_row))
 
     def _counts(
         self, tensor: Tensor, exact: Tensor | None, own: Tensor | None, losing: Tensor | None

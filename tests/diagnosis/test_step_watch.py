@@ -1,0 +1,87 @@
+"""Which gradients of a step count: those that its optimizers use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.diagnosis.faults import find_faults
+from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.step_watch import StepWatch
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 1, dtype=torch.float16)
+
+
+@pytest.fixture
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepWatch]:
+    found = StepWatch(Observation(), steps=8)
+    found.sites.follow([model])
+    handles = [
+        optimizer.register_step_pre_hook(found.updates.before_step),
+        optimizer.register_step_post_hook(found.updates.after_step),
+    ]
+    found.open()
+    found.add_weights()
+    yield found
+    found.close()
+    for handle in handles:
+        handle.remove()
+
+
+def backward(watch: StepWatch, model: nn.Module, size: float) -> None:
+    loss: Tensor = model(torch.ones(2, 4, dtype=torch.float16)).sum() * size
+    loss.backward()
+    watch.add_gradients()
+
+
+def end(watch: StepWatch, optimizer: torch.optim.Optimizer) -> list[str]:
+    watch.end_step(True, [optimizer])
+    return [fault.kind for fault in find_faults(watch.observation)]
+
+
+def test_a_gradient_that_is_stepped_counts(
+    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """It is not finite, and the weights are updated by it."""
+    backward(watch, model, 6e4)
+    with watch.operations.paused():
+        optimizer.step()
+    assert end(watch, optimizer) == ["gradient overflow"]
+
+
+def test_what_another_loss_adds_behind_the_step_does_not_count(
+    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """As in a GAN, whose generator's loss goes through the discriminator that was stepped before."""
+    backward(watch, model, 1.0)
+    with watch.operations.paused():
+        optimizer.step()
+    backward(watch, model, 6e4)
+    assert end(watch, optimizer) == []
+
+
+def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
+    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """No operation of this step has made it."""
+    for param in model.parameters():
+        param.grad = torch.full_like(param, torch.inf)
+    watch.operations.drain()
+    watch.add_gradients()
+    with watch.operations.paused():
+        optimizer.step()
+    events = watch.operations.drain().events
+    assert len(events) == 2
+    assert all(event.constant for event in events)
