@@ -23,6 +23,7 @@ from ampcompare.migrate.reads import place_unscale
 from ampcompare.migrate.scalers import plan_scalers
 from ampcompare.migrate.sites import Backward, Sites, Step, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
+from ampcompare.migrate.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.migrate.tree import Function, Tree
 
 __all__ = ["rewrite_core"]
@@ -48,6 +49,9 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
     core.across, core.helped = around.across or helped, helped
+    if target == "torch" and uses_timm_scaler(tree, sites):
+        rewrite_timm(core)
+        return core.findings
     create_scalers(core)
     name_carried(core)
     if target == "precision":

@@ -17,7 +17,7 @@ from ampcompare.source.syntax import dotted
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
-__all__ = ["create_scalers"]
+__all__ = ["create_scalers", "replace_call"]
 
 
 def create_scalers(core: Core) -> None:
@@ -66,7 +66,6 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if in_module:
         declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
-    results = _results(tree, initialize)
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
@@ -77,14 +76,14 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if hoisted:
         late = [each for each in carried if not is_bound_above(conditions[-1], each)]
         early = [each for each in carried if each not in late]
-        edits.before(conditions[-1], lines + attach(core, initialize, early) + models)
-        _replace_call(core, initialize, results, attach(core, initialize, late))
+        edits.before(conditions[-1], lines + attach(core, initialize, early))
+        replace_call(core, initialize, attach(core, initialize, late) + models)
         return
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
-    _replace_call(core, initialize, results, lines + attach(core, initialize, carried) + models)
+    replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
 
 
 def _is_made_above(core: Core, initialize: Initialize) -> bool:
@@ -194,7 +193,13 @@ def _flat(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _replace_call(core: Core, initialize: Initialize, results: str, lines: list[str]) -> None:
+def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
+    """Put the value of `amp.initialize` in its place, and statements below or above it.
+
+    Raises:
+        Unsure: it stands inside another statement, or has no models.
+    """
+    results = _results(core.tree, initialize)
     tree, edits, statement = core.tree, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)
