@@ -8,7 +8,7 @@ from itertools import product
 from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
 
-__all__ = ["is_exclusive", "conditions_around"]
+__all__ = ["conditions_around", "is_exclusive"]
 
 
 def conditions_around(tree: Tree, node: ast.AST, within: ast.AST | None = None) -> set[str]:
