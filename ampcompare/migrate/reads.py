@@ -143,7 +143,12 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
         lines = [f"if {' and '.join(sorted(only_if))}:", f"{tree.unit}{lines[0]}"]
-    _insert(core, lines, sorted(statements, key=lambda each: each.lineno))
+    ordered = sorted(statements, key=lambda each: each.lineno)
+    _insert(core, lines, ordered)
+    for node in ast.walk(loop) if loop is not None else ():
+        if isinstance(node, ast.Continue) and ordered[0].lineno < node.lineno < step.statement.lineno:
+            if not conditions_around(tree, step.statement, loop) - conditions_around(tree, node, loop):
+                core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
 
 
 def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
