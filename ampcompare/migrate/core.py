@@ -21,9 +21,11 @@ from ampcompare.migrate.passed import drop_passed
 from ampcompare.migrate.precision import rewrite_for_precision
 from ampcompare.migrate.reads import place_unscale
 from ampcompare.migrate.scalers import plan_scalers
-from ampcompare.migrate.sites import Backward, Sites, Step, Unsure, collect_sites
+from ampcompare.migrate.sites import Backward, Initialize, Sites, Step, Unsure, collect_sites
 from ampcompare.migrate.state import rewrite_state
+from ampcompare.migrate.timm_scaler import rewrite_timm, uses_timm_scaler
 from ampcompare.migrate.tree import Function, Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["rewrite_core"]
 
@@ -48,6 +50,9 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
     core.across, core.helped = around.across or helped, helped
+    if target == "torch" and uses_timm_scaler(tree, sites):
+        rewrite_timm(core)
+        return core.findings
     create_scalers(core)
     name_carried(core)
     if target == "precision":
@@ -70,6 +75,8 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
 
 
 def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
+    for initialize in sites.initializes if not sites.backwards else []:
+        _refuse_library(tree, initialize)
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and id(use) not in names.passed and _is_passed_on(tree, use):
             raise Unsure(use, f"{name} is passed on as a value; what is called on it cannot be seen")
@@ -77,6 +84,20 @@ def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
                 raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
+
+
+def _refuse_library(tree: Tree, initialize: Initialize) -> None:
+    """Refuse a trainer that inherits its backward pass from the one of transformers, which calls Apex itself."""
+    holder = tree.class_of(initialize.function)
+    bases = {dotted(base) for base in holder.bases} if holder is not None else set()
+    for node in tree.nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers" and not node.level:
+            if any(alias.name == "Trainer" and (alias.asname or alias.name) in bases for alias in node.names):
+                raise Unsure(
+                    initialize.call,
+                    "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
+                    "arguments of the Trainer, and remove this branch by hand",
+                )
 
 
 def _is_passed_on(tree: Tree, node: ast.AST) -> bool:

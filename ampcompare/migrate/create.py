@@ -11,13 +11,13 @@ from ampcompare.migrate.elsewhere import attach, carried_keys, is_bound_above, w
 from ampcompare.migrate.placing import call_lines, conditions_of, declare_global
 from ampcompare.migrate.settings import ScalerSettings, scaler_settings
 from ampcompare.migrate.sites import Initialize, Unsure
-from ampcompare.migrate.tree import Tree
+from ampcompare.migrate.tree import Function, Tree
 from ampcompare.source.syntax import dotted
 
 if TYPE_CHECKING:
     from ampcompare.migrate.context import Core
 
-__all__ = ["create_scalers"]
+__all__ = ["create_scalers", "replace_call"]
 
 
 def create_scalers(core: Core) -> None:
@@ -53,6 +53,8 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
     hoisted &= initialize.options is None  # a dict that may be None where Apex is off
+    at_times = scalers.home == "self" and bool(conditions) and _may_run_again(function, conditions)
+    hoisted &= not at_times
     if hoisted:
         enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
         enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())
@@ -66,9 +68,11 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if in_module:
         declare_global(core, function)
     default = [f"{inside}{name} = {core.off}" for name in scalers.names]
-    results = _results(tree, initialize)
     carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
+    if at_times:
+        default = []
+        _declare_in_class(core, initialize)
     place = (id(tree.block(initialize.statement)), tuple(lines))
     unused = core.always and "optimizers" not in initialize.arguments and not core.sites.backwards
     if unused or place in core.made or _is_made_above(core, initialize):
@@ -77,14 +81,37 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     if hoisted:
         late = [each for each in carried if not is_bound_above(conditions[-1], each)]
         early = [each for each in carried if each not in late]
-        edits.before(conditions[-1], lines + attach(core, initialize, early) + models)
-        _replace_call(core, initialize, results, attach(core, initialize, late))
+        edits.before(conditions[-1], lines + attach(core, initialize, early))
+        replace_call(core, initialize, attach(core, initialize, late) + models)
         return
     if conditions and not in_module and conditions[-1] not in core.defaults and not _is_again(core, initialize):
         core.defaults.add(conditions[-1])
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         edits.before(conditions[-1], default)
-    _replace_call(core, initialize, results, lines + attach(core, initialize, carried) + models)
+    replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
+
+
+def _may_run_again(function: Function | None, conditions: list[ast.If]) -> bool:
+    """Return whether a method may run again for another purpose, which an argument with a default says."""
+    if function is None or function.name == "__init__":
+        return False
+    given = function.args.args
+    modes = {each.arg for each in (*given[len(given) - len(function.args.defaults) :], *function.args.kwonlyargs)}
+    asked = {part.id for each in conditions for part in _parts(each.test) if isinstance(part, ast.Name)}
+    return bool(modes & asked)
+
+
+def _declare_in_class(core: Core, initialize: Initialize) -> None:
+    """Make a scaler that does nothing the default of a class, once."""
+    holder = core.tree.class_of(initialize.function)
+    if holder is None or holder in core.defaults:
+        return
+    core.defaults.add(holder)
+    text = isinstance(holder.body[0], ast.Expr) and isinstance(holder.body[0].value, ast.Constant)
+    first = holder.body[1] if text and len(holder.body) > 1 else holder.body[0]
+    name = initialize.function.name if initialize.function is not None else ""
+    lines = [f"{each} = {core.off}  # {name} sets it" for each in core.scalers.names]
+    core.edits.before(first, [*lines, ""])
 
 
 def _is_made_above(core: Core, initialize: Initialize) -> bool:
@@ -194,7 +221,13 @@ def _flat(node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _replace_call(core: Core, initialize: Initialize, results: str, lines: list[str]) -> None:
+def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
+    """Put the value of `amp.initialize` in its place, and statements below or above it.
+
+    Raises:
+        Unsure: it stands inside another statement, or has no models.
+    """
+    results = _results(core.tree, initialize)
     tree, edits, statement = core.tree, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)

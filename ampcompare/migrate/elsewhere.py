@@ -143,6 +143,7 @@ def _subclasses(core: Core, keys: list[str]) -> list[str]:
         f"{unit * 2}with {context}:",
         f"{unit * 3}return super().forward(*args, **kwargs)",
         "",
+        f"Autocast.__name__ = type({key}).__name__",
         f"{key}.__class__ = Autocast",
     ]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from ampcompare.migrate.exclusive import is_exclusive
 from ampcompare.migrate.names import Names
-from ampcompare.migrate.sites import Sites, Unsure
+from ampcompare.migrate.sites import Sites, Step, Unsure
 from ampcompare.migrate.tree import Tree
+from ampcompare.source.syntax import dotted
 
 __all__ = ["check_native"]
 
@@ -19,10 +21,14 @@ def check_native(tree: Tree, names: Names, sites: Sites) -> bool:
     Raises:
         Unsure: the two may meet.
     """
+    for step in sites.steps if sites.natives else []:
+        if not sites.initializes or not _steps_apart(tree, step):
+            raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
     found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
     used = [node for node in found if not _is_dead(tree, node)]
     apart = bool(not sites.backwards and not sites.masters and sites.initializes)
     alive = [node for node in used if not _is_harmless(tree, names, node) and not _is_elsewhere(tree, sites, node)]
+    alive = [node for node in alive if not _is_another_branch(tree, names, sites, node)]
     if not alive:
         return apart and bool(used)
     for node in alive:
@@ -68,6 +74,30 @@ def _is_elsewhere(tree: Tree, sites: Sites, node: ast.AST) -> bool:
     statements += [each.statement for each in sites.initializes]
     statements += [each.statement for each in sites.backwards] + [each.statement for each in sites.steps]
     return not any(outermost[-1] in tree.ancestors(each) for each in statements)
+
+
+def _is_another_branch(tree: Tree, names: Names, sites: Sites, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use is one of a branch that never runs together with a block of `scale_loss`.
+
+    A GradScaler is, wherever it is made: what it scales is looked at elsewhere.
+    """
+    blocks = [each.statement for each in sites.backwards if each.block]
+    if not blocks:
+        return False
+    if str(names.meaning(node)).endswith(".GradScaler"):
+        return True
+    near = [each for each in blocks if tree.function(each) is tree.function(node)]
+    return bool(near) and all(is_exclusive(tree, node, each) for each in near)
+
+
+def _steps_apart(tree: Tree, step: Step) -> bool:
+    """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "step" and node.args:
+            if dotted(node.args[0]) == step.optimizer and tree.function(node) is step.function:
+                if is_exclusive(tree, node, step.statement):
+                    return True
+    return False
 
 
 def _is_dead(tree: Tree, node: ast.AST) -> bool:

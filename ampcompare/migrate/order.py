@@ -99,11 +99,17 @@ def _expand(
             yield from _expand(named[event][0], per_function, named, depth + 1)
 
 
+def _beside(plain: Backward, sites: Sites) -> list[str]:
+    """Return the optimizers of the blocks in the function of a plain backward pass, whose other branch it is."""
+    near = [each for each in sites.backwards if each.block and each.function is plain.function]
+    return [key for each in near for key in each.optimizers]
+
+
 def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites, group: Callable[[str], str]) -> None:
     pending: list[str] = []
     for index, event in enumerate(events):
         if isinstance(event, Backward):
-            pending += [key for key in event.optimizers if key not in pending]
+            pending += [key for key in event.optimizers or _beside(event, sites) if key not in pending]
         elif isinstance(event, Read):
             if pending:
                 order.pending[id(event.node)] = tuple(pending)

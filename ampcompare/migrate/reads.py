@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.exclusive import conditions_around
 from ampcompare.migrate.sites import Backward, Read, Step, Unsure
 from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
@@ -115,20 +116,6 @@ def _loop(tree: Tree, node: ast.AST) -> ast.AST | None:
     return None
 
 
-def _tests(tree: Tree, node: ast.AST, loop: ast.AST | None) -> set[str]:
-    """Return the tests, as text, under which a node runs in each round of a loop."""
-    found = set()
-    below = node
-    for outer in tree.ancestors(node):
-        if outer is loop:
-            break
-        if isinstance(outer, ast.If):
-            positive = any(each is below for each in outer.body)
-            found.add(ast.unparse(outer.test) if positive else f"not ({ast.unparse(outer.test)})")
-        below = outer
-    return found
-
-
 def _varies(test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
@@ -144,7 +131,7 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     loop = _loop(tree, step.statement)
     only_if: set[str] = set()
     for read in reads:
-        missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
+        missing = set(conditions_around(tree, step.statement, loop) - conditions_around(tree, read.statement, loop))
         if _loop(tree, read.statement) is not loop or any(_varies(test, loop) for test in missing):
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
@@ -156,7 +143,12 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
         lines = [f"if {' and '.join(sorted(only_if))}:", f"{tree.unit}{lines[0]}"]
-    _insert(core, lines, sorted(statements, key=lambda each: each.lineno))
+    ordered = sorted(statements, key=lambda each: each.lineno)
+    _insert(core, lines, ordered)
+    for node in ast.walk(loop) if loop is not None else ():
+        if isinstance(node, ast.Continue) and ordered[0].lineno < node.lineno < step.statement.lineno:
+            if not conditions_around(tree, step.statement, loop) - conditions_around(tree, node, loop):
+                core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
 
 
 def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:

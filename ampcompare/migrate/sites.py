@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.migrate.arguments import bind, members, unknown_options
+from ampcompare.migrate.exclusive import is_exclusive
 from ampcompare.migrate.finding import Unsure
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.options import UNSEEN
@@ -103,10 +104,17 @@ class Read:
 
 @dataclass
 class Sites:
-    """All sites of a module, in the order of the source."""
+    """All sites of a module, in the order of the source.
+
+    Attributes:
+        others: plain backward passes for optimizers that Apex has nothing to do with; autocast alone is for them.
+        natives: backward passes of a GradScaler in branches of their own, which stay as they are.
+    """
 
     initializes: list[Initialize] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
+    others: list[Backward] = field(default_factory=list)
+    natives: list[ast.Call] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     masters: list[ast.Call] = field(default_factory=list)
@@ -150,7 +158,7 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
     _add_steps(tree, sites, known)
-    _add_plain_backwards(tree, sites, names)
+    _add_plain_backwards(tree, sites, known)
     _add_reads(tree, sites, names)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
@@ -217,8 +225,8 @@ def _holds_another(key: str, known: set[str]) -> bool:
     return any(each.startswith(f"{key}.") for each in known)
 
 
-def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
-    """Add each `loss.backward()` in a function that also has a block of `scale_loss`."""
+def _add_plain_backwards(tree: Tree, sites: Sites, known: set[str]) -> None:
+    """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers."""
     functions = {each.function for each in sites.backwards}
     bodies = {each.statement: each.name for each in sites.backwards}
     for node in tree.nodes:
@@ -233,8 +241,37 @@ def _add_plain_backwards(tree: Tree, sites: Sites, names: Names) -> None:
         if receiver is not None and receiver.rpartition(".")[2].startswith("optim"):
             continue  # FP16_Optimizer
         if isinstance(node.func.value, ast.Call) and getattr(node.func.value.func, "attr", "") == "scale":
+            blocks = [each.statement for each in sites.backwards if each.block and each.function is tree.function(node)]
+            if all(is_exclusive(tree, node, each) for each in blocks):
+                sites.natives.append(node)
+                continue
             raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
+        if not all(_is_known(each, known) for each in _next_steps(tree, node)):
+            sites.others.append(Backward(statement, tree.function(node), node.func.value, (), False))
+            continue
         sites.backwards.append(Backward(statement, tree.function(node), node.func.value, (), False))
+
+
+def _next_steps(tree: Tree, backward: ast.Call) -> list[str]:
+    """Return the optimizer of the next step below a plain backward pass in its function; none if there is none."""
+    zeroed = {dotted(node.value) for node in tree.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"}
+    steps = [
+        node
+        for node in walk(tree.function(backward) or tree.module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step"
+    ]
+    below = [
+        (node.lineno, key)
+        for node in steps
+        if node.lineno >= backward.lineno
+        and (key := dotted(node.func.value)) in zeroed  # type: ignore[attr-defined]
+        and not is_exclusive(tree, node, backward)
+    ]
+    return [str(min(below)[1])] if below else []
+
+
+def _is_known(key: str, known: set[str]) -> bool:
+    return key in known or key.rpartition(".")[2] in {each.rpartition(".")[2] for each in known}
 
 
 def _add_reads(tree: Tree, sites: Sites, names: Names) -> None:
