@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from ampcompare.lint.event import Event, Kind
 from ampcompare.lint.finding import Edit, Finding, Text
+from ampcompare.lint.reach import training_scopes
 from ampcompare.lint.roles import Roles
 from ampcompare.lint.trace import Tracer
 from ampcompare.source.names import ModuleNames, Scope
@@ -49,9 +50,9 @@ class LintModule:
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
-        """The events of each function and of the module, those without any left out."""
+        """The events of each function and of the module, those that have nothing to do with training left out."""
         tracer = Tracer(self.names, self.roles)
-        scopes = [scope for scope in self.names.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
+        scopes = training_scopes(self.names, self.text.text)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 
     @functools.cached_property

@@ -82,7 +82,8 @@ class Roles:
         if "scaler" in last:
             # A scaler of another kind, such as StandardScaler or timm's NativeScaler, works otherwise.
             return "" if made else "scaler"
-        return "optimizer" if OPTIMIZER.search(last) else ""
+        is_setting = last.startswith("optimization") or text.rpartition(".")[2].isupper()
+        return "optimizer" if OPTIMIZER.search(last) and not is_setting else ""
 
     def _made(self, call: ast.Call, scope: Scope) -> str:
         name = self._names.resolve(call.func, scope) or dotted(call.func) or ""
@@ -93,6 +94,6 @@ class Roles:
             return "scaler"
         if "lr_scheduler" in name or SCHEDULER.search(last.lower()) or last.endswith("LR"):
             return "scheduler"
-        if name.startswith(("torch.optim.", "apex.optimizers.")):
+        if name.startswith(("torch.optim.", "apex.optimizers.")) and ".swa_utils." not in name:
             return "optimizer"
         return "unknown"

@@ -17,6 +17,8 @@ __all__ = ["Tracer"]
 MAX_DEPTH = 5
 MAX_EVENTS = 1500
 MAX_CALLS = 4000
+LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop)
+APART = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, *LEAVES)  # hold no call of the expression
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
 CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
@@ -56,6 +58,7 @@ class Tracer:
     def __init__(self, names: ModuleNames, roles: Roles) -> None:
         self._names = names
         self._roles = roles
+        self._known: dict[ast.AST, list[ast.Call]] = {}
 
     def trace(self, scope: Scope) -> list[Event]:
         """Return the events of a function or of the module."""
@@ -146,7 +149,10 @@ class Tracer:
         return Context("other", statement, bound)
 
     def _expression(self, node: ast.AST, statement: ast.stmt, frame: _Frame) -> None:
-        for call in _calls_of(node):
+        calls = self._known.get(node)
+        if calls is None:
+            calls = self._known[node] = list(_calls_of(node))
+        for call in calls:
             self._calls += 1
             self._call(call, statement, frame)
 
@@ -357,7 +363,7 @@ class Tracer:
 def _calls_of(node: ast.AST) -> Iterator[ast.Call]:
     """Yield the calls of an expression, the inner ones first, without those of lambdas."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if not isinstance(child, APART):
             yield from _calls_of(child)
     if isinstance(node, ast.Call):
         yield node

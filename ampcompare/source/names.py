@@ -12,6 +12,8 @@ __all__ = ["Function", "ModuleNames", "Scope", "flat_values"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_ALIASES = 8
+LEAVES = frozenset({ast.Name, ast.Constant, ast.Load, ast.Store, ast.Del, ast.alias})
+BINDING = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem)
 # Modules that hold what another one shows.
 SHOWN_AS = {
     "torch.cuda.amp.autocast_mode.": "torch.cuda.amp.",
@@ -83,13 +85,18 @@ class ModuleNames:
 
     def _visit(self, root: ast.AST, root_scope: Scope) -> None:
         stack: list[tuple[ast.AST, Scope]] = [(root, root_scope)]
+        parents, scope_of = self.parents, self.scope_of
         while stack:
             node, scope = stack.pop()
             for child in ast.iter_child_nodes(node):
-                self.parents[child] = node
-                self.scope_of[child] = scope
+                parents[child] = node
+                scope_of[child] = scope
+                if type(child) in LEAVES:
+                    continue
                 inner = scope
-                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+                if isinstance(child, ast.Call):
+                    self.calls.append(child)
+                elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
                     inner = self._open(child, scope)
                 elif isinstance(child, ast.Import):
                     for alias in child.names:
@@ -97,9 +104,7 @@ class ModuleNames:
                         scope.imports[alias.asname or head] = alias.name if alias.asname else head
                 elif isinstance(child, ast.ImportFrom):
                     self._import_from(child, scope)
-                elif isinstance(child, ast.Call):
-                    self.calls.append(child)
-                else:
+                elif isinstance(child, BINDING):
                     self._assign(child, scope)
                 stack.append((child, inner))
 

@@ -7,6 +7,32 @@ import pytest
 from tests.lint.forms import codes_of_pair
 
 PAIRS = {
+    "a second amp.initialize": (
+        """
+        from apex import amp
+        def main(net_g, opt_g, net_d, opt_d):
+            net_g = amp.initialize(net_g{bad}, opt_level="O1")
+            net_d, opt_d = amp.initialize(net_d, opt_d, opt_level="O1")
+            with amp.scale_loss(loss, opt_d) as scaled_loss:
+                scaled_loss.backward()
+        """,
+        "",
+        ", opt_g",
+        ["AMP109", "AMP102"],
+    ),
+    "half and amp.initialize by two options": (
+        """
+        from apex import amp
+        def main(model, optimizer):
+            if args.fp16:
+                model.half()
+            if {good}{bad}:
+                model, optimizer = amp.initialize(model, optimizer)
+        """,
+        "args.level is not None",
+        "args.fp16",
+        ["AMP112"],
+    ),
     "a mask beyond fp16 in a method that autocast decorates": (
         """
         class Attention(torch.nn.Module):
@@ -100,6 +126,41 @@ PAIRS = {
         """,
         "helpers.Saver(scaler)",
         "",
+        ["AMP226"],
+    ),
+    "images that another module saves, and settings of the optimizer": (
+        """
+        from helpers import save_images, save_model
+        def main(model, optimizer, OPTIMIZATION):
+            scaler = torch.amp.GradScaler("cuda")
+            save_images(model, optimizer)
+            save_model(model, OPTIMIZATION)
+            save_model(model, torch.optim.swa_utils.AveragedModel(model))
+            averaged = torch.optim.swa_utils.AveragedModel(model)
+            save_model(averaged)
+            {bad}
+        """,
+        "",
+        "save_model(model, optimizer)",
+        ["AMP226"],
+    ),
+    "a checkpoint of an optimizer that steps by itself": (
+        """
+        class Trainer:
+            def __init__(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def train(self, loss):
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            def evaluate(self, loss):
+                head_optimizer = torch.optim.SGD(self.head.parameters(), lr=0.1)
+                loss.backward()
+                head_optimizer.step()
+                torch.save({{"optimizer": {good}{bad}.state_dict()}}, "last")
+        """,
+        "head_optimizer",
+        "self.optimizer",
         ["AMP226"],
     ),
     "a checkpoint to which a method adds entries": (

@@ -12,6 +12,44 @@ from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
+    "clipping in the branch of accumulation": (
+        """
+        for i, batch in enumerate(loader):
+            if steps > 1:
+                scaler.scale(model(batch) / steps).backward()
+                {bad}
+                if (i + 1) % steps == 0:
+                    {good}
+                    scaler.step(optimizer)
+                    scaler.update()
+                    optimizer.zero_grad()
+            else:
+                optimizer.zero_grad()
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        """,
+        "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        ["AMP201", "AMP211"],
+    ),
+    "clipping of fp16 copies in another method": (
+        """
+        from apex import amp
+        class Runner:
+            def prepare(self):
+                self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="{good}{bad}")
+            def backward(self, loss):
+                with amp.scale_loss(loss, self.optimizer) as scaled_loss:
+                    scaled_loss.backward()
+            def step(self):
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+        """,
+        "O1",
+        "O2",
+        ["AMP104"],
+    ),
     "clipping by another function where the scaler steps": (
         """
         if self.use_amp:

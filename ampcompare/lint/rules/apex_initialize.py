@@ -69,6 +69,8 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                         f"`{other.target.rpartition(':')[2]}` was wrapped in line {other.call.lineno}",
                     )
                 elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+                    if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
+                        continue  # two options, of which one may exclude the other
                     yield module.finding("AMP112", other.call, f"`{other.shown}` is cast before `amp.initialize`")
                 elif other.kind is Kind.LOAD and module.roles.of(_receiver(other), other.scope) == "optimizer":
                     yield module.finding(
@@ -109,7 +111,9 @@ def _receiver(event: Event) -> ast.expr:
 def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:
     for other in after:
         if other.kind is Kind.INITIALIZE and other.call is not event.call and other.scope is event.scope:
-            # A training after another one, such as that of the next fold, is right.
+            # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
+            if keyword(event.call, "optimizers", 1) is None and event.call.args:
+                continue
             if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
                 yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
         elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):

@@ -62,6 +62,8 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
             if event.kind is not Kind.CLIP or not event.subject.endswith(".parameters()"):
                 continue
             scaled = [other for other in trace[:index] if other.kind is Kind.SCALE_LOSS and other.may_follow(event)]
+            if not scaled and event.apex_block() is None and _is_of_initialized(module, event):
+                yield module.finding("AMP104", event.call, f"`{event.shown}` are the fp16 copies under O2")
             if scaled and event.apex_block() is None:
                 source = scaled[-1].call
                 optimizer = keyword(source, "optimizers", 1)
@@ -73,6 +75,18 @@ def copies_of_o2(module: LintModule) -> Iterator[Finding]:
                 message = f"`{event.shown}` are the fp16 copies under O2"
                 yield module.finding("AMP104", event.call, message, edits)
     yield from _edited_gradients(module)
+
+
+def _is_of_initialized(module: LintModule, event: Event) -> bool:
+    """Return whether a class clips the parameters of a model that another of its methods gave to `amp.initialize`."""
+    model = event.subject.removesuffix(".parameters()")
+    prepared = [call for call in module.calls_of("apex.amp.initialize") if name_of(_model(call)) == model]
+    homes = [module.names.scope_of[call].owner for call in prepared]
+    return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
+
+
+def _model(call: ast.Call) -> ast.expr:
+    return keyword(call, "models", 0) or call
 
 
 def _clips_of_fp16_optimizer(module: LintModule) -> Iterator[Finding]:

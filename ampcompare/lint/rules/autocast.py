@@ -60,7 +60,7 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of(*AUTOCASTS):
         if isinstance(module.names.parents[call], ast.Expr):
             yield module.finding("AMP222", call, "this autocast is not entered")
-    for node in ast.walk(module.tree):
+    for node in module.names.parents:
         uncalled: list[ast.expr] = []
         if isinstance(node, ast.withitem):
             uncalled = [node.context_expr]

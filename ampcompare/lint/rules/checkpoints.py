@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcompare.lint.event import Kind, plain
 from ampcompare.lint.finding import Edit, Finding
 from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
 
@@ -15,6 +16,7 @@ SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|sc
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
 
 SAVER = re.compile(r"_?save(?:_|$)")
+STATE_SAVER = re.compile(r"_?save_(?:\w*_)?(?:checkpoint|ckpt|state|model|train|optim|snapshot|all)")
 # Functions with such names, and classes, may keep an object that they get.
 KEEPER = re.compile(
     r"^_*[A-Z]|(?i:trainer|runner|engine|manager|setup|prepare|regist|create|make|build|init|hook|wrap|save|state|ckpt)"
@@ -40,6 +42,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
                 continue
             if not _reached(module, maker, call, of_process=code == "AMP119"):
+                continue
+            if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
             edits = _added_state(module, code, maker, call, saved) if isinstance(saved, ast.Dict) else ()
@@ -67,7 +71,11 @@ def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
     name = name_of(call.func)
     passed = [*call.args, *(one.value for one in call.keywords)]
     scope = module.names.scope_of[call]
-    if _is_of_module(module, call) or not name or name == "torch.save" or any(one.arg is None for one in call.keywords):
+    if (
+        not STATE_SAVER.match(name.rpartition(".")[2])
+        or _is_of_module(module, call)
+        or any(one.arg is None for one in call.keywords)
+    ):
         return False
     if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed):
         return False
@@ -131,6 +139,17 @@ def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | 
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
         return value
     return value if isinstance(value, ast.Dict) else None
+
+
+def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None) -> bool:
+    """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
+    states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
+    owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
+    names = {name_of(one) for one in owners if module.roles.of(one, module.names.scope_of[call]) == "optimizer"}
+    events = [event for trace in module.traces for event in trace]
+    scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
+    alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
+    return bool(scaled) and bool(names) and names <= alone - scaled
 
 
 def _is_extended(value: ast.expr, name: str) -> bool:

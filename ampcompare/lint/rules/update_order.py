@@ -70,7 +70,10 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
 def _steps_each_time(trace: Trace, event: Event) -> bool:
     """Return whether another step runs as often as a call does, which then belongs to that one."""
     return any(
-        other.kind in STEPS and other.loops == event.loops and not any("%" in key for key in other.facts)
+        other.kind in STEPS
+        and other.loops == event.loops
+        and other.may_follow(event)
+        and not any("%" in key for key in other.facts)
         for other in trace
     )
 
