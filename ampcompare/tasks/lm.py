@@ -17,6 +17,7 @@ from ampcompare.tasks.metrics import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXIT
 from ampcompare.tasks.task import Sums, Task, require_no_views
 from ampcompare.tasks.tensor_data import TensorData
 from ampcompare.tasks.text import BYTES, text_data
+from ampcompare.tensors.accelerator import wide_type
 
 __all__ = ["LanguageModeling", "lm"]
 
@@ -95,7 +96,7 @@ class LanguageModeling(Task):
         mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
         if "mask" not in batch:
             return mean
-        share = batch["mask"].sum(dtype=torch.float64) / (len(targets) * self._train_length)
+        share = batch["mask"].sum(dtype=wide_type(mean.device)) / (len(targets) * self._train_length)
         return mean * share.to(mean.dtype)
 
     def predict(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ampcompare.environment.accelerators import accelerator_of
 from ampcompare.errors import ConfigError, EnvironmentUnfit
 from ampcompare.launch.distributed_env import DistributedEnv
 
@@ -17,6 +18,8 @@ def local_device(name: str, world: DistributedEnv) -> str:
         EnvironmentUnfit: there are fewer GPUs than processes on this machine.
         ConfigError: one GPU was named for several processes.
     """
+    if accelerator_of(name):
+        return name
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if ":" in name and world.local_size > 1:
