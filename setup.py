@@ -29,6 +29,7 @@ EXTRAS = {
         "mypy>=1.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-cov>=5",
+        "pytest-rerunfailures>=15",
         "pytest-xdist>=3.5",
         "ruff>=0.9",
         "setuptools>=70.1",  # the first that builds wheels by itself

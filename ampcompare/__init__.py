@@ -5,21 +5,8 @@ The public names below are imported when first used: `import ampcompare` itself 
 
 from __future__ import annotations
 
-import os
-import sys
-
-# `python -m ampcompare` puts the working directory first on the path. It goes before anything else is imported, so that
-# no file there, such as `json.py`, is taken for a library. Python has then found this package, wherever it lies.
-if (
-    sys.argv[:1] == ["-m"]
-    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0] == "ampcompare"
-    and not getattr(sys.flags, "safe_path", False)
-    and sys.path[:1] == [os.getcwd()]
-):
-    del sys.path[0]
-    _first_entry_is_gone = True
-else:
-    _first_entry_is_gone = False
+# Before anything is imported whose place a file of the user could take.
+import ampcompare.environment.first_path  # noqa: F401  # isort: skip
 
 import importlib
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -17,7 +18,8 @@ import pytest
 
 from ampcompare.doctor.gpu import has_nvidia_gpu
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
 
 # A runner started in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -81,13 +83,18 @@ def _group(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep tests that share something costly in one process of pytest-xdist; select those of `--unit`.
 
-    Before the hook of pytest-xdist, which reads the groups.
+    Before the hook of pytest-xdist, which reads the groups. What is no unit test runs once more if it fails, since a
+    busy machine can stop any of the processes that it waits for; the summary names it under RERUN.
     """
+    others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
+    waiting = {*others, *(item for item in items if _starts_processes(item.path))}
+    reruns = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
+        if reruns and item in waiting:
+            item.add_marker(pytest.mark.flaky(reruns=1))
     if config.getoption("--unit"):
-        others = [item for item in items if any(map(item.get_closest_marker, ("slow", "integration")))]
         items[:] = [item for item in items if item not in set(others)]
         config.hook.pytest_deselected(items=others)
 
@@ -97,6 +104,13 @@ PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor",
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
+
+
+@functools.cache
+def _starts_processes(path: Path) -> bool:
+    """Return whether the tests of a file are about processes, by its room or its words."""
+    in_room = path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in PROCESS_ROOMS
+    return in_room or STARTS_PROCESSES.search(path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -120,10 +134,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--unit"):
         return None
     if collection_path.is_dir():
-        return True if collection_path.parent == ROOT / "tests" and collection_path.name in PROCESS_ROOMS else None
-    if collection_path.suffix != ".py":
-        return None
-    return True if STARTS_PROCESSES.search(collection_path.read_text(encoding="utf-8")) else None
+        return True if collection_path.parent == TESTS and collection_path.name in PROCESS_ROOMS else None
+    return True if collection_path.suffix == ".py" and _starts_processes(collection_path) else None
 
 
 def may_use_gpu(item: pytest.Item) -> bool:

@@ -19,7 +19,8 @@ def costly():
     Path(f"made-{os.getpid()}").touch()
 
 @pytest.mark.parametrize("number", range(12))
-def test_with(number, costly): ...
+def test_with(number, costly):
+    Path(f"ran-{os.getpid()}").touch()
 
 @pytest.mark.parametrize("number", range(12))
 def test_without(number):

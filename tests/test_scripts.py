@@ -281,7 +281,7 @@ def test_cpu_machine_gets_no_cuda(frame: Frame) -> None:
     pips = [call for call in frame.calls() if call.startswith("pip")]
     assert pips == [
         "pip install --retries 1 --no-deps torch==2.13.0+cpu",
-        "pip install --retries 1 -c constraints/cpu.txt -e .[dev,html,slurm,accelerate,fabric,fp8]",
+        "pip install --retries 1 -c constraints/cpu.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]",
     ]
 
 
@@ -290,7 +290,9 @@ def test_gpu_machine_gets_the_cuda_pair(frame: Frame) -> None:
     frame.program("nvidia-smi", "#!/bin/bash\necho GPU 0\n")
     frame.run("scripts/test")
     pips = [call for call in frame.calls() if call.startswith("pip")]
-    assert pips == ["pip install --retries 1 -c constraints/cuda.txt -e .[dev,html,slurm,accelerate,fabric,fp8]"]
+    assert pips == [
+        "pip install --retries 1 -c constraints/cuda.txt -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]"
+    ]
 
 
 def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
@@ -302,7 +304,7 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
     assert setup == [
         "venv --system-site-packages .venv",
         "pip install --retries 1 -e .[html]",
-        "pip install --retries 1 -e .[dev,html,slurm,accelerate,fabric,fp8]",
+        "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8]",
     ]
 
 

@@ -111,13 +111,13 @@ def read_table(text: str, name: str, options: TableOptions | None = None) -> Res
         for column in zip(*body, strict=True)
     ]
     columns = find_columns(rows[0], numeric, name, options or TableOptions())
-    places = [f"{name}, line {number}" for number in numbers[1:]]
-    runs = [_run(cells, columns, place) for cells, place in zip(body, places, strict=True)]
-    _refuse_doubles(runs, places)
+    locations = [f"{name}, line {number}" for number in numbers[1:]]
+    runs = [_run(cells, columns, location) for cells, location in zip(body, locations, strict=True)]
+    _refuse_doubles(runs, locations)
     metric = columns.metric
     if metric is not None:
-        runs, metric = _in_one_unit(runs, places, columns, metric)
-        _check_range(runs, places, columns, metric)
+        runs, metric = _in_one_unit(runs, locations, columns, metric)
+        _check_range(runs, locations, columns, metric)
     return ResultsTable(tuple(runs), metric, tuple(_notes(runs, body, columns)))
 
 
@@ -156,7 +156,7 @@ def _cells(text: str, name: str) -> tuple[list[int], list[list[str]]]:
     return [number for number, _ in kept], [[cell.strip() for cell in cells] for _, cells in kept]
 
 
-def _run(cells: Sequence[str], columns: Columns, place: str) -> Run:
+def _run(cells: Sequence[str], columns: Columns, location: str) -> Run:
     def cell(role: str) -> str:
         return cells[columns.roles[role]] if role in columns.roles else ""
 
@@ -165,22 +165,22 @@ def _run(cells: Sequence[str], columns: Columns, place: str) -> Run:
 
     arm = cell("arm").strip("*` ")
     if not arm:
-        raise RecordError(f"{place}, names no arm")
+        raise RecordError(f"{location}, names no arm")
     flag = cell("diverged").lower()
     if flag not in (*YES, *NO):
-        raise RecordError(f"{place}: diverged is {flag[:40]!r}; write yes or no")
+        raise RecordError(f"{location}: diverged is {flag[:40]!r}; write yes or no")
     diverged = flag in YES or cell("value").lower() in DIVERGED
     value = None
     if not diverged and cell("value").lower() not in NOT_MEASURED:
-        what = f"{place}: {head('value')}"
+        what = f"{location}: {head('value')}"
         value = _quantity(parse_number(cell("value")), cell("value"), what)
-        value = _with_sd(value, cell("sd"), f"{place}: {head('sd')}" if "sd" in columns.roles else "")
-    seconds = _seconds(cells, columns, place)
-    runs = _count(cell("runs"), f"{place}: {head('runs')}") if cell("runs") else None
+        value = _with_sd(value, cell("sd"), f"{location}: {head('sd')}" if "sd" in columns.roles else "")
+    seconds = _seconds(cells, columns, location)
+    runs = _count(cell("runs"), f"{location}: {head('runs')}") if cell("runs") else None
     spread = next((one.sd for one in (value, seconds) if one is not None and one.sd is not None), None)
     if runs == 1 and spread is not None:
         raise RecordError(
-            f"{place} has a standard deviation, {spread:g}, of one run; give the number of runs behind it"
+            f"{location} has a standard deviation, {spread:g}, of one run; give the number of runs behind it"
         )
     return Run(
         arm=arm,
@@ -188,7 +188,7 @@ def _run(cells: Sequence[str], columns: Columns, place: str) -> Run:
         seed=cell("seed"),
         value=value,
         seconds=seconds,
-        peak_bytes=_bytes(cells, columns, place),
+        peak_bytes=_bytes(cells, columns, location),
         diverged=diverged,
         runs=runs if runs is not None or spread is not None else 1,
     )
@@ -217,14 +217,14 @@ def _count(text: str, what: str) -> int:
     return int(count)
 
 
-def _seconds(cells: Sequence[str], columns: Columns, place: str) -> Quantity | None:
+def _seconds(cells: Sequence[str], columns: Columns, location: str) -> Quantity | None:
     """Return the time of a line, from its time or its throughput."""
     role = "time" if "time" in columns.roles else "throughput"
     number = columns.roles.get(role)
     if number is None or cells[number].lower() in (*NOT_MEASURED, *DIVERGED):
         return None
     text, name = cells[number], columns.names[number]
-    what = f"{place}: {name}"
+    what = f"{location}: {name}"
     if role == "throughput":
         rate = _positive(parse_rate(text), text, what)
         inverse = 1 / rate.mean
@@ -239,13 +239,13 @@ def _seconds(cells: Sequence[str], columns: Columns, place: str) -> Quantity | N
     return replace(seconds, sd=abs(of_column.mean), sd_step=of_column.step)
 
 
-def _bytes(cells: Sequence[str], columns: Columns, place: str) -> float | None:
+def _bytes(cells: Sequence[str], columns: Columns, location: str) -> float | None:
     number = columns.roles.get("memory")
     if number is None or cells[number].lower() in (*NOT_MEASURED, *DIVERGED):
         return None
     text = cells[number]
     unit = bytes_of(columns.units[number]) or MIB
-    return _positive(parse_bytes(text, unit), text, f"{place}: {columns.names[number]}").mean
+    return _positive(parse_bytes(text, unit), text, f"{location}: {columns.names[number]}").mean
 
 
 def _positive(parsed: Quantity | None, text: str, what: str) -> Quantity:
@@ -275,18 +275,18 @@ def same_words(text: str) -> str:
     return text.casefold() if number is None or number.sd is not None else repr(number.mean)
 
 
-def _refuse_doubles(runs: Sequence[Run], places: Sequence[str]) -> None:
+def _refuse_doubles(runs: Sequence[Run], locations: Sequence[str]) -> None:
     known = set()
-    for run, place in zip(runs, places, strict=True):
+    for run, location in zip(runs, locations, strict=True):
         settings = tuple(same_words(text) for _, text in run.settings)
         key = (run.arm.casefold(), settings, run.seed)
         if run.seed and key in known:
-            raise RecordError(f"{place}: {run.arm} with seed {run.seed} is there twice; a run counts once")
+            raise RecordError(f"{location}: {run.arm} with seed {run.seed} is there twice; a run counts once")
         known.add(key)
 
 
 def _in_one_unit(
-    runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric
+    runs: Sequence[Run], locations: Sequence[str], columns: Columns, metric: Metric
 ) -> tuple[list[Run], Metric]:
     """Return the values of a percentage in the unit that is shown: percent, or shares where the table has shares."""
     if not is_percentage(metric):
@@ -294,13 +294,13 @@ def _in_one_unit(
     head = columns.roles["value"]
     of_head = columns.units[head] == "%"
     share, percent = None, None
-    for run, place in zip(runs, places, strict=True):
+    for run, location in zip(runs, locations, strict=True):
         if run.value is None or run.value.mean == 0:
             continue
         if of_head or run.value.percent or abs(run.value.mean) > 1:
-            percent = percent or (place, run.value)
+            percent = percent or (location, run.value)
         else:
-            share = share or (place, run.value)
+            share = share or (location, run.value)
     if share is None:
         return list(runs), metric
     if percent is not None:
@@ -315,14 +315,14 @@ def _in_one_unit(
     return [run if run.value is None else replace(run, value=run.value.times(100)) for run in runs], shown
 
 
-def _check_range(runs: Sequence[Run], places: Sequence[str], columns: Columns, metric: Metric) -> None:
+def _check_range(runs: Sequence[Run], locations: Sequence[str], columns: Columns, metric: Metric) -> None:
     if columns.metric is None or not is_percentage(columns.metric):
         return
     highest = None if metric.highest is None else metric.factor * metric.highest
     name = columns.names[columns.roles["value"]]
-    for run, place in zip(runs, places, strict=True):
+    for run, location in zip(runs, locations, strict=True):
         if run.value is not None and not (run.value.mean >= 0 and (highest is None or run.value.mean <= highest)):
-            raise RecordError(f"{place}: {name} is {run.value.mean:g}; it is a percentage, or a share of 1")
+            raise RecordError(f"{location}: {name} is {run.value.mean:g}; it is a percentage, or a share of 1")
 
 
 def _notes(runs: Sequence[Run], body: Sequence[Sequence[str]], columns: Columns) -> list[str]:

@@ -18,7 +18,7 @@ __all__ = ["accuracy_sentences", "on_these_samples", "outcome_sentences", "with_
 
 TOO_FEW = f"inconclusive (fewer than {MIN_PAIRS} seeds)"
 MAX_ERROR = 90  # characters of an error message
-PLACE = re.compile(r" \([^()\n]+:\d+\)$")
+LOCATION = re.compile(r" \([^()\n]+:\d+\)$")
 MAX_DIFFERENCES = 3
 KEPT = ("equivalent", "non-inferior")
 
@@ -198,10 +198,10 @@ def outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
 
 
 def _short(error: str | None) -> str:
-    """Return the first line of an error, cut at a word, with the place that ends it."""
+    """Return the first line of an error, cut at a word, with the location that ends it."""
     text = (error or "").strip()
-    place = PLACE.search(text)
-    line = " ".join((text[: place.start() if place else None].splitlines() or [""])[0].split()).rstrip(".")
+    location = LOCATION.search(text)
+    line = " ".join((text[: location.start() if location else None].splitlines() or [""])[0].split()).rstrip(".")
     if len(line) > MAX_ERROR:
         line = f"{line[:MAX_ERROR].rpartition(' ')[0] or line[:MAX_ERROR]} ..."
-    return line + (place[0] if place else "")
+    return line + (location[0] if location else "")

@@ -81,15 +81,15 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class Columns:
-    """The places of the columns.
+    """The indices of the columns.
 
     Attributes:
-        roles: place by role: arm, and where there is one value, sd, runs, seed, time, time sd, memory, diverged, and
+        roles: index by role: arm, and where there is one value, sd, runs, seed, time, time sd, memory, diverged, and
             throughput if there is no time.
         names: of all columns, in lower case, without units.
         units: of all columns, from their heads, "" for none.
         metric: that is judged; None if the table has times or memory only.
-        settings: places of what runs must share.
+        settings: indices of what runs must share.
         not_judged: names of the columns that nothing is done with, except remarks.
     """
 
@@ -118,31 +118,31 @@ def find_columns(head: Sequence[str], numeric: Sequence[bool], name: str, option
     arm = _arm(names, name, head)
     roles = {"arm": arm}
     for role, known in ROLES.items():
-        place = next((place for place, word in enumerate(names) if place != arm and _has_role(word, role, known)), None)
-        if place is not None:
-            roles[role] = place
+        index = next((index for index, word in enumerate(names) if index != arm and _has_role(word, role, known)), None)
+        if index is not None:
+            roles[role] = index
     if "time" in roles:
         roles.pop("throughput", None)
     value, metric = _metric(names, roles, name, head, options)
     if value is not None:
-        roles = {role: place for role, place in roles.items() if place != value} | {"value": value}
+        roles = {role: index for role, index in roles.items() if index != value} | {"value": value}
     _add_spreads(roles, names, value)
-    wanted = [_place(names, word, "setting") for word in options.settings]
-    used = {place for role, place in roles.items() if place not in wanted}
+    wanted = [_index(names, word, "setting") for word in options.settings]
+    used = {index for role, index in roles.items() if index not in wanted}
     settings = [
-        place
-        for place, word in enumerate(names)
-        if place not in used
-        and (place in wanted or word in SETTINGS or not (numeric[place] or is_measurement(word) or word in REMARKS))
+        index
+        for index, word in enumerate(names)
+        if index not in used
+        and (index in wanted or word in SETTINGS or not (numeric[index] or is_measurement(word) or word in REMARKS))
     ]
-    rest = [place for place in range(len(names)) if place not in used and place not in settings]
+    rest = [index for index in range(len(names)) if index not in used and index not in settings]
     return Columns(
-        roles={role: place for role, place in roles.items() if place not in settings},
+        roles={role: index for role, index in roles.items() if index not in settings},
         names=tuple(names),
         units=tuple(units),
         metric=metric,
         settings=tuple(settings),
-        not_judged=tuple(names[place] for place in rest if names[place] not in REMARKS),
+        not_judged=tuple(names[index] for index in rest if names[index] not in REMARKS),
     )
 
 
@@ -169,12 +169,12 @@ def _refuse_doubles(names: Sequence[str], name: str) -> None:
 
 
 def _arm(names: Sequence[str], name: str, head: Sequence[str]) -> int:
-    certain = [place for place, word in enumerate(names) if word in ARM]
+    certain = [index for index, word in enumerate(names) if word in ARM]
     if len(certain) > 1:
         raise RecordError(f"{name} has two columns of arms, {names[certain[0]]!r} and {names[certain[1]]!r}")
     otherwise = [names.index(word) for word in ARM_OTHERWISE if word in names]
-    for place in (*certain, *otherwise):
-        return place
+    for index in (*certain, *otherwise):
+        return index
     raise RecordError(f"{name} has no column 'arm'; its header is {_shown(head)}, and arm,seed,accuracy would do")
 
 
@@ -191,22 +191,22 @@ def _metric(
 ) -> tuple[int | None, Metric | None]:
     """Return the column that is judged and what it holds."""
     taken = roles["arm"]
-    metrics = {place: metric for place, word in enumerate(names) if place != taken and (metric := _known(word))}
-    means = [place for place, word in enumerate(names) if word in MEAN]
+    metrics = {index: metric for index, word in enumerate(names) if index != taken and (metric := _known(word))}
+    means = [index for index, word in enumerate(names) if word in MEAN]
     if options.metric is not None:
         wanted, _ = _name_and_unit(options.metric)
         meant = _known(wanted) or Metric(name=options.metric.strip()[:MAX_NAME] or "metric")
-        places = [place for place, word in enumerate(names) if word == wanted and place != taken]
-        places = places or [place for place, metric in metrics.items() if metric == meant] or means
-        if not places:
+        indices = [index for index, word in enumerate(names) if word == wanted and index != taken]
+        indices = indices or [index for index, metric in metrics.items() if metric == meant] or means
+        if not indices:
             raise ConfigError(f"{name} has no column {options.metric!r} to judge; its header is {_shown(head)}")
-        return places[0], _directed(meant, options)
-    accuracies = [place for place, metric in metrics.items() if metric == ACCURACY]
+        return indices[0], _directed(meant, options)
+    accuracies = [index for index, metric in metrics.items() if metric == ACCURACY]
     if len(accuracies) > 1:
-        first, second = (names[place] for place in accuracies[:2])
+        first, second = (names[index] for index in accuracies[:2])
         raise RecordError(f"{name} has two columns of accuracy, {first!r} and {second!r}; choose one with --metric")
-    for place in accuracies or metrics:
-        return place, _directed(metrics[place], options)
+    for index in accuracies or metrics:
+        return index, _directed(metrics[index], options)
     if means:
         return means[0], _directed(ACCURACY, options)
     if not {"time", "throughput", "memory"} & set(roles):
@@ -227,17 +227,17 @@ def _directed(metric: Metric, options: TableOptions) -> Metric:
 
 def _add_spreads(roles: dict[str, int], names: Sequence[str], value: int | None) -> None:
     """Find columns such as `bleu sd` and `time std`: the spread of another column."""
-    for place, word in enumerate(names):
+    for index, word in enumerate(names):
         of, _, last = word.rpartition(" ")
         if last not in ROLES["sd"] or not of:
             continue
         if "time" in roles and of == names[roles["time"]]:
-            roles.setdefault("time sd", place)
+            roles.setdefault("time sd", index)
         elif value is not None and of in (names[value], names[value].removesuffix(" mean").removeprefix("mean ")):
-            roles.setdefault("sd", place)
+            roles.setdefault("sd", index)
 
 
-def _place(names: Sequence[str], wanted: str, what: str) -> int:
+def _index(names: Sequence[str], wanted: str, what: str) -> int:
     word, _ = _name_and_unit(wanted)
     if word not in names:
         raise ConfigError(f"the table has no column {wanted!r} for --{what}; it has {', '.join(names[:12])}")

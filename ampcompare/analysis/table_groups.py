@@ -53,7 +53,7 @@ def make_groups(runs: Sequence[Run], within: Sequence[str]) -> list[Group]:
         rest = tuple(same_words(text) for name, text in run.settings if name not in columns)
         members.setdefault((block, run.arm.casefold(), rest), []).append(run)
     keys = list(members)
-    blocks = {block: place for place, block in reversed(list(enumerate(key[0] for key in keys)))}
+    blocks = {block: index for index, block in reversed(list(enumerate(key[0] for key in keys)))}
     groups = []
     for key in sorted(keys, key=lambda key: blocks[key[0]]):
         block, arm, _ = key

@@ -36,9 +36,9 @@ class TypedCommand:
     def value(self, *names: str) -> str | None:
         """Return what an option was given last, under any of its names; None if it was not."""
         found = None
-        for place, word in enumerate(self.words):
-            if word in names and place + 1 < len(self.words):
-                found = self.words[place + 1]
+        for index, word in enumerate(self.words):
+            if word in names and index + 1 < len(self.words):
+                found = self.words[index + 1]
             elif attached := _attached(word, names):
                 found = word[len(attached) :]
         return found
@@ -50,9 +50,9 @@ class TypedCommand:
     def with_option(self, name: str, value: str, *other_names: str) -> TypedCommand:
         """Return the command with an option at another value, in its place, or at the end."""
         words = self._blanked((name, *other_names))
-        place = words.index(None) if None in words else len(words)
-        rest = [word for word in words[place:] if word is not None]
-        return TypedCommand((*(word for word in words[:place] if word is not None), name, value, *rest), self.script)
+        index = words.index(None) if None in words else len(words)
+        rest = [word for word in words[index:] if word is not None]
+        return TypedCommand((*(word for word in words[:index] if word is not None), name, value, *rest), self.script)
 
     def _blanked(self, names: Sequence[str]) -> list[str | None]:
         """Return the words with None in place of an option and of its value."""

@@ -60,8 +60,8 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     exporter = make_exporter(tracker, target, note, project)
     exporter.write(comparison, folder)
     count = len(comparison.records)
-    place = printable(exporter.place or str(target), 300)
-    click.echo(f"{printable(str(folder), 300)}: {count} record{'s' * (count != 1)}, in {place}")
+    destination = printable(exporter.destination or str(target), 300)
+    click.echo(f"{printable(str(folder), 300)}: {count} record{'s' * (count != 1)}, in {destination}")
     for line in comparison.excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if comparison.excluded else 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from ampcompare import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.output import describe_unforeseen, drop_output
 from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
 from ampcompare.errors import AmpCompareError, close_matches
+from ampcompare.version import __version__
 
 __all__ = ["cli", "run_group"]
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ampcompare import __version__
 from ampcompare.backends.arm import Arm
 from ampcompare.doctor.accelerator import examine_accelerators, kinds_to_ask_for
 from ampcompare.doctor.apex import examine_apex
@@ -23,6 +22,7 @@ from ampcompare.doctor.processor import cpu_flags, examine_processor
 from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch, examine_vision
 from ampcompare.environment.versions import installed_version
 from ampcompare.isolate.call import TIME_LIMIT, Answer
+from ampcompare.version import __version__
 
 __all__ = ["Examination", "examine"]
 

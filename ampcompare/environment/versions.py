@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ampcompare import __version__
+from ampcompare.version import __version__
 
 __all__ = ["fingerprint", "host_name", "installed_version"]
 

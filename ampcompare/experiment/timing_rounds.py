@@ -39,17 +39,17 @@ def run_timing_rounds(
     A round that any of the cells lacks runs again for all of them, since its turns are compared with each other.
 
     Args:
-        block: places of the cells of the seed.
-        records: by place; cells that did not complete are left out.
-        folders: by place; a round is written below `rounds`, and the record again.
+        block: indices of the cells of the seed.
+        records: by index of the cell; cells that did not complete are left out.
+        folders: by index of the cell; a round is written below `rounds`, and the record again.
 
     Returns:
-        The new records by place.
+        The new records by index of the cell.
 
     Raises:
         Ended: a turn was stopped by SIGTERM; rounds before it are kept.
     """
-    completed = {place: record for place in block if (record := records[place]) and record.status == "completed"}
+    completed = {cell: record for cell in block if (record := records[cell]) and record.status == "completed"}
     complete = [
         number
         for number in range(1, plan.timing_rounds + 1)
@@ -60,21 +60,21 @@ def run_timing_rounds(
         return {}
     seed = plan.cells[block[0]].recipe.seed
     note(f"seed {seed}: {len(missing)} timing round{'s' if len(missing) > 1 else ''} of {len(completed)} arms")
-    labels = {plan.labels[place]: place for place in completed}
+    labels = {plan.labels[cell]: cell for cell in completed}
     rows = balanced_rows(list(labels), [], len(missing), plan.order_seed + seed)
     for number, row in zip(missing, rows, strict=True):
-        places = [labels[label] for label in row]
-        turns = {place: _turn(completed[place], number, folders[place], launcher) for place in places}
-        failed = [plan.labels[place] for place, turn in turns.items() if turn is None]
+        cells = [labels[label] for label in row]
+        turns = {cell: _turn(completed[cell], number, folders[cell], launcher) for cell in cells}
+        failed = [plan.labels[cell] for cell, turn in turns.items() if turn is None]
         if failed:
             note(f"timing round {number} of seed {seed} does not count: {', '.join(failed)} failed in it")
             continue
-        for place, turn in turns.items():
+        for cell, turn in turns.items():
             assert turn is not None
-            others = [done for done in completed[place].timing_rounds if done.number != number]
+            others = [done for done in completed[cell].timing_rounds if done.number != number]
             rounds = sorted([*others, turn], key=lambda done: done.number)
-            completed[place] = completed[place].model_copy(update={"timing_rounds": rounds})
-            write_record(completed[place], folders[place])
+            completed[cell] = completed[cell].model_copy(update={"timing_rounds": rounds})
+            write_record(completed[cell], folders[cell])
     return completed
 
 
@@ -99,9 +99,9 @@ def round_config(record: RunRecord) -> RunConfig:
 def _turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
     """Run one turn in `folder/rounds/NUMBER`; None if it failed or diverged."""
     config = round_config(record)
-    place = folder / "rounds" / str(number)
-    turn = launcher.launch(config, place)
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves itself
+    round_folder = folder / "rounds" / str(number)
+    turn = launcher.launch(config, round_folder)
+    shutil.rmtree(round_folder / CHECKPOINTS, ignore_errors=True)  # a run that is asked to stop saves itself
     asked = config.saving.stop_at_step or 0
     if turn.status == "interrupted" and turn.summary.num_steps < asked:
         raise Ended(f"{record.arm} was stopped in timing round {number}; the same command runs the round again")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import ampcompare
 from ampcompare.apex._install import ApexFinder
+from ampcompare.environment import first_path
 from ampcompare.errors import AmpCompareError, GuardError
 from ampcompare.guards.location import is_users, raised_at
 from ampcompare.legacy import child_processes
@@ -50,7 +50,7 @@ def execute(
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
     atexit.register(_die_if, interrupted)
-    if ampcompare._first_entry_is_gone:  # what follows replaces it, and must not take one of PYTHONPATH for it
+    if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
         sys.path.insert(0, os.getcwd())
     if settings.compat_torch:
         import_without_first_entry(NEEDED_LATER)

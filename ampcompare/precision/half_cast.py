@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ampcompare.precision.replaced_forward import ReplacedForward
-from ampcompare.precision.tensor_tree import cast_floating
+from ampcompare.tensors.tree import cast_floating
 
 __all__ = ["cast_model", "cast_state", "cast_weights"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ampcompare.errors import ConfigError, close_matches
 from ampcompare.precision.base import NO_CONTEXT
 from ampcompare.precision.replaced_forward import ReplacedForward
-from ampcompare.precision.tensor_tree import cast_floating, first_floating_type, mapped, tensors_in
+from ampcompare.tensors.tree import cast_floating, first_floating_type, mapped, tensors_in
 
 __all__ = ["find_kept", "kept_in_fp32", "without_autocast", "without_casts"]
 

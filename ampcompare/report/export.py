@@ -21,10 +21,10 @@ class Exporter(abc.ABC):
     """Writes records to a tracker; made with its folder, a receiver of notes, and a name for all runs together.
 
     Attributes:
-        place: where they went, if that is not the folder; "" if it is.
+        destination: where they went, if that is not the folder; "" if it is.
     """
 
-    place: str = ""
+    destination: str = ""
 
     @abc.abstractmethod
     def write(self, comparison: Comparison, folder: Path) -> None:

@@ -76,7 +76,7 @@ def aligned(texts: Sequence[str]) -> list[str]:
     whole = max((len(each[0].partition(".")[0]) for each in found), default=0)
     rest = max((len(each[0]) - len(each[0].partition(".")[0]) for each in found), default=0)
     most = max(map(len, found), default=0)
-    sizes = [max(len(each[place]) for each in found if len(each) > place) for place in range(1, most)]
+    sizes = [max(len(each[index]) for each in found if len(each) > index) for index in range(1, most)]
     shown = []
     for text, part, its in zip(texts, parts, numbers, strict=True):
         if not its:
@@ -120,25 +120,25 @@ def _choices(overview: Overview) -> Iterator[_Choice]:
 def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Paint) -> LaidOut | None:
     """Return the table made by a choice; None where it is too wide."""
     columns = list(overview.columns.items())
-    shown = [place for place, (_, column) in enumerate(columns) if not 0 < column.drop <= choice.step]
-    short = {place for place in shown if 0 < columns[place][1].shorten <= choice.step}
-    rows = [[_text(row[place], place in short) for place in shown] for row in overview.rows]
+    shown = [index for index, (_, column) in enumerate(columns) if not 0 < column.drop <= choice.step]
+    short = {index for index in shown if 0 < columns[index][1].shorten <= choice.step}
+    rows = [[_text(row[index], index in short) for index in shown] for row in overview.rows]
     notes = [
-        [*filter(None, (row[place].note for place in short)), *its]
+        [*filter(None, (row[index].note for index in short)), *its]
         for row, its in zip(overview.rows, overview.notes, strict=True)
     ]
-    names = [_head(columns[place][0], choice.stacked) for place in shown]
+    names = [_head(columns[index][0], choice.stacked) for index in shown]
     texts = []
-    for number, place in enumerate(shown):
+    for number, index in enumerate(shown):
         column = [row[number] for row in rows]
-        if columns[place][1].numeric:
+        if columns[index][1].numeric:
             texts.append([[line] for line in aligned(column)])
         elif number == 0 and choice.fold is not None:
             texts.append([fold(text, choice.fold) for text in column])
         else:
             texts.append([[text] for text in column])
-    tones: list[list[Tone]] = [[row[place].tone for row in overview.rows] for place in shown]
-    rights = [columns[place][1].numeric for place in shown]
+    tones: list[list[Tone]] = [[row[index].tone for row in overview.rows] for index in shown]
+    rights = [columns[index][1].numeric for index in shown]
     everywhere, notes = _shared_notes(overview, notes)
     if choice.notes_column and any(notes):
         used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
@@ -158,8 +158,8 @@ def _laid_out(overview: Overview, choice: _Choice, width: int | None, paint: Pai
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
     lines = _head_lines(names, widths, rights)
-    for place in range(len(rows)):
-        lines += _row_lines([column[place] for column in texts], widths, [tone[place] for tone in tones], rights, paint)
+    for index in range(len(rows)):
+        lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
     return LaidOut(lines, [*everywhere, *_grouped(overview, notes)], _hidden(overview, choice))
 
 
@@ -179,8 +179,8 @@ def _head_lines(names: Sequence[Sequence[str]], widths: Sequence[int], rights: S
     height = max(map(len, names))
     full = [[*([""] * (height - len(head))), *head] for head in names]
     lines = [
-        GAP.join(_justified(head[place], width, right) for head, width, right in zip(full, widths, rights, strict=True))
-        for place in range(height)
+        GAP.join(_justified(head[index], width, right) for head, width, right in zip(full, widths, rights, strict=True))
+        for index in range(height)
     ]
     return [*(line.rstrip() for line in lines), GAP.join("-" * width for width in widths)]
 
@@ -189,10 +189,10 @@ def _row_lines(
     cells: Sequence[Sequence[str]], widths: Sequence[int], tones: Sequence[Tone], rights: Sequence[bool], paint: Paint
 ) -> list[str]:
     lines = []
-    for place in range(max(map(len, cells))):
+    for index in range(max(map(len, cells))):
         line = ""
         for number, (cell, width, tone, right) in enumerate(zip(cells, widths, tones, rights, strict=True)):
-            text = cell[place] if place < len(cell) else ""
+            text = cell[index] if index < len(cell) else ""
             blank = " " * (width - len(text))
             last = number == len(cells) - 1
             line += blank + paint(text, tone) if right else paint(text, tone) + ("" if last else blank)

@@ -42,7 +42,7 @@ class MlflowRuns(Exporter):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = folder.resolve().as_uri()
         else:
-            self.place = uri
+            self.destination = uri
         self._note = note
         self._project = project
         self._client = MlflowClient(tracking_uri=uri)

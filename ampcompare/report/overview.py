@@ -29,7 +29,7 @@ __all__ = ["Cell", "Overview", "OverviewColumn", "make_overview"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of the table.
+    """What stands in one cell of the table.
 
     Attributes:
         text: "-" where there is nothing.
@@ -218,7 +218,7 @@ def make_overview(comparison: Comparison, asked: Sequence[str] = ()) -> Overview
             known.setdefault(name, OverviewColumn(_extra(extra, records), drop=3, lacking=name))
     cells = {name: [column.cell(row, comparison) for row in comparison.arms] for name, column in known.items()}
     kept = {name: column for name, column in known.items() if _says(name, column, cells[name], comparison)}
-    rows = [[cells[name][place] for name in kept] for place in range(len(comparison.arms))]
+    rows = [[cells[name][index] for name in kept] for index in range(len(comparison.arms))]
     return Overview(kept, rows, row_notes(comparison), fact_lines(comparison))
 
 

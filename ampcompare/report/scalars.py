@@ -39,7 +39,7 @@ def points_of(record: RunRecord, steps: Path) -> Iterator[Point]:
 def _trained(step: StepRecord, skipped: int) -> dict[str, float]:
     scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the name that all have
     values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
-    values |= {f"train/loss_scale{f'_{place}' if place else ''}": scale for place, scale in enumerate(scales)}
+    values |= {f"train/loss_scale{f'_{index}' if index else ''}": scale for index, scale in enumerate(scales)}
     known = {"train/lr": step.lr, "train/grad_norm": step.grad_norm}
     return values | {name: value for name, value in known.items() if value is not None}
 

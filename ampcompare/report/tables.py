@@ -42,17 +42,17 @@ def grid(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | Non
     names = list(headers)
     if width is None or not rows:
         return _simple(rows, names)
-    widths = [max(len(name) + GAP, *(len(row[place]) for row in rows)) for place, name in enumerate(names)]
+    widths = [max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names)]
     parts: list[list[int]] = [[0]]
     used = widths[0]
-    for place in range(1, len(names)):
-        if used + GAP + widths[place] > width and len(parts[-1]) > 1:
+    for index in range(1, len(names)):
+        if used + GAP + widths[index] > width and len(parts[-1]) > 1:
             parts.append([0])
             used = widths[0]
-        parts[-1].append(place)
-        used += GAP + widths[place]
+        parts[-1].append(index)
+        used += GAP + widths[index]
     return "\n\n".join(
-        _simple([[row[place] for place in part] for row in rows], [names[place] for place in part]) for part in parts
+        _simple([[row[index] for index in part] for row in rows], [names[index] for index in part]) for part in parts
     )
 
 
@@ -62,7 +62,7 @@ def listing(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | 
     if width is None or not rows:
         return _simple(rows, names)
     before = sum(
-        GAP + max(len(name) + GAP, *(len(row[place]) for row in rows)) for place, name in enumerate(names[:-1])
+        GAP + max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names[:-1])
     )
     left = max(width - before, MIN_WIDTH)
     wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]

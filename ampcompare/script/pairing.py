@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.metrics.weights_hash import parameters_sha256
 
 __all__ = ["FirstBatches", "seed_all", "weights_of"]
@@ -61,7 +61,7 @@ class FirstBatches:
     def _enter(self, module: Any, inputs: Any) -> None:
         if not self._awaited or not torch.is_grad_enabled():
             return
-        tensors = list(_tensors(inputs))
+        tensors = list(tensors_in(inputs))
         if not tensors:
             return
         self._awaited = False
@@ -72,14 +72,3 @@ class FirstBatches:
         self.hashes.append(digest.hexdigest())
         if len(self.hashes) == MAX_BATCHES:
             self.end()
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

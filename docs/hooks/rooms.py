@@ -37,7 +37,7 @@ def floors() -> dict[str, int]:
 def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
     """Return for each room the other rooms that its files import, lazily and for type checkers too.
 
-    The package's own `__init__.py` is a room like any other. Importing a name from the package itself is no arrow.
+    The package's own `__init__.py` is a room like any other, and an import of a name from the package leads to it.
 
     Args:
         root: of a checkout.
@@ -52,8 +52,8 @@ def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for name in _imported(node, ("ampcompare", *place.parent.parts)):
                 head, _, rest = name.partition(".")
-                target = rest.partition(".")[0]
-                if head == "ampcompare" and target in rooms and target != room:
+                target = rest.partition(".")[0] if rest.partition(".")[0] in rooms else "__init__"
+                if head == "ampcompare" and target != room:
                     targets.add(target)
     return found
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ampcompare"
 MAP = ROOT / "docs" / "contributing" / "map.md"
 DESIGN = ROOT / "docs" / "design.md"
 PAGES = [ROOT / "CONTRIBUTING.md", DESIGN, *sorted((ROOT / "docs" / "contributing").glob("*.md"))]
-MAX_IMPORTS = 5.0  # of other rooms, on average over the rooms
+MAX_IMPORTS = 190  # between rooms
 ROWS = re.findall(
     r"^\| (.*\?) \| `([\w/.]+)` \| (?:`([\w.]+)` )?\|$", MAP.read_text(encoding="utf-8"), flags=re.MULTILINE
 )
@@ -71,8 +71,8 @@ def test_rooms_import_few_others(rooms: ModuleType, tmp_path: Path) -> None:
     """The rooms are joined by few imports, and none escapes the count: relative, lazy, or for type checkers."""
     imports = rooms.room_imports()
     assert set(imports) == {"__init__", *rooms.floors()}
-    count = sum(map(len, imports.values())) / len(imports)
-    assert count < MAX_IMPORTS, f"{count:.2f}: let a lower room carry what two rooms need, see docs/hooks/rooms.py"
+    count = sum(map(len, imports.values()))
+    assert count <= MAX_IMPORTS, f"{count}: let a lower room carry what two rooms need, see docs/hooks/rooms.py"
 
     for name, text in {
         "__init__.py": "import ampcompare.low.file",
@@ -84,7 +84,7 @@ def test_rooms_import_few_others(rooms: ModuleType, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     drawn = rooms.room_imports(tmp_path)
-    assert drawn == {"__init__": {"low"}, "high": {"low"}, "low": {"middle"}, "middle": {"low"}}
+    assert drawn == {"__init__": {"low"}, "high": {"low"}, "low": {"__init__", "middle"}, "middle": {"low"}}
 
 
 def test_the_map_has_every_file(rooms: ModuleType) -> None:

@@ -184,10 +184,10 @@ def test_mlflow_gets_parameters_metrics_and_times(
     exporter.write(compared, tmp_path / "run")
     assert len(client.created) == 2
     assert notes[0] == "apex:O2, seed 3 is there already"
-    assert exporter.place == ""
+    assert exporter.destination == ""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     elsewhere = MlflowRuns(tmp_path / "out", notes.append, "mine")
-    assert (elsewhere.place, Client.latest.uri) == ("http://127.0.0.1:9",) * 2
+    assert (elsewhere.destination, Client.latest.uri) == ("http://127.0.0.1:9",) * 2
 
 
 def test_an_export_that_breaks_off_leaves_no_half_run(

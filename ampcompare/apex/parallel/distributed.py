@@ -6,7 +6,7 @@ Source: Apex 25.05, `apex.parallel.DistributedDataParallel`; what differs is in 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
 from ampcompare.errors import PreparationError
+from ampcompare.tensors.tree import tensors_in
 
 from ._buckets import Reduction
 from ._errors import ParallelArgumentError, ParallelOptionError, ParallelPreparationError
@@ -61,17 +62,6 @@ TORCH_ONLY = frozenset(
         "static_graph",
     }
 )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 class DistributedDataParallel(nn.Module):
@@ -243,7 +233,7 @@ class DistributedDataParallel(nn.Module):
             self._synchronizer.close()
             self._synchronizer = self._make_synchronizer()
             self._synchronizer.begin_forward()
-        for output in _tensors(result):
+        for output in tensors_in(result):
             if output.requires_grad:
                 self._synchronizer.watch(output)
         return result

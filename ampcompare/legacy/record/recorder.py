@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import ampcompare.apex
+from ampcompare import apex
 from ampcompare.environment.versions import fingerprint
 from ampcompare.errors import EnvironmentUnfit
 from ampcompare.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
@@ -39,7 +39,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "schema": SCHEMA,
         "script": settings.name,
         "engine": settings.engine,
-        "engine_version": ampcompare.apex.__version__ if settings.engine == "compat" else "unknown",
+        "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
         "arguments": list(settings.arguments),

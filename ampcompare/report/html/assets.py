@@ -11,11 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ampcompare import __version__
 from ampcompare.errors import BackendUnavailable
 from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.html.charts import Chart, chart_data
+from ampcompare.version import __version__
 
 __all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "template"]
 
@@ -81,16 +81,16 @@ def page_parts(arms: Sequence[dict[str, Any]], charts: Sequence[Chart] = ()) -> 
     }
 
 
-def look(place: int, arm: str) -> dict[str, Any]:
+def look(index: int, arm: str) -> dict[str, Any]:
     """Return how an arm looks everywhere on the page: color, symbol, and dashes if colors repeat."""
-    again = place // COLORS
+    again = index // COLORS
     return {
         "name": printable(arm, 60) or "(no name)",
-        "color": place % COLORS,
+        "color": index % COLORS,
         "dash": DASHES[again % len(DASHES)],
-        "shape": SHAPES[place % COLORS],
+        "shape": SHAPES[index % COLORS],
         "open": bool(again % 2),
-        "on": place < SHOWN_AT_FIRST,
+        "on": index < SHOWN_AT_FIRST,
     }
 
 
@@ -115,7 +115,7 @@ def template(name: str) -> Any:
 
 def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
-    columns = [[row[place] for row in rows] for place in range(count)]
+    columns = [[row[index] for row in rows] for index in range(count)]
     return [
         all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
         for column in columns

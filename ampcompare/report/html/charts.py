@@ -1,7 +1,7 @@
 """Charts of curves and points: plain data that the script of the page draws, and tables for those who cannot see them.
 
 A chart has one or more views, such as differences and absolute values, between which the reader switches. Series name
-their arm by its place; the page gives it the arm's look.
+their arm by its index; the page gives it the arm's look.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
     """Return the mean over seeds, and the range over them where it has a width; nothing for an empty band."""
     if not band.x:
         return []
-    series: Series = {"a": arm.place, "x": [rounded(x, 7) for x in band.x], "y": [rounded(y) for y in band.mean]}
+    series: Series = {"a": arm.index, "x": [rounded(x, 7) for x in band.x], "y": [rounded(y) for y in band.mean]}
     low, high = ([rounded(y) for y in side] for side in (band.low, band.high))
     if low != high:
         series |= {"lo": low, "hi": high}
@@ -105,7 +105,7 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
 
 def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> Series:
     """Return one point at the means of two measurements of the same runs, with their ranges."""
-    series: Series = {"a": arm.place, "dots": 1}
+    series: Series = {"a": arm.index, "dots": 1}
     for name, values in (("x", x), ("y", y)):
         series[name] = [rounded(sum(values) / len(values))]
         if len(values) > 1:
@@ -120,7 +120,7 @@ def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Se
         return []
     return [
         {
-            "a": arm.place,
+            "a": arm.index,
             "x": [rounded(x, 7) for _, x, _ in ends],
             "y": [rounded(y) for _, _, y in ends],
             "text": [
@@ -131,11 +131,11 @@ def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Se
 
 
 def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
-    """Return the drawn charts for the script; places on the horizontal axis that curves share are there once."""
-    places: dict[tuple[float, ...], int] = {}
+    """Return the drawn charts for the script; positions on the horizontal axis that curves share are there once."""
+    positions: dict[tuple[float, ...], int] = {}
 
     def shared(series: Series) -> Series:
-        return {**series, "x": places.setdefault(tuple(series["x"]), len(places))}
+        return {**series, "x": positions.setdefault(tuple(series["x"]), len(positions))}
 
     drawn = [
         {
@@ -162,4 +162,4 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
         for chart in charts
         if chart.is_drawn
     ]
-    return {"charts": drawn, "places": [list(values) for values in places]}
+    return {"charts": drawn, "positions": [list(values) for values in positions]}

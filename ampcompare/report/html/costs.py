@@ -18,14 +18,14 @@ from ampcompare.report.html.tracks import Track, TrackPlot, make_scale
 
 __all__ = ["memory_plot", "step_time_plot", "time_charts"]
 
-QUARTERS = (1, 5, 10, 15, 19)  # places of the 5, 25, 50, 75 and 95 % quantiles in a trace
+QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
 NEAR_FINAL = 0.99
 NO_STEP_TIMES = "No record holds the times of its steps."
 
 
 def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return the highest peak of each arm in MiB."""
-    peaks = {arm.place: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
+    peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
     scale = make_scale(peaks.values(), zero=True)
     return TrackPlot(
         "memory",
@@ -33,9 +33,9 @@ def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
         ["arm", "MiB", "peak MiB"],
         [
-            Track(arm.place, arm.name, [f"{peaks[arm.place]:,.1f}"], bar=scale.at(peaks[arm.place]))
+            Track(arm.index, arm.name, [f"{peaks[arm.index]:,.1f}"], bar=scale.at(peaks[arm.index]))
             for arm in arms
-            if arm.place in peaks
+            if arm.index in peaks
         ],
         [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if peaks else "No run measured its memory.",
@@ -48,7 +48,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     for arm in arms:
         known = [record.trace.step_seconds for record in arm.ran if record.trace and record.trace.step_seconds]
         if known:
-            times[arm.place] = [1e3 * statistics.fmean(quantiles[place] for quantiles in known) for place in QUARTERS]
+            times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
     return TrackPlot(
         "step-times",
@@ -57,18 +57,18 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         ["arm", "milliseconds", "median ms", "5 to 95 %"],
         [
             Track(
-                arm.place,
+                arm.index,
                 arm.name,
-                [f"{times[arm.place][2]:.3g}", f"{times[arm.place][0]:.3g} to {times[arm.place][4]:.3g}"],
-                box=[scale.at(value) for value in times[arm.place]],
+                [f"{times[arm.index][2]:.3g}", f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"],
+                box=[scale.at(value) for value in times[arm.index]],
                 mark=arm.time_fault,
             )
             for arm in arms
-            if arm.place in times
+            if arm.index in times
         ],
         [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if times else NO_STEP_TIMES,
-        mark=time_marks([arm for arm in arms if arm.place in times]),
+        mark=time_marks([arm for arm in arms if arm.index in times]),
     )
 
 
@@ -89,7 +89,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
     by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
         spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.ran), most)
-        reached = by_epoch[arm.place]
+        reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
             band = Band(spent.mean, reached.mean, reached.low, reached.high)
             series += band_series(arm, band, dots=len(band.x) <= 30)
@@ -110,7 +110,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
         ],
         None if target is None else _time_to(arms, target),
         sentence="" if series else "No epoch was evaluated.",
-        mark=time_marks([arm for arm in arms if arm.place in {one["a"] for one in series}]),
+        mark=time_marks([arm for arm in arms if arm.index in {one["a"] for one in series}]),
         whole_x=False,
     )
 
@@ -185,7 +185,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         FigureTable(["arm", head, "seconds", "why times do not count"], rows) if rows else None,
         sentence="" if series else "No run was completed.",
-        mark=time_marks([arm for arm in arms if arm.place in drawn]),
+        mark=time_marks([arm for arm in arms if arm.index in drawn]),
         whole_x=False,
         frontier=metric.better,
     )

@@ -13,26 +13,26 @@ __all__ = ["Band", "Curve", "differences", "make_curve", "over_seeds", "thinned"
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: finite values at rising places."""
+    """One run: finite values at rising positions."""
 
     x: Sequence[float]
     y: Sequence[float]
 
-    def at(self, place: float, *, hold: bool) -> float | None:
-        """Return the value at a place, held from the point before or on the line between two; None outside the run."""
-        if not self.x or not self.x[0] <= place <= self.x[-1]:
+    def at(self, position: float, *, hold: bool) -> float | None:
+        """Return the value at a position, held from the point before or on the line between two; None outside."""
+        if not self.x or not self.x[0] <= position <= self.x[-1]:
             return None
-        after = bisect_right(self.x, place)
+        after = bisect_right(self.x, position)
         if hold or after == len(self.x):
             return self.y[after - 1]
         left, right = self.x[after - 1], self.x[after]
-        share = (place - left) / (right - left)
+        share = (position - left) / (right - left)
         return self.y[after - 1] * (1 - share) + self.y[after] * share
 
 
 @dataclass(frozen=True)
 class Band:
-    """An arm: mean, lowest and highest over the seeds that came as far as each place."""
+    """An arm: mean, lowest and highest over the seeds that came as far as each position."""
 
     x: Sequence[float]
     mean: Sequence[float]
@@ -41,7 +41,7 @@ class Band:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all seeds have one value, the same at each place."""
+        """Whether all seeds have one value, the same at each position."""
         return not self.has_width and len(set(self.mean)) == 1
 
     @property
@@ -57,17 +57,17 @@ def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
 
 
 def differences(curve: Curve, reference: Curve) -> Curve:
-    """Return a curve minus another, at its own places inside the other."""
+    """Return a curve minus another, at its own positions inside the other."""
     pairs = ((x, y, reference.at(x, hold=False)) for x, y in zip(curve.x, curve.y, strict=True))
     return make_curve((x, None if other is None else y - other) for x, y, other in pairs)
 
 
-def thinned(places: Sequence[float], most: int) -> list[float]:
-    """Return at most `most` places, evenly chosen, with the first and the last."""
-    if len(places) <= most:
-        return list(places)
-    last = len(places) - 1
-    return [places[round(number * last / (most - 1))] for number in range(most)]
+def thinned(positions: Sequence[float], most: int) -> list[float]:
+    """Return at most `most` positions, evenly chosen, with the first and the last."""
+    if len(positions) <= most:
+        return list(positions)
+    last = len(positions) - 1
+    return [positions[round(number * last / (most - 1))] for number in range(most)]
 
 
 def over_seeds(
@@ -77,7 +77,7 @@ def over_seeds(
     hold: bool = False,
     mean: Callable[[Sequence[float]], float] = statistics.fmean,
 ) -> Band:
-    """Return one curve for the seeds of an arm, at the places of the run that went furthest.
+    """Return one curve for the seeds of an arm, at the positions of the run that went furthest.
 
     Args:
         curves: one per seed; a run that stopped early counts as far as it went.
@@ -86,6 +86,6 @@ def over_seeds(
     """
     known = [curve for curve in curves if curve.x]
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
-    places = thinned(furthest.x, most)
-    values = [[y for curve in known if (y := curve.at(x, hold=hold)) is not None] for x in places]
-    return Band(places, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
+    positions = thinned(furthest.x, most)
+    values = [[y for curve in known if (y := curve.at(x, hold=hold)) is not None] for x in positions]
+    return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])

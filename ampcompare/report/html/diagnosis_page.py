@@ -42,9 +42,9 @@ class Histogram:
     """Exponents of a place, as bars on an axis of `low` to `high`, with the windows of both 16-bit types.
 
     Attributes:
-        bars: place and height in percent.
+        bars: position and height in percent.
         windows: name, start and width in percent.
-        ticks: place in percent, and exponent.
+        ticks: position in percent, and exponent.
     """
 
     name: str
@@ -176,7 +176,7 @@ def _drift(diagnosis: Diagnosis) -> Drift | None:
             last[report.place.module] = report
     if len(last) < 2:
         return None
-    depth = {name: place for place, name in enumerate(filter(None, diagnosis.modules))}
+    depth = {name: index for index, name in enumerate(filter(None, diagnosis.modules))}
     names = sorted(last, key=lambda name: depth.get(name, len(depth)))  # what is outside of modules ends with the loss
 
     def line(values: Sequence[float | None]) -> str:
@@ -192,6 +192,6 @@ def _drift(diagnosis: Diagnosis) -> Drift | None:
 
 
 def _height(value: float | None) -> float:
-    """Return the place of an error from the top, in percent, between 1e-8 and 1."""
+    """Return the position of an error from the top, in percent, between 1e-8 and 1."""
     size = min(1.0, max(LEAST_ERROR, value or 0.0))
     return 100 * math.log10(size) / math.log10(LEAST_ERROR)

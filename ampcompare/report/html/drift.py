@@ -26,18 +26,18 @@ def order_with_starts(comparison: Comparison) -> list[str]:
 
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
-    points = {arm.place: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
+    points = {arm.index: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
     series: list[Series] = []
     rows = []
     for arm in arms:
-        timed = points[arm.place]
+        timed = points[arm.index]
         if first is None or not timed:
             continue
         median = statistics.median(seconds for _, seconds in timed)
         x = [rounded((moment - first) / 60) for moment, _ in timed]
         y = [rounded(100 * seconds / median) for _, seconds in timed]
-        series.append({"a": arm.place, "x": x, "y": y, "dots": 1})
+        series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
         rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
     since = "" if first is None else f" since {datetime.fromtimestamp(first, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     drawn = {one["a"] for one in series}

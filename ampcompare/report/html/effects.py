@@ -33,16 +33,16 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     metric, unit = comparison.metric, comparison.metric.difference_unit
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
-    points = {arm.place: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
+    points = {arm.index: [gap for pair in pairs_by_seed(arm.records, base) for gap in _gap(pair)] for arm in rows}
     bounds = {
-        arm.place: [
+        arm.index: [
             metric.shown_difference(value)
             for value in (arm.row.metric_difference_low, arm.row.metric_difference_high)
             if value is not None
         ]
         for arm in rows
     }
-    values = [value for place, gaps in points.items() for value in (*(gap for gap, _ in gaps), *bounds[place])]
+    values = [value for index, gaps in points.items() for value in (*(gap for gap, _ in gaps), *bounds[index])]
     scale = make_scale(values, margin=comparison.margin)
     limits = margin_limits(metric, comparison.margin)
     tracks = []
@@ -57,14 +57,14 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         has_interval = low is not None or high is not None
         tracks.append(
             Track(
-                arm.place,
+                arm.index,
                 arm.name,
                 [difference_interval(row, comparison), printable(row.accuracy_verdict, 120) or "-"],
                 None if mean is None else scale.at(metric.shown_difference(mean)),
                 (scale.at(interval[0]), scale.at(interval[1])) if has_interval else None,
                 [
                     (scale.at(gap), f"seed {seed}: {signed(gap, metric.difference_decimals)} {unit}".rstrip())
-                    for gap, seed in points[arm.place]
+                    for gap, seed in points[arm.index]
                 ],
             )
         )
@@ -120,7 +120,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     base = _reference_runs(arms, comparison.reference)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time_ratio is not None]
     valid = [arm for arm in rows if _is_compared(arm)]
-    points = {arm.place: [_ratio(pair) for pair in pairs_by_seed(arm.records, base)] for arm in valid}
+    points = {arm.index: [_ratio(pair) for pair in pairs_by_seed(arm.records, base)] for arm in valid}
     edge = 1 + comparison.time_margin
     values = [ratio for gaps in points.values() for ratio, _ in gaps if ratio]
     for arm in valid:
@@ -131,7 +131,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
         row, low, high = arm.row, arm.row.time_ratio_low, arm.row.time_ratio_high
         tracks.append(
             Track(
-                arm.place,
+                arm.index,
                 arm.name,
                 [
                     ratio_interval(row, comparison),
@@ -139,7 +139,7 @@ def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
                 ],
                 scale.at(row.time_ratio or 1),
                 None if low is None or high is None else (scale.at(low), scale.at(high)),
-                [(scale.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.place] if gap],
+                [(scale.at(gap), f"seed {seed}: {gap:.3f}") for gap, seed in points[arm.index] if gap],
             )
         )
     return TrackPlot(

@@ -48,7 +48,7 @@ def forest_page(forest: Forest) -> str:
             for one in forest.experiments
         ],
         # The first color is the reference's.
-        **page_parts([look(0, forest.reference), *(look(place, arm) for place, arm in enumerate(arms, 1))]),
+        **page_parts([look(0, forest.reference), *(look(index, arm) for index, arm in enumerate(arms, 1))]),
     )
     return page
 
@@ -63,9 +63,9 @@ def _plot(forest: Forest, measure: Measure, arms: Sequence[str]) -> TrackPlot:
     values = [_scaled(value, measure, metric) for line in (effects, pooled) for one in line for value in _numbers(one)]
     scale = make_scale(values, margin=edge) if measure == "accuracy" else make_scale([*values, *edges], kind="log")
     tracks = []
-    for place, arm in enumerate(arms, 1):
-        tracks += [_experiment(one, place, scale, metric) for one in effects if one.arm == arm]
-        tracks += [_over_all(one, place, scale, metric) for one in pooled if one.arm == arm]
+    for index, arm in enumerate(arms, 1):
+        tracks += [_experiment(one, index, scale, metric) for one in effects if one.arm == arm]
+        tracks += [_over_all(one, index, scale, metric) for one in pooled if one.arm == arm]
     return TrackPlot(
         f"forest-{measure}",
         f"{title_of(forest, measure)} against {printable(forest.reference, 40)}",
@@ -111,10 +111,10 @@ def _text(value: float, low: float | None, high: float | None, measure: Measure,
     return shown(value) if low is None or high is None else f"{shown(value)} ({shown(low)} to {shown(high)})"
 
 
-def _experiment(one: ExperimentEffect, place: int, scale: Scale, metric: Metric) -> Track:
+def _experiment(one: ExperimentEffect, index: int, scale: Scale, metric: Metric) -> Track:
     value = one.value or 0.0
     return Track(
-        place,
+        index,
         f"{printable(one.arm, 40)}, {printable(one.experiment, 40)}",
         [
             _text(value, one.low, one.high, one.measure, metric),
@@ -125,9 +125,9 @@ def _experiment(one: ExperimentEffect, place: int, scale: Scale, metric: Metric)
     )
 
 
-def _over_all(one: PooledEffect, place: int, scale: Scale, metric: Metric) -> Track:
+def _over_all(one: PooledEffect, index: int, scale: Scale, metric: Metric) -> Track:
     return Track(
-        place,
+        index,
         f"{printable(one.arm, 40)}, all ({one.experiments})",
         [_text(one.value, one.low, one.high, one.measure, metric), printable(one.verdict, 60) or "-"],
         scale.at(_scaled(one.value, one.measure, metric)),

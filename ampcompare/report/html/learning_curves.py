@@ -74,8 +74,8 @@ def why_no_epoch(arm: ArmRuns) -> str:
 
 
 def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
-    """Return the metric as it is shown after each epoch, over the seeds of each arm, by its place."""
-    return {arm.place: over_seeds(map(_metric, arm.ran), most) for arm in arms}
+    """Return the metric as it is shown after each epoch, over the seeds of each arm, by its index."""
+    return {arm.index: over_seeds(map(_metric, arm.ran), most) for arm in arms}
 
 
 def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
@@ -149,7 +149,7 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         f"{sentence_start(name)} after each epoch, paired by seed.{not_drawn(arms, _drawn(views), why_no_epoch)}{same}",
         "epoch",
         views,
-        _by_epoch([(arm, bands[arm.place]) for arm in arms], metric.decimals),
+        _by_epoch([(arm, bands[arm.index]) for arm in arms], metric.decimals),
         sentence,
     )
 
@@ -160,20 +160,20 @@ def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> FigureTab
     if not longest:
         return None
     last = len(longest) - 1
-    places = sorted({round(number * last / 5) for number in range(6)})
+    indices = sorted({round(number * last / 5) for number in range(6)})
     rows = []
     for arm, band in bands:
         cells = []
-        for place in places:
-            if place >= len(band.x):
+        for index in indices:
+            if index >= len(band.x):
                 cells.append("-")
-            elif band.low[place] < band.high[place]:
-                mean, low, high = (f"{side[place]:.{decimals}f}" for side in (band.mean, band.low, band.high))
+            elif band.low[index] < band.high[index]:
+                mean, low, high = (f"{side[index]:.{decimals}f}" for side in (band.mean, band.low, band.high))
                 cells.append(f"{mean} ({low} to {high})")
             else:
-                cells.append(f"{band.mean[place]:.{decimals}f}")
+                cells.append(f"{band.mean[index]:.{decimals}f}")
         rows.append([arm.name, *cells])
-    return FigureTable(["arm", *(f"epoch {longest[place]:g}" for place in places)], rows)
+    return FigureTable(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
 
 
 def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:

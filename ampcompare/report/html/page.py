@@ -97,8 +97,8 @@ class Html(Reporter):
             order=order_with_starts(comparison),
             **page_parts(
                 [
-                    {**look(place, row.arm), "is_reference": row.arm == comparison.reference}
-                    for place, row in enumerate(comparison.arms)
+                    {**look(index, row.arm), "is_reference": row.arm == comparison.reference}
+                    for index, row in enumerate(comparison.arms)
                 ],
                 [*learning, *timing],
             ),

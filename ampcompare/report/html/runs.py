@@ -15,9 +15,9 @@ __all__ = ["ArmRuns", "arms_with_runs", "not_drawn", "rounded", "time_marks"]
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """An arm: its place among the rows, its summary and its records."""
+    """An arm: its index among the rows, its summary and its records."""
 
-    place: int
+    index: int
     row: ArmSummary
     records: Sequence[RunRecord]
 
@@ -50,7 +50,7 @@ def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
     by_arm: dict[str, list[RunRecord]] = {row.arm: [] for row in comparison.arms}
     for record in comparison.records:
         by_arm.setdefault(record.arm, []).append(record)
-    return [ArmRuns(place, row, by_arm[row.arm]) for place, row in enumerate(comparison.arms)]
+    return [ArmRuns(index, row, by_arm[row.arm]) for index, row in enumerate(comparison.arms)]
 
 
 def time_marks(arms: Sequence[ArmRuns]) -> str:
@@ -68,7 +68,7 @@ def not_drawn(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[Ar
     """Return a sentence for each reason why arms are not in a figure that shows others."""
     reasons: dict[str, list[str]] = {}
     for arm in arms:
-        if drawn and arm.place not in drawn and (reason := why(arm)):
+        if drawn and arm.index not in drawn and (reason := why(arm)):
             reasons.setdefault(reason, []).append(arm.name)
     return "".join(f" Not drawn: {listed(names)} ({reason})." for reason, names in reasons.items())
 

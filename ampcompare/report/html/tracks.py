@@ -32,7 +32,7 @@ class Scale:
         return math.asinh(value / self.knee) if self.kind == "asinh" else value
 
     def at(self, value: float) -> float:
-        """Return the place of a value; those outside lie on the edge."""
+        """Return the position of a value; those outside lie on the edge."""
         if self.kind == "log" and value <= 0:
             return 0.0
         start, end = self._bent(self.low), self._bent(self.high)
@@ -80,10 +80,10 @@ def make_scale(values: Iterable[float], *, margin: float = 0.0, kind: Kind = "li
 
 @dataclass(frozen=True)
 class Track:
-    """One line of a plot; all places are percent of the width.
+    """One line of a plot; all positions are percent of the width.
 
     Attributes:
-        place: of the arm, which gives the color.
+        index: of the arm, which gives the color.
         name: at its left.
         texts: cells behind the track.
         points: single measurements, each with what it is.
@@ -94,7 +94,7 @@ class Track:
         mark: why the values do not count.
     """
 
-    place: int
+    index: int
     name: str
     texts: Sequence[str]
     mean: float | None = None
@@ -113,7 +113,7 @@ class TrackPlot:
 
     Attributes:
         headers: of the arm, of the track, and of the cells behind it.
-        ticks: place and text of each mark on the axis.
+        ticks: position and text of each mark on the axis.
         band: the margin.
         zero: where there is no difference.
         sentence: stands in place of a plot without data.

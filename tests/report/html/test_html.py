@@ -73,11 +73,11 @@ def page(comparison: Comparison) -> Page:
 
 
 def series(parsed: Page, key: str, view: int = 0) -> list[dict[str, Any]]:
-    """The curves of a chart, none where it is not drawn; each has its places on the horizontal axis."""
+    """The curves of a chart, none where it is not drawn; each has its positions on the horizontal axis."""
     chart = next((found for found in parsed.data["charts"] if found["key"] == key), None)
     if chart is None:
         return []
-    return [{**one, "x": parsed.data["places"][one["x"]]} for one in chart["views"][view]["series"]]
+    return [{**one, "x": parsed.data["positions"][one["x"]]} for one in chart["views"][view]["series"]]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@
     return made;
   }
 
-  const places = (series) => data.places[series.x];
+  const positions = (series) => data.positions[series.x];
   const superscript = (number) => [...String(number)].map((char) => "\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"["-0123456789".indexOf(char)]).join("");
   const signs = (text) => text.replace("-", "\u2212");
 
@@ -74,7 +74,7 @@
   // Arms that no arm shown beats in both time and accuracy, from the fastest to the best.
   function frontier(series, better) {
     const sign = better === "lower" ? -1 : 1;
-    const points = series.map((one) => [places(one)[0], one.y[0]]).sort((a, b) => a[0] - b[0] || sign * (b[1] - a[1]));
+    const points = series.map((one) => [positions(one)[0], one.y[0]]).sort((a, b) => a[0] - b[0] || sign * (b[1] - a[1]));
     const kept = [];
     for (const point of points) if (!kept.length || sign * (point[1] - kept[kept.length - 1][1]) > 0) kept.push(point);
     return kept.flatMap((point, at) => (at ? [[point[0], kept[at - 1][1]], point] : [point]));
@@ -84,7 +84,7 @@
     const fitted = shown.some((one) => !one.out) ? shown.filter((one) => !one.out) : shown;
     const usable = (values) => (log ? values.filter((value) => value > 0) : values);
     const ys = usable([...fitted.flatMap((one) => [...one.y, ...(one.lo || []), ...(one.hi || []), ...(one.yr || [])]), ...view.rules, ...(view.signed ? [0] : [])]);
-    const xs = shown.flatMap((one) => [...places(one), ...(one.xr || [])]);
+    const xs = shown.flatMap((one) => [...positions(one), ...(one.xr || [])]);
     let [low, high] = ys.length ? extent(ys) : [0, 1];
     let [left, right] = xs.length ? extent(xs) : [0, 1];
     if (!log) {
@@ -106,18 +106,18 @@
     const look = data.arms[one.a];
     const group = svg("g", { class: `arm c${look.color}`, "data-arm": one.a });
     const at = (values) => {
-      const points = values.map((value, place) => [x.at(places(one)[place]), y.at(value)]);
+      const points = values.map((value, index) => [x.at(positions(one)[index]), y.at(value)]);
       return one.step ? stairs(points) : points;
     };
     const inside = svg("g", { "clip-path": `url(#${clip})` });
     if (one.lo) inside.append(svg("path", { class: "band", d: `${path([...at(one.hi), ...at(one.lo).reverse()])}Z` }));
     if (one.y.length > 1) inside.append(svg("path", { class: `line ${look.dash}`, d: path(at(one.y)) }));
     if (one.dots && one.y.length > 1) {
-      one.y.forEach((value, place) => inside.append(svg("circle", { class: "dot", cx: x.at(places(one)[place]).toFixed(1), cy: y.at(value).toFixed(1), r: 2.6 })));
+      one.y.forEach((value, index) => inside.append(svg("circle", { class: "dot", cx: x.at(positions(one)[index]).toFixed(1), cy: y.at(value).toFixed(1), r: 2.6 })));
     }
     group.append(inside);
     if (one.y.length === 1) {
-      const [px, py] = [x.at(places(one)[0]), y.at(one.y[0])];
+      const [px, py] = [x.at(positions(one)[0]), y.at(one.y[0])];
       if (one.xr) group.append(svg("path", { class: "range", d: `M${x.at(one.xr[0])} ${py}H${x.at(one.xr[1])}` }));
       if (one.yr) group.append(svg("path", { class: "range", d: `M${px} ${y.at(one.yr[0])}V${y.at(one.yr[1])}` }));
       group.append(svg("path", { class: `symbol ${look.open ? "open" : "full"}`, d: look.shape, transform: `translate(${px - 14} ${py - 7})` }));
@@ -126,10 +126,10 @@
   }
 
   function draw(chart) {
-    const place = document.querySelector(`[data-figure="${chart.key}"]`);
+    const figure = document.querySelector(`[data-figure="${chart.key}"]`);
     const { view: number, log: wanted } = state.get(chart.key);
     const view = chart.views[number];
-    const width = place.clientWidth;
+    const width = figure.clientWidth;
     if (!width) return; // in a closed part of the page
     const height = narrow.matches ? 230 : 280;
     const shown = view.series.filter((one) => boxes[one.a].checked);
@@ -162,8 +162,8 @@
     label.append(Object.assign(document.createElement("span"), { textContent: view.y }), Object.assign(document.createElement("span"), { textContent: chart.x }));
     const readout = Object.assign(document.createElement("div"), { className: "readout", hidden: true });
     readout.setAttribute("role", "status");
-    place.replaceChildren(label, picture, readout);
-    Object.assign(state.get(chart.key), { axes, shown, readout, picture, width, cursor: -1, columns: [...new Set(shown.flatMap(places))].sort((a, b) => a - b) });
+    figure.replaceChildren(label, picture, readout);
+    Object.assign(state.get(chart.key), { axes, shown, readout, picture, width, cursor: -1, columns: [...new Set(shown.flatMap(positions))].sort((a, b) => a - b) });
   }
 
   function line(one, text) {
@@ -180,7 +180,7 @@
     return best;
   }
 
-  // Reads the values at one place of the horizontal axis.
+  // Reads the values at one position of the horizontal axis.
   function read(chart, cursor) {
     const now = state.get(chart.key);
     if (!now.columns || !now.columns.length) return;
@@ -191,8 +191,8 @@
     const close = Math.max((last - first) / now.columns.length, 1e-9);
     const rows = [];
     for (const one of now.shown) {
-      const index = nearest(places(one), at);
-      if (Math.abs(places(one)[index] - at) <= close) rows.push([one, one.y[index], one.lo && one.lo[index] < one.hi[index] ? [one.lo[index], one.hi[index]] : null]);
+      const index = nearest(positions(one), at);
+      if (Math.abs(positions(one)[index] - at) <= close) rows.push([one, one.y[index], one.lo && one.lo[index] < one.hi[index] ? [one.lo[index], one.hi[index]] : null]);
     }
     rows.sort((a, b) => b[1] - a[1]);
     const head = Object.assign(document.createElement("p"), { textContent: `${chart.x} ${signs(at.toLocaleString("en", { maximumSignificantDigits: 4 }))}` });
@@ -217,30 +217,30 @@
 
   function attach(chart) {
     state.set(chart.key, { view: 0, log: false });
-    const place = document.querySelector(`[data-figure="${chart.key}"]`);
+    const figure = document.querySelector(`[data-figure="${chart.key}"]`);
     const follow = (event) => {
       const { axes, columns } = state.get(chart.key);
       if (!columns || !columns.length) return;
-      const x = event.clientX - place.getBoundingClientRect().left;
+      const x = event.clientX - figure.getBoundingClientRect().left;
       read(chart, nearest(columns.map(axes.x.at), x));
     };
-    place.addEventListener("pointermove", follow);
-    place.addEventListener("pointerdown", follow);
-    place.addEventListener("pointerleave", () => leave(chart));
-    place.addEventListener("blur", () => leave(chart));
-    place.addEventListener("keydown", (event) => {
+    figure.addEventListener("pointermove", follow);
+    figure.addEventListener("pointerdown", follow);
+    figure.addEventListener("pointerleave", () => leave(chart));
+    figure.addEventListener("blur", () => leave(chart));
+    figure.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step) {
         event.preventDefault();
         read(chart, state.get(chart.key).cursor + step);
       } else if (event.key === "Escape") leave(chart);
     });
-    new ResizeObserver(() => { if (place.clientWidth !== state.get(chart.key).width) draw(chart); }).observe(place);
+    new ResizeObserver(() => { if (figure.clientWidth !== state.get(chart.key).width) draw(chart); }).observe(figure);
     for (const button of document.querySelectorAll(`[data-show="${chart.key}"]`)) {
       button.addEventListener("click", () => {
         state.get(chart.key).view = Number(button.dataset.view);
         for (const other of document.querySelectorAll(`[data-show="${chart.key}"]`)) other.setAttribute("aria-pressed", String(other === button));
-        for (const label of place.parentElement.querySelectorAll("[data-of-view]")) label.hidden = label.dataset.ofView !== button.dataset.view;
+        for (const label of figure.parentElement.querySelectorAll("[data-of-view]")) label.hidden = label.dataset.ofView !== button.dataset.view;
         draw(chart);
       });
     }
@@ -267,8 +267,8 @@
   }
   for (const button of document.querySelectorAll("[data-choose]")) {
     button.addEventListener("click", () => {
-      const chosen = { all: () => true, none: () => false, first: (place) => data.arms[place].on }[button.dataset.choose];
-      boxes.forEach((box, place) => { box.checked = chosen(place); });
+      const chosen = { all: () => true, none: () => false, first: (index) => data.arms[index].on }[button.dataset.choose];
+      boxes.forEach((box, index) => { box.checked = chosen(index); });
       drawAll();
     });
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,16 +29,16 @@ def cast_floating(value: Any, dtype: torch.dtype) -> Any:
     return mapped(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in `value`, in order."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(value, note)
-    return found
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in `value`, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def first_floating_type(value: Any) -> torch.dtype | None:
