@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.backends.apex_engine import require_real_apex
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
 from ampcompare.checkpoint.store.frame import require_checkpoint
-from ampcompare.environment.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.environment.cuda import why_no_cuda
 from ampcompare.errors import BackendUnavailable, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.files.find_module import find_module

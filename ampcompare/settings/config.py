@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.backends.arm import Arm
-from ampcompare.environment.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.errors import ConfigError
 from ampcompare.settings.derived import with_derived
 from ampcompare.settings.digest import settings_digest

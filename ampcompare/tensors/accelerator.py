@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["has_float64", "random_state", "set_random_state", "synchronize", "wide_type"]
+__all__ = ["has_float64", "random_state", "set_random_state", "synchronize"]
 
 WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some have none
 
@@ -15,11 +15,6 @@ WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some hav
 def has_float64(device: torch.device) -> bool:
     """Return whether every device of this type computes in float64."""
     return device.type not in WITHOUT_FLOAT64
-
-
-def wide_type(device: torch.device) -> torch.dtype:
-    """Return the widest floating type that a device computes in."""
-    return torch.float64 if has_float64(device) else torch.float32
 
 
 def synchronize(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.recipe import Recipe
+from ampcompare.tasks import lm
 from ampcompare.tasks.registry import make_task
 from ampcompare.tensors import accelerator
 from ampcompare.training import evaluate as evaluation
@@ -47,6 +48,7 @@ class NoFloat64(TorchDispatchMode):
 def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, task: str) -> None:
     """Forward pass, loss, backward pass, clipping and step of the arms that such a device trains keep to 32 bits."""
     monkeypatch.setattr(accelerator, "WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr(lm, "WITH_FLOAT64", ())
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
     precision = make_precision(arm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.environment.accelerators import accelerator_of
 from ampcompare.errors import ConfigError, EnvironmentUnfit
 from ampcompare.launch.distributed_env import DistributedEnv
 
@@ -18,7 +17,7 @@ def local_device(name: str, world: DistributedEnv) -> str:
         EnvironmentUnfit: there are fewer GPUs than processes on this machine.
         ConfigError: one GPU was named for several processes.
     """
-    if accelerator_of(name):
+    if name.partition(":")[0] not in ("auto", "cpu", "cuda"):
         return name
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ampcompare.environment.accelerators import accelerator_of
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["device_facts"]
@@ -25,7 +24,7 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }
-    if accelerator_of(str(device)):
+    if device.type not in ("cpu", "cuda"):
         kind = getattr(torch, device.type)
         facts["device_name"] = _value_or_error(lambda: kind.get_device_name(device))  # torch.mps has none
         return facts

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
-from ampcompare.environment.accelerators import ACCELERATORS
+from ampcompare.backends.accelerators import ACCELERATORS
 
 __all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
 
