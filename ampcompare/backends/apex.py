@@ -48,6 +48,7 @@ def _check(options: Options) -> str:
 
 
 SPEC = BackendSpec(
+    elsewhere=lambda options: "Apex, and the engine that behaves as it does, know tensors of CPUs and of CUDA",
     unsharded=lambda options: "Apex looks for masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.precision.apex:make_apex",

@@ -50,5 +50,6 @@ SPEC = BackendSpec(
     shorthands={"float32": "fp32"},
     implied={"tf32": False},
     unsharded=lambda options: "",
+    elsewhere=lambda options: "TF32 is of NVIDIA's GPUs" if options.get("tf32") else "",
     contract=(ContractArm("fp32"),),
 )

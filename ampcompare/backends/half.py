@@ -194,6 +194,7 @@ SPEC = BackendSpec(
     },
     check=_check,
     unsharded=_unsharded,
+    elsewhere=lambda options: "",
     half=lambda options: DTYPE_NAMES[str(options.get("dtype", "float16"))],
     checkpoint=CheckpointState(master_weights=lambda options: bool(options.get("master_weights"))),
     contract=(

@@ -143,6 +143,7 @@ SPEC = BackendSpec(
     implied={"weights": "float32", "masters": "none"},
     check=_check,
     unsharded=_unsharded,
+    elsewhere=lambda options: "",
     positional="dtype",
     default="float16",
     shorthands={

@@ -82,6 +82,7 @@ class BackendSpec:
         effective: options, "cpu" or "cuda" -> what runs; None if the backend always runs what it is asked.
         inner: options -> text of the arm that this one runs on; "" if there is none.
         unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
+        elsewhere: options -> why the arm does not run on an accelerator besides CUDA, such as mps; "" if it may.
         parallel: the kind of parallelism that the backend consists in; "" if it goes with several.
         half: options -> the 16-bit type of the arm's products, "fp16" or "bf16"; "" if it has none, or it is not known.
         checkpoint: what it keeps in a checkpoint.
@@ -104,6 +105,7 @@ class BackendSpec:
     effective: Callable[[Options, str], EffectiveArm] | None = None
     inner: Callable[[Options], str] = lambda options: ""
     unsharded: Callable[[Options], str] = lambda options: "its backend was not made for weights in shards"
+    elsewhere: Callable[[Options], str] = lambda options: "its backend was made for CPUs and for GPUs of CUDA"
     parallel: str = ""
     half: Callable[[Options], str] = lambda options: ""
     checkpoint: CheckpointState = CheckpointState()

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.doctor.accelerator import examine_accelerators, kinds_to_ask_for
 from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.extras import examine_extras
@@ -62,6 +63,8 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
         apex_asked = pool.submit(examine_apex, seconds=seconds)
         torch_told = torch_asked.result()
         built_for_gpus = torch_told.done and (torch_told.value["cuda"] or torch_told.value["hip"])
+        kinds = kinds_to_ask_for()
+        others_told = ask("accelerators", seconds=seconds, options={"kinds": kinds}) if kinds else None
         gpus_told = ask("gpus", seconds=seconds) if built_for_gpus else None
         vision_told, apex = vision_asked.result(), apex_asked.result()
     build = torch_told.value if torch_told.done else None
@@ -73,6 +76,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
         findings.append(examine_collectives(build, gpus_told.value.get("nccl") if gpus_told else None))
     findings.append(apex)
     findings += examine_gpus(gpus_told, driver=driver_version(), hip=build["hip"] if build else None)
+    findings += examine_accelerators(others_told)
     findings += examine_processor(build, cpu_flags())
     findings += examine_numerics(build, environment)
     findings += examine_machine(environment)

@@ -14,11 +14,11 @@ __all__ = ["torch_build", "why_no_cuda"]
 
 # NVIDIA's driver, that of Jetson boards, and the one of WSL leave at least one of these.
 DRIVER_FILES = ("dev/nvidia*", "dev/nvhost*", "dev/nvmap", "dev/dxg", "proc/driver/nvidia")
-FACT = re.compile(r"""^(cuda|hip)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
+FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
 
 def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
-    """Return the versions of CUDA (`cuda`) and ROCm (`hip`) that torch is built for; None where that is not known.
+    """Return the versions of CUDA (`cuda`), ROCm (`hip`) and XPU (`xpu`) that torch is built for; None where not known.
 
     Args:
         folder: of the package torch; by default where an import would find it.

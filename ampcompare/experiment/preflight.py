@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.backends.apex_engine import require_real_apex
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, SCRIPT_BACKENDS
@@ -43,6 +44,12 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if not here:
             require_slurm()
         no_cuda = why_no_cuda(here=here)
+        kind = accelerator_of(cell.device)
+        if kind and (missing := why_no_accelerator(kind, here=here)):
+            title, remedy = ACCELERATORS[kind].title, ACCELERATORS[kind].remedy
+            raise EnvironmentUnfit(
+                f"device {cell.device} was asked for, which is {title}, and {missing}; use --device cpu ({remedy})"
+            )
         if cell.device.startswith("cuda") and no_cuda:
             raise EnvironmentUnfit(
                 f"device {cell.device} was asked for and {no_cuda}; use --device cpu, or install torch for CUDA"

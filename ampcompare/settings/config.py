@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.backends.arm import Arm
 from ampcompare.errors import ConfigError
 from ampcompare.settings.derived import with_derived
@@ -200,11 +201,27 @@ class RunConfig(Frozen):
     @classmethod
     def _known_device(cls, text: str) -> str:
         kind, _, index = text.partition(":")
-        if kind in ("mps", "xpu"):
-            raise ValueError("ampcompare trains on CPUs and on GPUs of CUDA and ROCm; use cpu, cuda or cuda:INDEX")
-        if kind not in ("auto", "cpu", "cuda") or (index and not re.fullmatch("[0-9]{1,4}", index)):
-            raise ValueError(f"device {text!r} is not auto, cpu, cuda or cuda:INDEX")
+        if kind not in ("auto", "cpu", "cuda", *ACCELERATORS) or (index and not re.fullmatch("[0-9]{1,4}", index)):
+            raise ValueError(f"device {text!r} is not auto, cpu, cuda, {', '.join(ACCELERATORS)}, or one with an index")
         return text
+
+    @model_validator(mode="after")
+    def _accelerator_fits(self) -> RunConfig:
+        kind = accelerator_of(self.device)
+        if not kind:
+            return self
+        why = self.parsed_arm.spec.elsewhere(self.parsed_arm.options)
+        if why:
+            raise ValueError(f"{self.arm} does not run on {kind}: {why}")
+        for setting, given in {
+            f"{self.processes} processes share their gradients": self.processes > 1,
+            f"parallel kind {self.parallel.kind} works": self.parallel.kind != "none",
+            "skip_on_device skips steps": self.recipe.optimizer.skip_on_device,
+            "a script trains": self.script is not None,
+        }.items():
+            if given:
+                raise ValueError(f"{setting} on a CPU or on GPUs of CUDA only, and the device is {self.device}")
+        return self
 
     @property
     def parsed_arm(self) -> Arm:

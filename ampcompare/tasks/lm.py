@@ -20,6 +20,8 @@ from ampcompare.tasks.text import BYTES, text_data
 
 __all__ = ["LanguageModeling", "lm"]
 
+WITH_FLOAT64 = ("cpu", "cuda")  # types of devices that all compute in it
+
 SEQUENCE_LENGTH = 64
 IGNORED = -100
 HASH_MULTIPLIER, HASH_MODULUS = 2_654_435_761, 2**31
@@ -95,7 +97,8 @@ class LanguageModeling(Task):
         mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
         if "mask" not in batch:
             return mean
-        share = batch["mask"].sum(dtype=torch.float64) / (len(targets) * self._train_length)
+        wide = torch.float64 if mean.device.type in WITH_FLOAT64 else torch.float32
+        share = batch["mask"].sum(dtype=wide) / (len(targets) * self._train_length)
         return mean * share.to(mean.dtype)
 
     def predict(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ is kept for each rank, and goes back to as many ranks only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.tensors.sharded import is_sharded, local, whole_tree
+from ampcompare.tensors.tree import mapped
 
 __all__ = [
     "CLASS",
@@ -28,7 +29,6 @@ __all__ = [
     "is_flattened",
     "is_wrapped",
     "plain_state",
-    "plain_tensors",
     "rebuilt",
 ]
 
@@ -68,15 +68,6 @@ def flattened(value: Any) -> Any:
     }
 
 
-def plain_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the plain tensors in an entry of `plain_state`: itself, or those that dictionaries and lists hold."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from plain_tensors(part)
-
-
 def rebuilt(saved: Mapping[str, Any], kinds: Mapping[str, type]) -> Tensor:
     """Return the tensor that `flattened` was given; it holds the stored tensors themselves.
 
@@ -112,7 +103,7 @@ def _plain(value: Any) -> Any:
         return flattened(value)
     # A short shard may be plain where the others are not: what they are is known once all are here.
     parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, _on_host(flattened(local(value.detach()))))
+    dist.all_gather_object(parts, mapped(flattened(local(value.detach())), lambda tensor: tensor.detach().cpu()))
     if not any(map(is_flattened, parts)):
         return whole_tree(value)
     return parts[0] if len(parts) == 1 else {SHARDS: parts}
@@ -120,12 +111,6 @@ def _plain(value: Any) -> Any:
 
 def _part(value: Any) -> Any:
     return local(value) if isinstance(value, Tensor) else value
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    return {**value, "tensors": {name: _on_host(inner) for name, inner in value["tensors"].items()}}
 
 
 def _on_any_rank(here: bool, *, ask: bool) -> bool:

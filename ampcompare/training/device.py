@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.errors import EnvironmentUnfit
 
 __all__ = ["resolve_device"]
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu", "cuda" or "cuda:INDEX"; a GPU always with its index.
+    """Return the device for "auto", "cpu", "cuda", "mps" or "xpu", or with an index; a GPU always has one.
 
     Raises:
         EnvironmentUnfit: the GPU that was asked for does not exist.
     """
+    kind = accelerator_of(name)
+    if kind:
+        return _accelerator(name, kind)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -31,3 +35,17 @@ def resolve_device(name: str) -> torch.device:
         if device.index is None:  # `torch.cuda.set_device` requires an index
             return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def _accelerator(name: str, kind: str) -> torch.device:
+    module = getattr(torch, kind, None)
+    if module is None or not module.is_available():
+        of = ACCELERATORS[kind]
+        raise EnvironmentUnfit(
+            f"device {name} was asked for, which is {of.title}, and torch sees none; use --device cpu ({of.remedy})"
+        )
+    device = torch.device(name)
+    count = module.device_count()
+    if device.index is not None and device.index >= count:
+        raise EnvironmentUnfit(f"device {name} was asked for and there are {count} such devices, from {kind}:0")
+    return torch.device(kind, device.index or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import SampleResults
 from ampcompare.records.per_sample import pack_right, pack_values
-from ampcompare.tasks.batches import in_fp32
+from ampcompare.tasks.batches import in_fp32, map_tensors
 from ampcompare.tasks.task import Sums, Task
+from ampcompare.tensors.accelerator import has_float64
 
 __all__ = ["Evaluation", "Extra", "evaluate"]
 
@@ -69,6 +71,9 @@ def evaluate(
             out of batches then repeats `any_batch`, which is not counted, until all have.
     """
     first = task.metrics[0]
+    on_host = not has_float64(device)  # what is summed in float64 is measured where there is one
+    device = torch.device("cpu") if on_host else device
+    measure = functools.partial(_measure, task, models, precision, extra=extra, on_host=on_host)
     by_sample = indices is not None and first.over_samples != "no"
     modes = [model.training for model in models]
     for model in models:
@@ -80,7 +85,7 @@ def evaluate(
         for batch in batches:
             if any_rank is not None:
                 any_rank(True)
-            measured = _measure(task, models, precision, batch, extra)
+            measured = measure(batch)
             for name, value in measured.items():
                 part = value.sum(0, dtype=torch.float64)
                 sums[name] = sums[name] + part if name in sums else part
@@ -88,11 +93,12 @@ def evaluate(
             if by_sample:
                 value, labels = measured[first.name].double(), task.labels(batch)
                 # A new tensor: data may write the next batch into the same memory.
-                outcomes.append(torch.stack([value, torch.zeros_like(value) if labels is None else labels.double()]))
+                labels = torch.zeros_like(value) if labels is None else labels.to(device).double()
+                outcomes.append(torch.stack([value, labels]))
         while any_rank is not None and any_batch is not None and any_rank(False):
-            _measure(task, models, precision, any_batch(), extra)
+            measure(any_batch())
         if not sums and any_batch is not None:
-            shapes = _measure(task, models, precision, any_batch(), extra)
+            shapes = measure(any_batch())
             sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}
     for model, training in zip(models, modes, strict=True):
         model.train(training)
@@ -108,10 +114,12 @@ def evaluate(
 
 
 def _measure(
-    task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, extra: Extra | None
+    task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, *, extra: Extra | None, on_host: bool
 ) -> Mapping[str, Tensor]:
     with precision.autocast():
         outputs = in_fp32(task.predict(models, batch))
+    if on_host:
+        outputs, batch = map_tensors(Tensor.cpu, outputs), map_tensors(Tensor.cpu, batch)
     measured = task.measure(outputs, batch)
     if extra is None:
         return measured

@@ -18,6 +18,7 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.randomness import derive
+from ampcompare.tensors.accelerator import synchronize
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
@@ -321,14 +322,13 @@ class Session:
     def gpus(self) -> list[torch.device]:
         """Return the GPUs that this process trains on."""
         device = self.assembly.device
-        if device.type != "cuda":
+        if device.type == "cpu":
             return []
         wrapped = (model for model in self.assembly.models if isinstance(model, nn.DataParallel))
         indices = next((model.device_ids for model in wrapped), [])
-        return [torch.device("cuda", index) for index in indices] or [device]
+        return [torch.device(device.type, index) for index in indices] or [device]
 
     def _now(self) -> float:
         """Return the wall time after the device has finished its work; called between epochs, never in a timed step."""
-        if self.assembly.device.type == "cuda":
-            torch.cuda.synchronize(self.assembly.device)
+        synchronize(self.assembly.device)
         return time.perf_counter()

@@ -33,6 +33,8 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--data", "mnist", "--data-dir", "nowhere"], 2, "mnist is not in nowhere"),
     (["run", "--data", "imagefolder", "--data-dir", "nowhere"], 2, "there is no folder 'nowhere'"),
     (["run", "--device", "nosuch"], 2, "is not auto, cpu, cuda"),
+    (["run", "--device", "xpu"], 4, "a GPU of Intel, and this torch is built without XPU"),
+    (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
     (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
     (["run", "--data", "nomod.inner:x"], 2, "there is no module 'nomod.inner'"),
     (["run", "--resume", "none.pt"], 2, "cannot read the checkpoint none.pt"),
@@ -125,7 +127,7 @@ def test_the_build_of_torch(tmp_path: Path) -> None:
     """What `version.py` says is what torch says; without the file nothing is known."""
     import torch
 
-    assert torch_build() == {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    assert torch_build() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
     assert torch_build(tmp_path) is None
     (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
     assert torch_build(tmp_path) == {"cuda": "12.1", "hip": None}

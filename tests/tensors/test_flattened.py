@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.tensors.flattened import flattened, is_wrapped, plain_state, plain_tensors, rebuilt
+from ampcompare.tensors.flattened import flattened, is_wrapped, plain_state, rebuilt
+from ampcompare.tensors.tree import tensors_in
 
 
 class Pair(Tensor):
@@ -42,7 +43,7 @@ def test_a_tensor_within_another_is_flattened_and_built_again() -> None:
     assert is_wrapped(tensor)
     assert not is_wrapped(high)
     assert (saved["tensor_class"], saved["shape"], saved["stride"]) == (NAME, torch.Size([2, 3]), (3, 1))
-    assert [inner is each for inner, each in zip(plain_tensors(saved), (high, low, high), strict=True)] == [True] * 3
+    assert [inner is each for inner, each in zip(tensors_in(saved), (high, low, high), strict=True)] == [True] * 3
     again = rebuilt(saved, {NAME: Pair})
     assert isinstance(again, Pair)
     assert (again.high is high, again.low.high is low, again.low.note) == (True, True, "inner")  # type: ignore[attr-defined]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.errors import CheckpointError
-from ampcompare.tensors.flattened import is_flattened, is_wrapped
 
 __all__ = [
     "CONVERTED",
@@ -82,7 +82,7 @@ def require_plain(state: Any, place: str = "the state") -> None:
     todo: list[tuple[str, Any]] = [(place, state)]
     while todo:
         place, value = todo.pop()
-        if is_wrapped(value):
+        if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
             raise CheckpointError(
                 f"{place} is a {type(value).__name__}, a class of its own, and a checkpoint holds those of optimizers "
                 "alone; save no checkpoints"
@@ -116,7 +116,8 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
             f"the layout of an Apex script holds amp.state_dict(), and this checkpoint is of {state.get('arm')}; "
             "convert it with --to apex"
         )
-    wrapped = next((name for name, value in _state_entries(state["optimizer"]) if is_flattened(value)), None)
+    dictionaries = ((name, value) for name, value in _state_entries(state["optimizer"]) if isinstance(value, Mapping))
+    wrapped = next((name for name, value in dictionaries if {"tensor_class", "tensor_shards"} & value.keys()), None)
     if wrapped is not None:
         raise CheckpointError(
             f"the layout of an Apex script holds plain tensors, and {wrapped} of the optimizer is of a class of its "

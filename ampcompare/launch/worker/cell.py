@@ -122,6 +122,8 @@ def configure_process(config: RunConfig, device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    elif device.type == "xpu":
+        torch.xpu.set_device(device)
     torch.set_num_threads(config.threads)
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used

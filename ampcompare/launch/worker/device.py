@@ -17,6 +17,8 @@ def local_device(name: str, world: DistributedEnv) -> str:
         EnvironmentUnfit: there are fewer GPUs than processes on this machine.
         ConfigError: one GPU was named for several processes.
     """
+    if name.partition(":")[0] not in ("auto", "cpu", "cuda"):
+        return name
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if ":" in name and world.local_size > 1:

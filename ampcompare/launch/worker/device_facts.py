@@ -24,6 +24,10 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
         "NVIDIA_TF32_OVERRIDE": os.environ.get("NVIDIA_TF32_OVERRIDE"),
     }
+    if device.type not in ("cpu", "cuda"):
+        kind = getattr(torch, device.type)
+        facts["device_name"] = _value_or_error(lambda: kind.get_device_name(device))  # torch.mps has none
+        return facts
     if device.type != "cuda":
         return {**facts, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
     return facts | {

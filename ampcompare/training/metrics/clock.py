@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
+from ampcompare.backends.accelerators import ACCELERATORS
+
 __all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
 
 
@@ -70,12 +72,32 @@ class CudaClock(Clock):
         return waited if end is None else self.seconds(end, start)
 
 
+class EventClock(Clock):
+    """torch's events of any accelerator, on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def mark(self) -> torch.Event:
+        event = torch.Event(self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.Event, end: torch.Event) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def idle_seconds(self, waited: float, end: torch.Event | None, start: torch.Event) -> float:
+        return waited if end is None else self.seconds(end, start)
+
+
 class PeakMemory:
     """Peak memory of a run, in bytes.
 
     Attributes:
-        used: CUDA: peak bytes in tensors; CPU: peak resident memory minus its value when the meter was created.
-        reserved: CUDA: peak bytes held by the caching allocator; None on a CPU.
+        used: CUDA and XPU: peak bytes in tensors; MPS: bytes that Metal holds for torch, which it seldom gives back;
+            CPU: peak resident memory minus its value when the meter was created.
+        reserved: CUDA and XPU: peak bytes held by the caching allocator; None elsewhere.
     """
 
     def __init__(self, used: int, reserved: int | None) -> None:
@@ -100,6 +122,22 @@ class CudaMemoryMeter(MemoryMeter):
 
     def peak(self) -> PeakMemory:
         return PeakMemory(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
+
+
+class AcceleratorMemoryMeter(MemoryMeter):
+    """Counts of the allocator of another accelerator, as far as torch has them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.module: Any = getattr(torch, device.type)
+        self.device = device
+        self.counts_peak = ACCELERATORS[device.type].counts_peak
+        if self.counts_peak:
+            self.module.reset_peak_memory_stats(device)
+
+    def peak(self) -> PeakMemory:
+        if not self.counts_peak:
+            return PeakMemory(self.module.driver_allocated_memory(), None)
+        return PeakMemory(self.module.max_memory_allocated(self.device), self.module.max_memory_reserved(self.device))
 
 
 class ResidentMemoryMeter(MemoryMeter):
@@ -133,9 +171,13 @@ class ResidentMemoryMeter(MemoryMeter):
 
 def make_clock(device: torch.device) -> Clock:
     """Return the clock of a device."""
+    if device.type in ACCELERATORS:
+        return EventClock(device)
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def make_memory_meter(device: torch.device) -> MemoryMeter:
     """Return the memory meter of a device, started."""
+    if device.type in ACCELERATORS:
+        return AcceleratorMemoryMeter(device)
     return CudaMemoryMeter(device) if device.type == "cuda" else ResidentMemoryMeter()

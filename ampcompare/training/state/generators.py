@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from ampcompare.errors import CheckpointError
+from ampcompare.tensors.accelerator import random_state, set_random_state
 
 __all__ = ["kept_random_states", "random_states", "require_random_states", "set_random_states"]
 
 WORDS = 624
 """Length of the state of a Mersenne Twister, in words of 32 bits."""
+SIZES = ((16,), (44,))
+"""Shapes of the state of a GPU: seed and offset; under Metal the state of a Philox generator and a seed."""
 
 
 def random_states(devices: Sequence[torch.device]) -> dict[str, Any]:
@@ -24,7 +27,7 @@ def random_states(devices: Sequence[torch.device]) -> dict[str, Any]:
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(device) for device in devices],
+        "cuda": [random_state(device) for device in devices],  # or of another accelerator
         "python": random.getstate(),
         "numpy": [str(name), torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)],
     }
@@ -34,7 +37,7 @@ def set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device]
     """Set all global generators to what `random_states` returned."""
     torch.set_rng_state(states["torch"].cpu())
     for device, state in zip(devices, states["cuda"], strict=False):
-        torch.cuda.set_rng_state(state.cpu(), device)
+        set_random_state(state.cpu(), device)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(_of_numpy(states["numpy"]))
@@ -84,8 +87,8 @@ def _try_cuda(states: Any) -> None:
     if not isinstance(states, list):
         raise TypeError(f"it is a {type(states).__name__}")
     for state in states:
-        if not isinstance(state, Tensor) or state.dtype is not torch.uint8 or state.shape != (16,):
-            raise ValueError("a GPU's has 16 bytes")
+        if not isinstance(state, Tensor) or state.dtype is not torch.uint8 or state.shape not in SIZES:
+            raise ValueError("a GPU's has 16 bytes, or 44 under Metal")
         if torch.cuda.is_available():
             torch.Generator("cuda").set_state(state.cpu())
 

@@ -53,6 +53,18 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
 
 
+def test_other_accelerators_are_taken_where_torch_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not there is refused with what would bring it; a first one has the index 0."""
+    with pytest.raises(EnvironmentUnfit, match=r"device mps .*a GPU of Apple, and torch sees none; .*macOS 14"):
+        resolve_device("mps")
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    assert (resolve_device("xpu"), resolve_device("xpu:1")) == (torch.device("xpu", 0), torch.device("xpu", 1))
+    with pytest.raises(EnvironmentUnfit, match="device xpu:2 was asked for and there are 2 such devices, from xpu:0"):
+        resolve_device("xpu:2")
+    assert resolve_device("auto") == torch.device("cpu")
+
+
 def test_what_torch_cannot_tell_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question about the GPU at which torch raises has the error as its answer, and the others have theirs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,42 @@ def test_equal_losses_have_equal_digests() -> None:
     c.add_steps([record(0, 1.0)._replace(loss=1.0 + 2**-52)])
     digests = [t.summary(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_an_accelerator_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are torch's events, read once the second is reached; their times are in milliseconds."""
+    now = iter((2.0, 5.0))
+
+    class Event:
+        def __init__(self, device: torch.device, enable_timing: bool) -> None:
+            assert (device.type, enable_timing) == ("xpu", True)
+
+        def record(self) -> None:
+            self.at = next(now)
+
+        def synchronize(self) -> None:
+            self.is_reached = True
+
+        def elapsed_time(self, other: Event) -> float:
+            assert other.is_reached
+            return other.at - self.at
+
+    monkeypatch.setattr(torch, "Event", Event)
+    clock = make_clock(torch.device("xpu", 0))
+    start, end = clock.mark(), clock.mark()
+    assert clock.seconds(start, end) == 0.003
+    assert (clock.idle_seconds(7.0, None, start), clock.idle_seconds(7.0, start, end)) == (7.0, 0.003)
+
+
+def test_the_memory_of_an_accelerator_is_what_torch_counts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XPU has peaks, from the creation of the meter; of Metal's memory torch knows what it holds now."""
+    reset: list[torch.device] = []
+    xpu = SimpleNamespace(
+        reset_peak_memory_stats=reset.append, max_memory_allocated=lambda _: 3, max_memory_reserved=lambda _: 4
+    )
+    monkeypatch.setattr(torch, "xpu", xpu)
+    monkeypatch.setattr(torch, "mps", SimpleNamespace(driver_allocated_memory=lambda: 5))
+    peak = make_memory_meter(torch.device("xpu", 0)).peak()
+    assert (peak.used, peak.reserved, reset) == (3, 4, [torch.device("xpu", 0)])
+    peak = make_memory_meter(torch.device("mps", 0)).peak()
+    assert (peak.used, peak.reserved) == (5, None)

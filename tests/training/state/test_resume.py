@@ -28,6 +28,7 @@ from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.tensors.flattened import is_flattened
+from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
@@ -242,13 +243,6 @@ def uncompiled() -> Iterator[None]:
     """Run torchao's step without a compiler, which it waits for half a minute otherwise."""
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in nested dictionaries."""
-    if isinstance(value, dict):
-        return [tensor for inner in value.values() for tensor in tensors_in(inner)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half:bf16,masters=fp32"])

@@ -1,0 +1,27 @@
+"""What torch certainly lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampcompare.backends import accelerators
+from ampcompare.backends.accelerators import accelerator_of, why_no_accelerator
+
+
+def test_the_type_of_a_device() -> None:
+    """An index does not matter; CPUs and GPUs of CUDA are none."""
+    assert [accelerator_of(name) for name in ("mps", "xpu:1", "cuda:0", "cpu", "auto")] == ["mps", "xpu", "", "", ""]
+
+
+def test_what_the_machine_or_the_build_rules_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal needs a Mac, XPU a build for it; of another machine nothing is known."""
+    assert why_no_accelerator("mps", platform="linux") == "this is no Mac"
+    assert why_no_accelerator("mps", platform="darwin") == ""
+    assert why_no_accelerator("mps", platform="linux", here=False) == ""
+    for build, why in (
+        ({"cuda": None, "xpu": None}, "this torch is built without XPU"),
+        ({"xpu": "2025"}, ""),
+        (None, ""),
+    ):
+        monkeypatch.setattr(accelerators, "torch_build", lambda build=build: build)
+        assert why_no_accelerator("xpu") == why
