@@ -76,7 +76,7 @@ def faults() -> list[dict[str, Any]]:
                     "arm": network.arm,
                     "planted": network.place,
                     "proposed": ", ".join(proposed(found)),
-                    "named": not kind.endswith("healthy") and is_named(network, found),
+                    "named": None if kind.endswith("healthy") else is_named(network, found),
                     "right": _is_right(kind, network, found),
                     "trials": len(found.trials),
                     "seconds": time.perf_counter() - begin,
@@ -185,6 +185,10 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
         parts.append("cost of a step, medium model")
         parts.append(tabulate(shown, headers=["arm", "watched", "ms", "x bare", "goal", "met"], tablefmt="github"))
     return "\n\n".join(parts)
+
+
+def _answer(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
 
 
 @click.command()
