@@ -2,13 +2,14 @@
 
     python benchmarks/diagnose.py [--part faults|cost|all] [--rounds 15] [--note TEXT] [--out docs/benchmarks/diagnose]
 
-Faults: each network of `planted_faults.py` is diagnosed; it counts as found if the planted place, and nothing else, is
-proposed. HELD_OUT are networks that were written after the thresholds of the diagnosis were settled, and that changed
-none of them; those of `new_faults.py`, `everyday_faults.py` and `written_faults.py` were written later still, before
-the diagnosis first ran on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right,
-and all of the 20 healthy ones. Cost: one step of the medium model on the CPU clock of the process with one thread,
-bare, with ranges, and with ranges and drift, in random order; a row is the median of the ratios of a round. Load of
-other processes slows all three, not by the same factor.
+Faults: each network of `planted_faults.py` is diagnosed; it is right if the planted place, and nothing else, is
+proposed as the cure, and named if the first line has it, as the place, the reason or the cure. HELD_OUT are networks
+that were written after the thresholds of the diagnosis were settled, and that changed none of them; those of
+`new_faults.py`, `everyday_faults.py` and `written_faults.py` were written later still, before the diagnosis first ran
+on them: in that first run 9 of the 12 everyday ones and 12 of the 15 written ones were right, and all of the 20 healthy
+ones. Cost: one step of the medium model on the CPU clock of the process with one thread, bare, with ranges, and with
+ranges and drift, in random order; a row is the median of the ratios of a round. Load of other processes slows all
+three, not by the same factor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import click
 import torch
 from everyday_faults import EVERYDAY_HEALTHY, EVERYDAY_PLANTED
 from new_faults import NEW_HEALTHY, NEW_PLANTED
-from planted_faults import HEALTHY, HELD_OUT, PLANTED, Network, is_found, proposed
+from planted_faults import HEALTHY, HELD_OUT, PLANTED, Network, is_found, is_named, proposed
 from results import write_results
 from tabulate import tabulate
 from torch.nn import functional as F
@@ -75,6 +76,7 @@ def faults() -> list[dict[str, Any]]:
                     "arm": network.arm,
                     "planted": network.place,
                     "proposed": ", ".join(proposed(found)),
+                    "named": None if kind.endswith("healthy") else is_named(network, found),
                     "right": _is_right(kind, network, found),
                     "trials": len(found.trials),
                     "seconds": time.perf_counter() - begin,
@@ -158,9 +160,15 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
                 if kind.endswith("healthy")
                 else "with the planted place as the only proposal"
             )
-            parts.append(f"{kind}: {right} of {len(rows)} {word}")
-            columns = ("network", "arm", "planted", "proposed", "trials", "right")
-            shown = [[*(row[name] for name in columns[:-1]), "yes" if row["right"] else "no"] for row in rows]
+            named = (
+                "" if kind.endswith("healthy") else f", {sum(row['named'] for row in rows)} with it in the first line"
+            )
+            parts.append(f"{kind}: {right} of {len(rows)} {word}{named}")
+            columns = ("network", "arm", "planted", "proposed", "trials", "named", "right")
+            answers = [["yes" if row[name] else "no" for name in columns[-2:]] for row in rows]
+            shown = [
+                [*(row[name] for name in columns[:-2]), *answer] for row, answer in zip(rows, answers, strict=True)
+            ]
             parts.append(tabulate(shown, headers=columns, tablefmt="github"))
     if costs:
         shown = [
@@ -177,6 +185,10 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
         parts.append("cost of a step, medium model")
         parts.append(tabulate(shown, headers=["arm", "watched", "ms", "x bare", "goal", "met"], tablefmt="github"))
     return "\n\n".join(parts)
+
+
+def _answer(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
 
 
 @click.command()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ampcompare import Precision
 from ampcompare.records.diagnosis import Diagnosis
 
-__all__ = ["HEALTHY", "HELD_OUT", "PLANTED", "Network", "is_found", "proposed"]
+__all__ = ["HEALTHY", "HELD_OUT", "PLANTED", "Network", "is_found", "is_named", "proposed"]
 
 STEPS = 40
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -59,12 +59,24 @@ def proposed(found: Diagnosis) -> list[str]:
 
 def is_found(network: Network, found: Diagnosis) -> bool:
     """Return whether the planted place, and nothing else, is proposed."""
-    wanted = [
+    names = proposed(found)
+    return len(names) == 1 and names[0] in _places(network)
+
+
+def is_named(network: Network, found: Diagnosis) -> bool:
+    """Return whether the first line has the planted place, as the place of the fault, its reason or its cure."""
+    if not found.faults:
+        return False
+    first = found.faults[0]
+    known = {first.place.module, first.place.where.rpartition("/")[2], *proposed(found)}
+    return any(place in known or place in first.reason for place in _places(network))
+
+
+def _places(network: Network) -> list[str]:
+    return [
         place_of_mark(place[1:], network.file) if place.startswith("#") else place
         for place in (network.place, *network.also)
     ]
-    names = proposed(found)
-    return len(names) == 1 and names[0] in wanted
 
 
 def loop_of(

@@ -35,6 +35,7 @@ SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 LOG = "log.txt"
 NOTE = "ampcompare: "
+BEYOND_FP16 = "a number of that line is beyond 65504, the largest of fp16: take torch.finfo(tensor.dtype).min or max"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -199,7 +200,8 @@ def _last_note(log: Path) -> str:
 def _error(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / RECORD).ended or {}).get("error")
-    return str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+    text = str(error or _last_note(folder / LOG) or log_tail(folder) or f"exit code {code}")[:1000]
+    return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
 
 
 def _failure(code: int, folder: Path) -> str:

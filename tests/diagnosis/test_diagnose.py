@@ -95,6 +95,7 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert fault.kind == "overflow"
     assert (fault.place.module, fault.place.operation) == ("match", "rsub")
     assert "decides an index or a mask, by which match sqrt fails" in fault.text
+    assert fault.reason == "1e+08 is beyond the largest number of fp16"
     assert found.cure is not None
     assert found.cure.keeps == ["match"]
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []

@@ -11,6 +11,7 @@ from torch import Tensor
 from ampcompare.diagnosis.reasons import reason_of
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.updates import UpdateCounter
 from ampcompare.diagnosis.watch import Step, Watch
 
 TINY = 1e-6
@@ -82,3 +83,26 @@ def test_a_reason_on_another_line_says_where() -> None:
     assert reason.at is not None
     assert events[reason.at].key[1] == "_softmax"
     assert "test_reasons.py:" in reason.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps", "found"),
+    [
+        (torch.float16, 1e-8, 1e-8),
+        (torch.float16, 1e-7, None),
+        (torch.bfloat16, 1e-8, None),
+        (torch.float32, 1e-8, None),
+    ],
+)
+def test_the_eps_of_an_optimizer(dtype: torch.dtype, eps: float, found: float | None) -> None:
+    """It is a reason where it is zero in the type of the weight."""
+    param = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    optimizer = torch.optim.Adam([param], eps=eps)
+    counter = UpdateCounter(lambda: [("weight", param)])
+    optimizer.register_step_pre_hook(counter.before_step)
+    optimizer.register_step_post_hook(counter.after_step)
+    param.grad = torch.full_like(param, 1e-6)
+    optimizer.step()
+    (update,) = counter.take()
+    assert update.eps == found
+    assert (update.nonfinite > 0) == (found is not None)

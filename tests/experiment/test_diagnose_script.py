@@ -14,7 +14,7 @@ import pytest
 
 import ampcompare
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.errors import ConfigError
+from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment import diagnose_script as module
 from ampcompare.experiment.diagnose_script import diagnose_script
 from ampcompare.report.diagnosis import diagnosis_text
@@ -124,6 +124,13 @@ def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
     found = diagnose(failing, "apex:O2,loss_scale=1", steps=2, reference="none")
     error = "ZeroDivisionError: division by zero (train.py:25)"
     assert found.verdict == f"apex:O2,loss_scale=1: no fault in 1 step; then the script failed: {error}"
+
+
+def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) -> None:
+    """torch refuses it; the line, and what to write instead, are named."""
+    masked = APEX.replace("(x * 60.0) ** 3 * 1e-5", "x.masked_fill(x > 0, -1e9)")
+    with pytest.raises(LaunchError, match=r"train.py:8\); a number of that line is beyond 65504.*finfo"):
+        diagnose(masked, "apex:O2", steps=1)
 
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
