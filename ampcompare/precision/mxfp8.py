@@ -33,8 +33,9 @@ class MXFP8Linear(nn.Linear):
     @classmethod
     def convert(cls, layer: nn.Linear, product: Product) -> None:
         """Change the class of a layer, which keeps its parameters, its names and its hooks."""
-        layer.__class__ = cls
-        layer.product = product
+        converted: Any = layer
+        converted.__class__ = cls
+        converted.product = product
 
     def forward(self, value: Tensor) -> Tensor:
         with torch.autocast(value.device.type, enabled=False):
