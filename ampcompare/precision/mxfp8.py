@@ -6,7 +6,6 @@ which change neither its scale nor the sum; so layers and batches of any size wo
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.backends.library import quiet_import
+from ampcompare.backends.library import Library
 from ampcompare.errors import BackendUnavailable
 
 __all__ = ["MXFP8Linear", "load_product"]
 
 BLOCK = 32
+LIBRARY = Library(("torchao.prototype.moe_training.mxfp8_linear",), ("torchao",), "pip install -U 'torchao>=0.18'")
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """A differentiable product of an input (rows, in) with a weight (out, in), all sizes multiples of 32, in bf16."""
@@ -55,11 +55,11 @@ def load_product() -> Product:
     """Return torchao's emulated product.
 
     Raises:
-        BackendUnavailable: this torchao has none.
+        BackendUnavailable: torchao is not installed, or this one has none.
     """
+    linear: Any
+    linear, _, version = LIBRARY.load("fp8:mxfp8")
     try:
-        with quiet_import():
-            linear: Any = importlib.import_module("torchao.prototype.moe_training.mxfp8_linear")
         choices = (
             torch.float8_e4m3fn,
             torch.float8_e4m3fn,
@@ -72,8 +72,6 @@ def load_product() -> Product:
             False,  # the product for the gradient of the weight is in MXFP8 too
         )
         apply = linear.mx_mm.apply
-    except (ImportError, AttributeError) as error:
-        raise BackendUnavailable(
-            f"this torchao has no MXFP8 for linear layers ({error}); pip install 'torchao>=0.18'"
-        ) from error
+    except AttributeError as error:
+        raise BackendUnavailable(f"torchao {version} emulates MXFP8 otherwise ({error}); {LIBRARY.install}") from error
     return lambda value, weight: apply(value, weight, *choices)
