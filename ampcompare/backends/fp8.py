@@ -15,10 +15,9 @@ __all__ = ["ALIGNMENT", "LIBRARY", "SPEC"]
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
-SCALINGS = ("tensorwise", "rowwise")
+SCALINGS = ("tensorwise", "rowwise", "mxfp8")
 NOT_OFFERED = {
-    "mxfp8": "torchao trains mixtures of experts in it, and no linear layers",
-    "nvfp4": "torchao trains mixtures of experts in it, and no linear layers",
+    "nvfp4": "torchao's linear layers in it run on compute capability 10.0 alone, and it has no emulation of them",
     "te": "TransformerEngine replaces the model's own modules, so that weights would not be equal at the start",
 }
 CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
@@ -46,8 +45,9 @@ def _check(options: Options) -> str:
 
 
 def _effective(options: Options, device: str) -> EffectiveArm:
-    emulated = "fp8 is emulated on a CPU: operands are rounded to fp8, and multiplied in fp32"
-    return EffectiveArm(_inner(options), emulated if device == "cpu" else "")
+    where = "on every device" if options.get("scaling") == "mxfp8" else "on a CPU" if device == "cpu" else ""
+    emulated = f"fp8 is emulated {where}: operands are rounded to fp8, and multiplied in fp32" if where else ""
+    return EffectiveArm(_inner(options), emulated)
 
 
 def _script(inner: str) -> tuple[str, ...]:
@@ -57,9 +57,35 @@ def _script(inner: str) -> tuple[str, ...]:
     return half_script("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)
 
 
+def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
+    """Return how a script converts its model, before DDP."""
+    fits = (
+        "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
+        f"    size % {multiple} for size in module.weight.shape)",
+    )
+    if scaling == "mxfp8":
+        return (
+            "from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig  # compute capability 10",
+            "from torchao.quantization import quantize_",
+            *fits,
+            "quantize_(model, MXFP8TrainingOpConfig(), filter_fn=fits)",
+        )
+    return (
+        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
+        f'config = Float8LinearConfig.from_recipe_name("{scaling}")',
+        *fits,
+        "model = convert_to_float8_training(model, config=config, module_filter_fn=fits)",
+    )
+
+
 def _explain(options: Options) -> ArmExplanation:
     scaling, inner = str(options["scaling"]), _inner(options)
-    rowwise = scaling == "rowwise"
+    mx = scaling == "mxfp8"
+    scales = {
+        "rowwise": "one scale for each row or column, a power of two, from its largest element",
+        "tensorwise": "one scale for each tensor, from its largest element",
+        "mxfp8": "one scale for each 32 numbers that a product sums over, a power of two, from the largest of them",
+    }
     multiple = int(options.get("align", ALIGNMENT))
     return ArmExplanation(
         summary=f"{inner}, with the products of linear layers in fp8, scaled {scaling}; "
@@ -71,13 +97,11 @@ def _explain(options: Options) -> ArmExplanation:
                 "of nn.Linear, forward and backward: input, weight and gradient are rounded to fp8 and "
                 "multiplied, and the result is bf16",
             ),
-            ("types", "e4m3 for all three" if rowwise else "e4m3 for input and weight, e5m2 for the gradient"),
             (
-                "scaling",
-                "one scale for each row or column, a power of two, from its largest element"
-                if rowwise
-                else "one scale for each tensor, from its largest element",
+                "types",
+                "e4m3 for input and weight, e5m2 for the gradient" if scaling == "tensorwise" else "e4m3 for all",
             ),
+            ("scaling", scales[scaling]),
             (
                 "not converted",
                 f"layers whose sizes are not multiples of {multiple}, such as a head of 10 classes; convolutions, "
@@ -86,18 +110,19 @@ def _explain(options: Options) -> ArmExplanation:
             ),
             ("loss scale", "none: each tensor has its own scales"),
             ("checkpoint", f"that of {inner}"),
-            ("on a GPU", f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated"),
+            (
+                "on a GPU",
+                "emulated too: torchao's kernels for compute capability 10.0 were not tried"
+                if mx
+                else f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated",
+            ),
             ("on a CPU", _effective(options, "cpu").reason),
         ),
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
         script=(
-            "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
-            f'config = Float8LinearConfig.from_recipe_name("{scaling}")',
-            "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
-            f"    size % {multiple} for size in module.weight.shape)",
-            "model = convert_to_float8_training(model, config=config, module_filter_fn=fits)  # before DDP",
+            *_conversion(scaling, multiple),
             *_script(inner),
         ),
         twin_script=(),
@@ -105,7 +130,7 @@ def _explain(options: Options) -> ArmExplanation:
 
 
 SPEC = BackendSpec(
-    summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
+    summary="fp8 products of linear layers by torchao, tensorwise, rowwise or mxfp8, over a bf16 arm",
     implementation="ampcompare.precision.fp8:FP8",
     explain=_explain,
     parsers={"scaling": _scaling, "over": INNER_ARM, "align": count},
@@ -119,6 +144,7 @@ SPEC = BackendSpec(
     contract=(
         ContractArm("fp8:tensorwise,align=1"),
         ContractArm("fp8:rowwise,align=1"),
+        ContractArm("fp8:mxfp8,align=1"),
         ContractArm("fp8:rowwise,align=1,over=half:dtype=bf16"),
     ),
 )

@@ -17,6 +17,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
+from ampcompare.precision.mxfp8 import MXFP8Linear, load_product
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
 
@@ -31,7 +32,7 @@ class FP8(PrecisionWrapper):
     """Another arm, whose linear layers multiply in fp8.
 
     Args:
-        scaling: "tensorwise" or "rowwise", as torchao's recipes are called.
+        scaling: "tensorwise" or "rowwise", as torchao's recipes are called, or "mxfp8".
         over: the arm underneath, its options joined by `+`.
         align: convert layers whose sizes are multiples of this; hardware needs multiples of 16.
 
@@ -49,6 +50,7 @@ class FP8(PrecisionWrapper):
         self._over = str(inner)
         self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
         self._scaling = scaling
+        self._product = load_product() if scaling == "mxfp8" else None
         self._align = align
         self._device = torch.device(device)
         in_hardware = _has_fp8(self._device, scaling)
@@ -58,28 +60,21 @@ class FP8(PrecisionWrapper):
                 "leave out align"
             )
         self.emulated = "" if in_hardware else "fp8"
-        reason = "" if in_hardware else f"{device} has no fp8: its products are emulated in fp32"
+        why = "mxfp8 is emulated on every device" if scaling == "mxfp8" else f"{device} has no fp8"
+        reason = "" if in_hardware else f"{why}: its products are emulated in fp32"
         arm = Arm.make("fp8", scaling=scaling, over=over, align=align)
         self.effective = Effective(arm=str(arm), library=library, version=version, reason=reason)
 
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
-        recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
-        # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
-        config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
-        converted = [
-            self._float8.convert_to_float8_training(
-                model, config=config, module_filter_fn=functools.partial(self._fits, self._kept_modules(model))
-            )
-            for model in models
-        ]
+        converted = [self._converted(model) for model in models]
         if not any(True for model in converted for _ in self._layers(model)):
             raise UnsupportedCombination(
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
                 f"{self._over} on it, or another model"
             )
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self._product is None:
             for model in converted:
                 for layer in self._layers(model):
                     layer.forward = functools.partial(_outside_autocast, layer.forward)
@@ -89,6 +84,19 @@ class FP8(PrecisionWrapper):
             more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
             self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
         return prepared
+
+    def _converted(self, model: nn.Module) -> nn.Module:
+        fits = functools.partial(self._fits, self._kept_modules(model))
+        if self._product is not None:
+            for name, module in model.named_modules():
+                if isinstance(module, nn.Linear) and fits(module, name):
+                    MXFP8Linear.convert(module, self._product)
+            return model
+        recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
+        # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
+        config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
+        converted: nn.Module = self._float8.convert_to_float8_training(model, config=config, module_filter_fn=fits)
+        return converted
 
     def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
         """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
@@ -106,7 +114,7 @@ class FP8(PrecisionWrapper):
 
     def _layers(self, model: nn.Module) -> Iterator[Any]:
         kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-        return (module for module in model.modules() if isinstance(module, kind))
+        return (module for module in model.modules() if isinstance(module, kind | MXFP8Linear))
 
     def _left_out(self, model: nn.Module) -> Iterator[str]:
         """Yield each module that multiplies and is not converted, with the reason."""
@@ -122,7 +130,11 @@ class FP8(PrecisionWrapper):
 
 
 def _has_fp8(device: torch.device, scaling: str) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
+    return (
+        scaling in CAPABILITY
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
+    )
 
 
 def _outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:

@@ -220,6 +220,7 @@ def test_arms_of_other_libraries_go_on_to_the_last_bit(arm: str, package: str, t
     [
         "fp8:tensorwise",
         "fp8:rowwise",
+        "fp8:mxfp8",
         "fp8:rowwise,over=half:dtype=bf16+master_weights",
         "fp8:tensorwise,over=half:dtype=bf16+rounding=stochastic",
     ],
