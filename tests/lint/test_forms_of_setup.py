@@ -163,6 +163,39 @@ PAIRS = {
         "self.optimizer",
         ["AMP226"],
     ),
+    "a scaler for all epochs, or a new one for each": (
+        """
+        from helpers import save_checkpoint
+        def main(model, optimizer):
+            {bad}
+            for epoch in range(10):
+                {good}
+                for batch in loader:
+                    optimizer.zero_grad()
+                    scaler.scale(model(batch)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                save_checkpoint(epoch, model, optimizer)
+        """,
+        "scaler = torch.amp.GradScaler('cuda')",
+        "scaler = torch.amp.GradScaler('cuda')",
+        ["AMP226"],
+    ),
+    "a model that another function wraps for itself": (
+        """
+        from apex import amp
+        def evaluate(model, batch):
+            model = torch.nn.DataParallel(model)
+            {good}
+            {bad}
+        def main(model, optimizer):
+            model = evaluate(model, batch)
+            model, optimizer = amp.initialize(model, optimizer)
+        """,
+        "return batch",
+        "return model",
+        ["AMP101"],
+    ),
     "a checkpoint to which a method adds entries": (
         """
         def main(self, optimizer):

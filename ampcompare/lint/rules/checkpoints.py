@@ -43,6 +43,8 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             if not _reached(module, maker, call, of_process=code == "AMP119"):
                 continue
+            if _is_new_each_time(module, maker, call):
+                continue
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
@@ -139,6 +141,15 @@ def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | 
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
         return value
     return value if isinstance(value, ast.Dict) else None
+
+
+def _is_new_each_time(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
+    """Return whether each round of a loop, such as an epoch, has a scaler of its own: a resume changes nothing."""
+    for trace in module.traces:
+        made = [event.loops for event in trace if event.call is maker]
+        if made and any(event.call is save and event.loops == made[0] != () for event in trace):
+            return True
+    return False
 
 
 def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None) -> bool:
