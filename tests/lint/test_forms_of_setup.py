@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ampcompare.lint.check import check_text
+from ampcompare.lint.run import fix_text
+from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of_pair
 
 PAIRS = {
@@ -433,3 +436,17 @@ def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: l
 
     assert wrong == codes
     assert right == []
+
+
+@pytest.mark.parametrize(("loads", "fixed"), [("", 1), ("optimizer.load_state_dict(state['optimizer'])", 0)])
+def test_a_state_that_nothing_would_load_is_not_added(loads: str, fixed: int) -> None:
+    """The state of the scaler is added to a checkpoint unless the module would load that of the optimizer alone."""
+    text = f"""
+import torch
+scaler = torch.amp.GradScaler("cuda")
+{loads}
+torch.save({{"optimizer": optimizer.state_dict()}}, "last")
+"""
+    selection = Selection()
+
+    assert fix_text(text, check_text(text, selection.reports), selection)[2] == fixed

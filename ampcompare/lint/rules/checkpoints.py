@@ -48,7 +48,9 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
-            edits = _added_state(module, code, maker, call, saved) if isinstance(saved, ast.Dict) else ()
+            edits: tuple[Edit, ...] = ()
+            if isinstance(saved, ast.Dict) and not _loads_of_optimizer_alone(module):  # else half a correction
+                edits = _added_state(module, code, maker, call, saved)
             reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
 
@@ -234,14 +236,8 @@ def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call,
 @rule("AMP122", "AMP231")
 def state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
-    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
-    of_optimizer = [
-        call
-        for call in loads
-        if isinstance(call.func, ast.Attribute)
-        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
-    ]
-    if not of_optimizer or any(_may_load_scale(module, call) for call in loads):
+    of_optimizer = _loads_of_optimizer_alone(module)
+    if not of_optimizer:
         return
     if next(module.calls_of("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, and that of Apex is saved and not loaded"
@@ -249,6 +245,18 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
     elif any(_is_state_of_scaler(module, call) for call in module.names.calls):
         shown = "the state of the optimizer is loaded, and that of the scaler is saved and not loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
+
+
+def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
+    """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
+    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
+    of_optimizer = [
+        call
+        for call in loads
+        if isinstance(call.func, ast.Attribute)
+        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
+    ]
+    return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
 
 
 def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
