@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ampcompare.lint.check import check_text
+from ampcompare.lint.run import fix_text
+from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of_pair
 
 PAIRS = {
@@ -162,6 +165,39 @@ PAIRS = {
         "head_optimizer",
         "self.optimizer",
         ["AMP226"],
+    ),
+    "a scaler for all epochs, or a new one for each": (
+        """
+        from helpers import save_checkpoint
+        def main(model, optimizer):
+            {bad}
+            for epoch in range(10):
+                {good}
+                for batch in loader:
+                    optimizer.zero_grad()
+                    scaler.scale(model(batch)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                save_checkpoint(epoch, model, optimizer)
+        """,
+        "scaler = torch.amp.GradScaler('cuda')",
+        "scaler = torch.amp.GradScaler('cuda')",
+        ["AMP226"],
+    ),
+    "a model that another function wraps for itself": (
+        """
+        from apex import amp
+        def evaluate(model, batch):
+            model = torch.nn.DataParallel(model)
+            {good}
+            {bad}
+        def main(model, optimizer):
+            model = evaluate(model, batch)
+            model, optimizer = amp.initialize(model, optimizer)
+        """,
+        "return batch",
+        "return model",
+        ["AMP101"],
     ),
     "a checkpoint to which a method adds entries": (
         """
@@ -400,3 +436,17 @@ def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: l
 
     assert wrong == codes
     assert right == []
+
+
+@pytest.mark.parametrize(("loads", "fixed"), [("", 1), ("optimizer.load_state_dict(state['optimizer'])", 0)])
+def test_a_state_that_nothing_would_load_is_not_added(loads: str, fixed: int) -> None:
+    """The state of the scaler is added to a checkpoint unless the module would load that of the optimizer alone."""
+    text = f"""
+import torch
+scaler = torch.amp.GradScaler("cuda")
+{loads}
+torch.save({{"optimizer": optimizer.state_dict()}}, "last")
+"""
+    selection = Selection()
+
+    assert fix_text(text, check_text(text, selection.reports), selection)[2] == fixed

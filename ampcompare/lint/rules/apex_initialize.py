@@ -62,6 +62,7 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
             after = [other for other in trace[index + 1 :] if other.may_follow(event)]
             for other in before:
                 again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
+                again = again or _is_of_callee(other, event)
                 if other.kind is Kind.WRAP and other.target and other.target in models and not again:
                     yield module.finding(
                         "AMP101",
@@ -78,6 +79,14 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                     )
             yield from _after(module, trace, event, after, models)
             yield from _built_again(module, event, after)
+
+
+def _is_of_callee(wrap: Event, event: Event) -> bool:
+    """Return whether a model is wrapped under a local name of another function, which does not return it."""
+    if wrap.scope in event.scope.enclosing() or not isinstance(wrap.statement, ast.Assign):
+        return False
+    target = wrap.statement.targets[0]
+    return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
 
 
 def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:

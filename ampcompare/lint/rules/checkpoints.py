@@ -43,10 +43,14 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             if not _reached(module, maker, call, of_process=code == "AMP119"):
                 continue
+            if _is_new_each_time(module, maker, call):
+                continue
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, and that of the loss scale is not"
-            edits = _added_state(module, code, maker, call, saved) if isinstance(saved, ast.Dict) else ()
+            edits: tuple[Edit, ...] = ()
+            if isinstance(saved, ast.Dict) and not _loads_of_optimizer_alone(module):  # else half a correction
+                edits = _added_state(module, code, maker, call, saved)
             reported |= {saved} if saved is not None else set()
             yield module.finding(code, call, shown, edits)
 
@@ -141,6 +145,15 @@ def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | 
     return value if isinstance(value, ast.Dict) else None
 
 
+def _is_new_each_time(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
+    """Return whether each round of a loop, such as an epoch, has a scaler of its own: a resume changes nothing."""
+    for trace in module.traces:
+        made = [event.loops for event in trace if event.call is maker]
+        if made and any(event.call is save and event.loops == made[0] != () for event in trace):
+            return True
+    return False
+
+
 def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None) -> bool:
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
@@ -223,14 +236,8 @@ def _added_state(module: LintModule, code: str, maker: ast.Call, call: ast.Call,
 @rule("AMP122", "AMP231")
 def state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
-    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
-    of_optimizer = [
-        call
-        for call in loads
-        if isinstance(call.func, ast.Attribute)
-        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
-    ]
-    if not of_optimizer or any(_may_load_scale(module, call) for call in loads):
+    of_optimizer = _loads_of_optimizer_alone(module)
+    if not of_optimizer:
         return
     if next(module.calls_of("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, and that of Apex is saved and not loaded"
@@ -238,6 +245,18 @@ def state_unloaded(module: LintModule) -> Iterator[Finding]:
     elif any(_is_state_of_scaler(module, call) for call in module.names.calls):
         shown = "the state of the optimizer is loaded, and that of the scaler is saved and not loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
+
+
+def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
+    """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
+    loads = [call for call in module.names.calls if name_of(call.func).endswith(".load_state_dict")]
+    of_optimizer = [
+        call
+        for call in loads
+        if isinstance(call.func, ast.Attribute)
+        and module.roles.of(call.func.value, module.names.scope_of[call]) == "optimizer"
+    ]
+    return [] if any(_may_load_scale(module, call) for call in loads) else of_optimizer
 
 
 def _is_state_of_scaler(module: LintModule, call: ast.Call) -> bool:
