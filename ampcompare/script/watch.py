@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch import distributed
 
 from ampcompare.legacy.record.recorder import Recorder
 from ampcompare.metric_log import listen
@@ -72,6 +73,10 @@ class Watch:
     def _row(self, row: dict[str, Any]) -> None:
         if row["kind"] != "step":
             return
+        if not self._steps and distributed.is_available() and distributed.is_initialized():
+            self._recorder.add_row(
+                {"kind": "rank", "rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+            )
         self._batches.stepped()
         first = min(self._steps, default=row["optimizer"])
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1

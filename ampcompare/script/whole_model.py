@@ -32,7 +32,14 @@ from ampcompare.script.found_models import FoundModels
 from ampcompare.script.loss_scaling import LossScaling, Scale, make_loss_scaling
 from ampcompare.script.master_gradients import MasterGradients
 from ampcompare.script.session import here
-from ampcompare.script.torch_amp import TorchAmp, not_scaled, scaler_settings, unscaled, without_autocast
+from ampcompare.script.torch_amp import (
+    TorchAmp,
+    not_scaled,
+    refuse_closure,
+    scaler_settings,
+    unscaled,
+    without_autocast,
+)
 
 __all__ = ["WholeModel"]
 
@@ -179,8 +186,9 @@ class WholeModel(TorchAmp):
         self._gradients.show(self.masters(optimizer))
 
     def _step_by(self, window: _Window, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        if not self._scaling.needs_scaler and (args or kwargs):
+            return optimizer.step(*args, **kwargs)  # nothing is scaled or skipped, so a closure may run
+        refuse_closure(self._arm, args, kwargs)
         if id(optimizer) not in window.overflows:
             self._unscale_by(window, optimizer)
         if id(optimizer) in window.stepped:
