@@ -1,24 +1,27 @@
-"""What an arm behind a script's calls costs per step, and what the record of its steps adds.
+"""What recording a script's steps costs: the record of `ampcompare run -- SCRIPT`, switched on and off in one process.
 
-    python benchmarks/script_cost.py [--processes 5] [--arm fp32,bf16] [--out docs/benchmarks/script-cost]
+    python benchmarks/script_cost.py [--processes 5] [--arms fp32,native:bf16] [--out docs/benchmarks/script_cost]
 
-Each process trains one model and prints the median CPU time of a step over blocks of twenty, on one thread. Four kinds
-take turns: the loop written by hand for the arm; a script for Apex under `ampcompare exec --arm`, without and with a
-record (losses, steps, first weights and batches, scalars, files); and the hand-written loop again, which is the noise
-floor. A row is the median over processes, with their range; ratios are taken within a turn.
+Each process trains a script for Apex behind one arm, in blocks of steps, on the CPU clock of the process with one
+thread: without a record, without it again (A/A, the noise floor), with it (losses, steps, scalars, files, and the
+writing of the rows), and the loop written by hand for the same format, in random order. Each block makes its own model,
+optimizer and arm, so that no tensor keeps its place in memory; this, the first five steps, in which batches
+are hashed, and the end lie outside the time. A ratio is taken within a round; a row is the median of the processes'
+medians, and the range next to it is over processes. What stays in a block without a record is the audit hook that notes
+files, which Python cannot remove: 0.1 us for each call of `id`, about twenty of which are in a step.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import platform
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,103 +30,121 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import click
+import torch
+from bare import LOOPS
+from overhead import in_fresh_process
 from results import write_results
 from tabulate import tabulate
+from torch.nn import functional as F
+from workloads import WORKLOADS, sgd
 
-BLOCK = 20
-ROUNDS = {"tiny": 200, "deep": 60, "medium": 15}
-GOAL = 1.02  # with a record, to the same without
-KINDS = ("hand", "arm", "recorded", "hand again")
+from ampcompare.apex._install import install
+from ampcompare.backends.arm import Arm
+from ampcompare.legacy.record.recorder import Recorder, header
+from ampcompare.legacy.record.rows import Rows
+from ampcompare.legacy.settings import ExecSettings
+from ampcompare.script.stand_in import StandIn
+from ampcompare.script.watch import Watch
+
+BLOCK = {"tiny": 100, "deep": 40, "medium": 10}
+ROUNDS = {"tiny": 100, "deep": 60, "medium": 60}
+FIRST_STEPS = 5
+KINDS = ("without", "a/a", "recorded", "by hand")
+GOAL = 1.02  # of a record, on the medium model
+Step = Callable[[], None]
 
 
-def train(kind: str, arm: str, model_name: str) -> None:
-    """Train by hand, or as a script for Apex does, and print the median seconds of a step."""
-    import torch
-    from torch.nn import functional as F
-    from workloads import WORKLOADS, sgd
+def script_step(model_name: str) -> Step:
+    """Return a step as a script for Apex writes it; what stands behind `apex.amp` is set up before."""
+    from apex import amp
 
-    torch.manual_seed(0)
     model, x, y = WORKLOADS[model_name]()
-    optimizer: Any = sgd(model.parameters())
-    amp: Any = None
-    if kind == "script":
-        from apex import amp
-
-        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-    casts = arm == "bf16" and amp is None
+    model, optimizer = amp.initialize(model, sgd(model.parameters()), opt_level="O1", verbosity=0)
 
     def step() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16) if casts else nullcontext():
-            loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        if amp is None:
-            loss.backward()
-        else:
-            with amp.scale_loss(loss, optimizer) as scaled:
-                scaled.backward()
+        loss = F.cross_entropy(model(x), y)
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
         optimizer.step()
+        optimizer.zero_grad()
 
-    times = []
-    for _ in range(ROUNDS[model_name]):
-        begin = time.process_time()
-        for _ in range(BLOCK):
-            step()
-        times.append((time.process_time() - begin) / BLOCK)
-    print("seconds", statistics.median(times[1:]))
+    return step
 
 
-def command_of(kind: str, arm: str, model_name: str, record: Path) -> list[str]:
-    """Return the command line of a process."""
-    program = [str(Path(__file__).resolve()), "--train"]
-    if kind.startswith("hand"):
-        return [sys.executable, *program, "hand", arm, model_name]
-    options = ["--record", str(record)] if kind == "recorded" else []
-    start = [sys.executable, "-m", "ampcompare", "exec", "--arm", arm, *options]
-    return [*start, *program, "script", arm, model_name]
+def seconds_per_step(step: Step, steps: int, finish: Step) -> float:
+    """Return the CPU seconds of a step, with its share of `finish`, after the first steps."""
+    for _ in range(FIRST_STEPS):
+        step()
+    finish()
+    begin = time.process_time_ns()
+    for _ in range(steps):
+        step()
+    finish()
+    return (time.process_time_ns() - begin) / steps / 1e9
 
 
-def seconds_of(command: list[str]) -> float:
-    """Run a process and return what it prints.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds ")]
-    if done.returncode or not found:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
-    return float(found[0])
+def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
+    """Return the median time of a step without a record, in microseconds, and the medians of the paired ratios."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    install()
+    steps, shuffler = BLOCK[model_name], random.Random(seed)
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(f"{folder}/record.jsonl", header(ExecSettings(name="script")))
+        watch = Watch(recorder)
+        for _ in range(ROUNDS[model_name]):
+            for kind in shuffler.sample(KINDS, len(KINDS)):
+                if kind == "by hand":
+                    model, *batch = WORKLOADS[model_name]()
+                    step = LOOPS[arm](model, itertools.repeat(batch))
+                    seconds[kind].append(seconds_per_step(step, steps, lambda: None))
+                    continue
+                recorded = (Rows(recorder), watch, recorder.flush) if kind == "recorded" else (None, None, lambda: None)
+                stand_in = StandIn(Arm.parse(arm), recorded[0], watch=recorded[1])
+                seconds[kind].append(seconds_per_step(script_step(model_name), steps, recorded[2]))
+                stand_in.end()
+        recorder.close(0, None)
+    rounds = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
+    return {
+        "without_microseconds": statistics.median(seconds["without"]) * 1e6,
+        "ratios": {kind: statistics.median(one[kind] / one["without"] for one in rounds) for kind in KINDS},
+    }
 
 
 @click.command()
-@click.option("--processes", default=5, show_default=True, help="of each kind")
-@click.option("--arm", "arms", default="fp32,bf16", show_default=True)
-@click.option("--model", "models", default="medium", show_default=True, help="of tiny, deep and medium")
-@click.option("--out", help="write OUT.md and OUT.json")
-def main(processes: int, arms: str, models: str, out: str | None) -> None:
-    """Print a table of seconds and ratios."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for model, arm in itertools.product(models.split(","), arms.split(",")):
-            turns = [
-                {kind: seconds_of(command_of(kind, arm, model, Path(folder) / "r.jsonl")) for kind in KINDS}
-                for _ in range(processes)
-            ]
-            rows.append([model, arm, f"{1000 * statistics.median(turn['hand'] for turn in turns):.3f}"])
-            for top, bottom in (("hand again", "hand"), ("arm", "hand"), ("recorded", "arm"), ("recorded", "hand")):
-                ratios = sorted(turn[top] / turn[bottom] for turn in turns)
-                rows[-1].append(f"{statistics.median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})")
-    headers = ["model", "arm", "by hand (ms)", "A/A", "arm / hand", f"recorded / arm (goal {GOAL})", "recorded / hand"]
-    text = tabulate(rows, headers=headers, tablefmt="github")
-    print(text)
+@click.option("--processes", default=5, show_default=True, help="fresh processes per row")
+@click.option("--models", default="tiny,medium", show_default=True)
+@click.option("--arms", default="fp32,native:bf16", show_default=True, help="of those that have a loop by hand")
+@click.option("--out", default=None, help="write OUT.md and OUT.json")
+@click.option("--child", default=None, hidden=True)
+@click.option("--seed", default=0, hidden=True)
+def main(processes: int, models: str, arms: str, out: str | None, child: str | None, seed: int) -> None:
+    """Measure what the record of a script costs on the host."""
+    if child is not None:
+        print(json.dumps(measure(child, models, seed)))
+        return
+    rows, data = [], []
+    for name in models.split(","):
+        for arm in arms.split(","):
+            found = [in_fresh_process(__file__, arm, name, number) for number in range(processes)]
+            data.append({"model": name, "arm": arm, "processes": found})
+            base = statistics.median(one["without_microseconds"] for one in found)
+            for kind in KINDS[1:]:
+                medians = [one["ratios"][kind] for one in found]
+                middle = statistics.median(medians)
+                goal = f"{GOAL}" if (name, kind) == ("medium", "recorded") else ""
+                extent = f"{min(medians):.3f}-{max(medians):.3f}"
+                more = f"{(middle - 1) * base:+.0f}"
+                rows.append([name, arm, kind, f"{base:.0f}", f"{middle:.3f}", extent, goal, more])
+    headers = ["model", "arm", "row", "us without", "x without", "over processes", "goal", "us more"]
+    table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    click.echo(table)
     if out is not None:
-        facts = f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, one thread"
-        data = {"rows": [dict(zip(headers, row, strict=True)) for row in rows]}
-        write_results(out, "What an arm behind a script costs", __doc__, facts, text, data)
+        load = f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores"
+        facts = f"torch {torch.__version__}, one thread, {processes} processes, {load}"
+        write_results(out, "What the record of a script costs", __doc__, facts, table, {"rows": data})
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        train(*sys.argv[2:5])
-    else:
-        main()
+    main()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["GUARDS", "Guard", "GuardWarning", "Guards", "Violation", "install"]
 
 AMP_MODULES = ("ampcompare.apex.amp", "apex.amp")
+ACCELERATE = "accelerate.accelerator"
 
 
 class Guards:
@@ -36,7 +37,7 @@ class Guards:
         self._passes = passes
         self._hooks: GuardHooks | None = None
         amps = {name: functools.partial(self._on_amp, name) for name in AMP_MODULES}
-        self._imports = ImportHook({"torch": self._on_torch, **amps})
+        self._imports = ImportHook({"torch": self._on_torch, ACCELERATE: self._on_accelerate, **amps})
         self._imports.begin()
 
     def _on_torch(self) -> None:
@@ -48,6 +49,11 @@ class Guards:
         self._on_torch()
         assert self._hooks is not None
         self._hooks.watch_amp(sys.modules[name])
+
+    def _on_accelerate(self) -> None:
+        self._on_torch()
+        assert self._hooks is not None
+        self._hooks.watch_accelerate(sys.modules[ACCELERATE].Accelerator)
 
     def remove(self) -> None:
         """Restore everything that was replaced."""

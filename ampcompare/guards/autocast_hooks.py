@@ -1,21 +1,23 @@
-"""Record where a script enters autocast, and which of its GradScalers torch has switched off."""
+"""Record where a script enters autocast, and which of its GradScalers and Accelerators are switched off."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
 
-from ampcompare.guards.location import Location, user_location
+from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.patches import Patches
 from ampcompare.guards.script_state import EnteredAutocast, ScriptState
 
-__all__ = ["watch_autocast", "watch_disabled_scalers"]
+__all__ = ["watch_accelerators", "watch_autocast", "watch_disabled_scalers"]
 
 MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
+CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
 
 
 def watch_autocast(patches: Patches, facts: ScriptState) -> None:
@@ -49,7 +51,7 @@ def watch_autocast(patches: Patches, facts: ScriptState) -> None:
 
 
 def _own_location() -> Location:
-    """Return the line of the script itself: a deprecated class of torch is called through another package."""
+    """Return the line of the script itself, where another package stands between it and torch."""
     location = user_location()
     return location.caller or location
 
@@ -70,5 +72,26 @@ def watch_disabled_scalers(patches: Patches, facts: ScriptState) -> None:
         given = signature.bind(scaler, *args, **kwargs).arguments
         if given.get("enabled", True) and not scaler.is_enabled():
             facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
+
+    patches.wrap(kind, "__init__", init)
+
+
+def watch_accelerators(patches: Patches, facts: ScriptState, kind: Any) -> None:
+    """Record each `Accelerator` that is asked for fp16 and neither casts nor scales: Accelerate has no fp16 on a CPU.
+
+    Args:
+        kind: the class.
+    """
+
+    def init(original: Any, accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        original(accelerator, *args, **kwargs)
+        is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
+        # Frames above: here, and the replacement. An arm of ampcompare's own says itself what it runs.
+        if (
+            is_off
+            and accelerator.distributed_type not in CASTS_ITSELF
+            and is_users(sys._getframe(2).f_code.co_filename)
+        ):
+            facts.accelerators_off.append((accelerator.device.type, _own_location()))
 
     patches.wrap(kind, "__init__", init)

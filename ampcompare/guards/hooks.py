@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.errors import GuardError
-from ampcompare.guards.autocast_hooks import watch_autocast, watch_disabled_scalers
+from ampcompare.guards.autocast_hooks import watch_accelerators, watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
 from ampcompare.guards.location import is_users
 from ampcompare.guards.patches import Patches
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, ScriptState
+from ampcompare.guards.torch_warnings import point_at_script
 
 __all__ = ["GuardHooks"]
 
@@ -52,6 +53,7 @@ class GuardHooks:
         watch_disabled_scalers(self._patches, self.facts)
         self._watch_modules()
         self._patches.wrap(torch, "save", self._save)
+        point_at_script(self._patches)
 
     def end(self) -> None:
         """Restore everything."""
@@ -261,6 +263,10 @@ class GuardHooks:
 
         for kind in (DataParallel, DistributedDataParallel):
             self._patches.wrap(kind, "__init__", init)
+
+    def watch_accelerate(self, accelerator: Any) -> None:
+        """Watch the class `Accelerator` of `accelerate.accelerator`, once that is imported."""
+        watch_accelerators(self._patches, self.facts, accelerator)
 
     def watch_amp(self, amp: Any) -> None:
         """Watch `apex.amp`, ampcompare's or the real one, once it is imported."""

@@ -16,6 +16,7 @@ __all__ = ["Location", "call_site", "is_users", "raised_at", "user_frames", "use
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+BACKPORTS = ("typing_extensions.py",)  # of Python; torch's deprecated classes are called through it
 CALL_SITE_DEPTH = 3
 FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 
@@ -54,7 +55,7 @@ def _kind(file: str) -> str:
         for name in ("torch", "apex")
         if (module := sys.modules.get(name)) is not None and getattr(module, "__path__", None)
     )
-    if file.startswith((PACKAGE, *inner, "<frozen ")):
+    if file.startswith((PACKAGE, *inner, "<frozen ")) or os.path.basename(file) in BACKPORTS:
         return "inner"
     if file.startswith(INSTALLED):
         return "installed"

@@ -70,6 +70,7 @@ class ScriptState:
         initialized: modules that did.
         autocasts: entered since the last backward pass, the latest ones.
         scalers_off: device and line of GradScalers that torch has switched off, not yet reported.
+        accelerators_off: the same of Accelerators that are asked for fp16 and have none.
     """
 
     backwards: int = 0
@@ -88,6 +89,7 @@ class ScriptState:
     initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
     autocasts: list[EnteredAutocast] = field(default_factory=list)
     scalers_off: list[tuple[str, Location]] = field(default_factory=list)
+    accelerators_off: list[tuple[str, Location]] = field(default_factory=list)
 
     def end_window(self) -> None:
         """Clear what is counted between two updates of a scaler."""

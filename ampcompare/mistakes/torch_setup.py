@@ -271,6 +271,13 @@ scaler.update()
     ),
     Mistake(
         "",
+        "accelerator-off",
+        "an Accelerator is asked for fp16 on a CPU, where Accelerate has none",
+        "it switches mixed precision off without a word: the training is in fp32, under the name of fp16",
+        'write `mixed_precision="bf16"`, which Accelerate has on a CPU, or `"no"`',
+    ),
+    Mistake(
+        "",
         "autocast-without-dtype",
         "autocast without a dtype takes fp16, and no loss is scaled",
         "gradients below 2**-24 become 0; on a CPU the same line takes bfloat16, and results differ for it",

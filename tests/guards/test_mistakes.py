@@ -31,6 +31,22 @@ NATIVE_MISTAKES = {
             off.update()
             optimizer.zero_grad()
         """,
+    "accelerator-off": """
+        import pytest
+        pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        precision = "fp16"  # wrong
+        precision = "bf16"  # right
+        accelerator = Accelerator(mixed_precision=precision, cpu=True)  # here
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for x, y in batches:
+            accelerator.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
     "scaler-with-bf16": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):  # here

@@ -258,6 +258,22 @@ RECIPES = {
             scaler.update()
             optimizer.zero_grad()
         """,
+    "fp16 by autocast, next to an Accelerator that has none": """
+        import pytest
+        pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
 }
 
 LEGACY = {

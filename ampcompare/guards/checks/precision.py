@@ -10,7 +10,7 @@ from ampcompare.guards.script_state import EnteredAutocast
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["AutocastElsewhere", "AutocastWithoutDtype", "ScalerOff", "ScalerWithBf16"]
+__all__ = ["AcceleratorOff", "AutocastElsewhere", "AutocastWithoutDtype", "ScalerOff", "ScalerWithBf16"]
 
 
 class AutocastElsewhere(Detector):
@@ -36,6 +36,20 @@ class ScalerOff(Detector):
         for device, location in self.facts.scalers_off:
             self.report(f'GradScaler("{device}") scales nothing: torch sees no such device', location)
         self.facts.scalers_off.clear()
+
+
+class AcceleratorOff(Detector):
+    """An Accelerator that was asked for fp16 on a CPU, while the script trains outside of an autocast of its own."""
+
+    guard = guard_of("accelerator-off")
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        loss = _first(losses)
+        if loss is None or any(_is_on(one, loss) for one in self.facts.autocasts):
+            return
+        for device, location in self.facts.accelerators_off:
+            self.report(f'Accelerator(mixed_precision="fp16") trains in fp32: it has no fp16 on a {device}', location)
+        self.facts.accelerators_off.clear()
 
 
 class ScalerWithBf16(Detector):
