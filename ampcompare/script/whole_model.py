@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from ampcompare.guards.patches import Patches
 from ampcompare.script.found_models import FoundModels
 from ampcompare.script.loss_scaling import LossScaling, Scale, make_loss_scaling
 from ampcompare.script.master_gradients import MasterGradients
+from ampcompare.script.pairing import HashedWeights
 from ampcompare.script.session import here
 from ampcompare.script.torch_amp import (
     TorchAmp,
@@ -76,7 +76,7 @@ class WholeModel(TorchAmp):
         self._scaling: LossScaling = make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self._gradients = MasterGradients()
         self._optimizers: list[Any] = []
-        self._first: dict[int, Any] = {}  # the weights of each optimizer before they are cast
+        self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._stepping: Any = None
         self._is_prepared = False
@@ -113,9 +113,7 @@ class WholeModel(TorchAmp):
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         if self._given is not None:
-            self._first = {id(one): one if len(optimizers) == 1 else _Copied(one) for one in optimizers}
-            if len(optimizers) == 1:
-                self._report_weights(optimizers[0])
+            self._first = {id(one): HashedWeights(one) for one in optimizers}
         try:
             self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
@@ -286,12 +284,3 @@ class WholeModel(TorchAmp):
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
     names.cleared(optimizer, set_to_none=set_to_none)
-
-
-class _Copied:
-    """The parameters of an optimizer, copied before they are cast."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.param_groups: Sequence[Any] = [
-            {"params": [param.detach().clone() for param in group["params"]]} for group in optimizer.param_groups
-        ]
