@@ -21,7 +21,7 @@ from ampcompare.diagnosis.search import Tested
 from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.launch.cell_files import log_tail
-from ampcompare.launch.script.launcher import RECORD
+from ampcompare.launch.script.children import RECORD
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.records.diagnosis import Diagnosis
 

@@ -14,6 +14,7 @@ from ampcompare.errors import PreparationError
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.kept import WRAPPERS, bare_model
+from ampcompare.script.parallel_wrappers import ParallelWrappers
 from ampcompare.script.session import here
 
 __all__ = ["FoundModels"]
@@ -33,7 +34,7 @@ class FoundModels:
         is_over: returns whether the script has named its models by itself.
 
     Raises:
-        PreparationError: from the script's call, if the module is a part of a model, or is wrapped for several devices.
+        PreparationError: from the script's call, if the module is a part of a model, or is sharded.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class FoundModels:
         self._is_over = is_over
         self._optimizers: list[weakref.ref[Any]] = []
         self._calls = Patches()
+        self._wrappers = ParallelWrappers()
 
     def install(self, patches: Patches) -> None:
         """Follow the optimizers and calls of modules from now on."""
         patches.wrap(torch.optim.Optimizer, "__init__", self._made)
+        self._wrappers.install(patches)
         # No hook: torch has looked up what it will call before it runs hooks.
         self._calls.wrap(nn.Module, "__call__", self._called)
 
@@ -72,8 +75,8 @@ class FoundModels:
             return
         optimizers = [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
         held = {id(param) for optimizer in optimizers for param in owned_params(optimizer)}
-        if not held:
-            return
+        if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
+            return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
         if held.isdisjoint(map(id, model.parameters())):
             return
@@ -82,16 +85,15 @@ class FoundModels:
         models = [model, *tree.others(model, held)]
         for one in models:
             self._check(one, optimizers, tree)
+        self._wrappers.check(models, self._name)
         self._found(models, optimizers)
+        self._wrappers.make_again(models)
 
     def _check(self, model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> None:
         kind = type(model).__name__
-        if wrapper := tree.wrapper_of(model):
+        if tree.is_sharded(model):
             raise PreparationError(
-                here(
-                    f"{kind} is wrapped in {wrapper}, which has recorded the type of its weights, so {self._name} "
-                    f"cannot cast them; start one process without the wrapper, or use an arm that keeps the weights"
-                )
+                here(f"the weights of {kind} are sharded, so {self._name} cannot cast them; use an arm that keeps them")
             )
         own = set(map(id, model.parameters()))
         parent = tree.parent_of(model)
@@ -137,11 +139,11 @@ class _Tree:
                 missing -= own
         return found
 
-    def wrapper_of(self, model: nn.Module) -> str:
-        """Return the type of what has wrapped a model for several devices; "" if nothing has."""
-        kinds = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-        around = [type(one).__name__ for one in self._parents.get(id(model), []) if isinstance(one, kinds)]
-        return around[0] if around else ""
+    def is_sharded(self, model: nn.Module) -> bool:
+        """Return whether FSDP has sharded the weights of a model, in either of its forms."""
+        around = [*self._parents.get(id(model), []), *model.modules()]
+        is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in around)
+        return is_wrapped or any(type(param).__name__ == "DTensor" for param in model.parameters())
 
     def parent_of(self, model: nn.Module) -> str | None:
         """Return the type of a module that holds a model as its part; None if there is none."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import checkpoint
 
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.errors import UnsupportedCombination
@@ -23,6 +24,7 @@ from ampcompare.script.amp import Given
 from ampcompare.script.torch_amp import (
     not_scaled,
     present,
+    refuse_closure,
     scaler_settings,
     switched_off,
     unscaled,
@@ -83,6 +85,7 @@ class O1BehindTorch:
         patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
         for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
             patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
+        patches.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
         self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
 
     def end(self) -> None:
@@ -100,6 +103,14 @@ class O1BehindTorch:
         settings = scaler_settings(args, kwargs)
         self._note(settings["enabled"])
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
+
+    def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let what a checkpoint computes again run under O1's casts if it did so before."""
+        kinds = original(*args, **kwargs)
+        for kind in kinds:
+            if kind is not None:
+                kind["enabled"] = self._handle is not None and self._handle._is_active
+        return kinds
 
     def _note(self, enabled: bool) -> None:
         if not enabled and not self.used and self._off is None:
@@ -167,6 +178,7 @@ class O1BehindTorch:
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not scaler.is_enabled():
             return optimizer.step(*args, **kwargs)
+        refuse_closure("apex:O1", args, kwargs)
         state = self._of(scaler)
         if id(optimizer) not in state.overflows:
             self._unscale(original, scaler, optimizer)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ampcompare.precision.base import owned_params
 from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.metrics.weights_hash import parameters_sha256
 
-__all__ = ["FirstBatches", "seed_all", "weights_of"]
+__all__ = ["FirstBatches", "HashedWeights", "seed_all", "weights_of"]
 
 MAX_BATCHES = 3
 
@@ -29,8 +30,27 @@ def seed_all(seed: int) -> None:
         np.random.seed(seed % 2**32)
 
 
+class HashedWeights:
+    """The parameters of an optimizer, with their hash at the time that this is made.
+
+    Attributes:
+        sha256: the hash.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        models: list[Any] = [self]
+        self.sha256 = parameters_sha256(models)
+
+    def parameters(self) -> list[Any]:
+        """Return the present parameters."""
+        return owned_params(self._optimizer)
+
+
 def weights_of(models: Sequence[Any]) -> str:
     """Return a hash of the parameters of models, before any cast."""
+    if len(models) == 1 and isinstance(models[0], HashedWeights):
+        return models[0].sha256
     return parameters_sha256(models)
 
 

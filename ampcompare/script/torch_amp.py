@@ -24,7 +24,16 @@ from ampcompare.legacy.record.rows import Rows, value_of
 from ampcompare.script.amp import Given
 from ampcompare.script.session import here
 
-__all__ = ["TorchAmp", "not_scaled", "present", "scaler_settings", "switched_off", "unscaled", "without_autocast"]
+__all__ = [
+    "TorchAmp",
+    "not_scaled",
+    "present",
+    "refuse_closure",
+    "scaler_settings",
+    "switched_off",
+    "unscaled",
+    "without_autocast",
+]
 
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
@@ -75,8 +84,8 @@ class TorchAmp:
         patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
         patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
         patches.wrap(torch.amp.GradScaler, "scale", self._scale)
-        for name in ("step", "unscale_"):
-            patches.wrap(torch.amp.GradScaler, name, self._use_scaled)
+        patches.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
+        patches.wrap(torch.amp.GradScaler, "step", self._step)
         patches.wrap(torch.amp.GradScaler, "update", self._update)
         patches.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
         for name in SETTINGS:
@@ -148,6 +157,11 @@ class TorchAmp:
         if not self._scalers.get(scaler, True) and scaler.is_enabled():
             raise not_scaled(self._arm)
         return original(scaler, *args, **kwargs)
+
+    def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler.is_enabled() and not _is_own():
+            refuse_closure(self._arm, args, kwargs)
+        return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
 
     def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
@@ -227,6 +241,16 @@ def not_scaled(arm: Arm | str) -> ScalingError:
             "they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
         )
     )
+
+
+def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what a script passes to `scaler.step` besides the optimizer, if it is a closure.
+
+    Raises:
+        ScalingError: it is; GradScaler raises too.
+    """
+    if any(map(callable, args)) or callable(kwargs.get("closure")):
+        raise ScalingError(here(f"scaler.step gets a closure, which {arm} cannot run: a step may have to be skipped"))
 
 
 def without_autocast(arm: Arm | str) -> ScalingError:

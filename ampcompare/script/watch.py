@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch import distributed
 
 from ampcompare.legacy.record.recorder import Recorder
 from ampcompare.metric_log import listen
-from ampcompare.script.pairing import FirstBatches, weights_of
+from ampcompare.script.pairing import FirstBatches, HashedWeights, weights_of
 from ampcompare.script.scalars import catch_scalars
 from ampcompare.script.written_files import WrittenFiles
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
@@ -44,7 +45,9 @@ class Watch:
 
     def weights(self, models: list[Any], optimizers: list[Any]) -> None:
         """Record the weights as the script has made them, before an arm casts them."""
-        held = [model for model in models if hasattr(model, "parameters")] or [_Held(one) for one in optimizers]
+        held = [model for model in models if hasattr(model, "parameters")] or [
+            one if isinstance(one, HashedWeights) else HashedWeights(one) for one in optimizers
+        ]
         self._recorder.add_row({"kind": "weights", "sha256": weights_of(held)})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
@@ -72,6 +75,10 @@ class Watch:
     def _row(self, row: dict[str, Any]) -> None:
         if row["kind"] != "step":
             return
+        if not self._steps and distributed.is_available() and distributed.is_initialized():
+            self._recorder.add_row(
+                {"kind": "rank", "rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+            )
         self._batches.stepped()
         if self._max_steps is None:
             return
@@ -102,13 +109,3 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         names = {"device_name": torch.cuda.get_device_name(device), "cudnn": torch.backends.cudnn.version()}
         facts |= {**names, "cuda": torch.version.cuda}
     return facts
-
-
-class _Held:
-    """The parameters of an optimizer, as a model has them."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-
-    def parameters(self) -> list[Any]:
-        return [param for group in self._optimizer.param_groups for param in group["params"]]

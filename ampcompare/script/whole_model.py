@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +30,16 @@ from ampcompare.guards.patches import Patches
 from ampcompare.script.found_models import FoundModels
 from ampcompare.script.loss_scaling import LossScaling, Scale, make_loss_scaling
 from ampcompare.script.master_gradients import MasterGradients
+from ampcompare.script.pairing import HashedWeights
 from ampcompare.script.session import here
-from ampcompare.script.torch_amp import TorchAmp, not_scaled, scaler_settings, unscaled, without_autocast
+from ampcompare.script.torch_amp import (
+    TorchAmp,
+    not_scaled,
+    refuse_closure,
+    scaler_settings,
+    unscaled,
+    without_autocast,
+)
 
 __all__ = ["WholeModel"]
 
@@ -69,7 +76,7 @@ class WholeModel(TorchAmp):
         self._scaling: LossScaling = make_loss_scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self._gradients = MasterGradients()
         self._optimizers: list[Any] = []
-        self._first: dict[int, Any] = {}  # the weights of each optimizer before they are cast
+        self._first: dict[int, HashedWeights] = {}  # the weights of each optimizer before they are cast
         self._windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()
         self._stepping: Any = None
         self._is_prepared = False
@@ -106,9 +113,7 @@ class WholeModel(TorchAmp):
 
     def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         if self._given is not None:
-            self._first = {id(one): one if len(optimizers) == 1 else _Copied(one) for one in optimizers}
-            if len(optimizers) == 1:
-                self._report_weights(optimizers[0])
+            self._first = {id(one): HashedWeights(one) for one in optimizers}
         try:
             self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
@@ -179,8 +184,9 @@ class WholeModel(TorchAmp):
         self._gradients.show(self.masters(optimizer))
 
     def _step_by(self, window: _Window, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+        if not self._scaling.needs_scaler and (args or kwargs):
+            return optimizer.step(*args, **kwargs)  # nothing is scaled or skipped, so a closure may run
+        refuse_closure(self._arm, args, kwargs)
         if id(optimizer) not in window.overflows:
             self._unscale_by(window, optimizer)
         if id(optimizer) in window.stepped:
@@ -278,12 +284,3 @@ class WholeModel(TorchAmp):
 
 def _zero_grad(names: WholeModel, optimizer: Any, set_to_none: bool = True) -> None:
     names.cleared(optimizer, set_to_none=set_to_none)
-
-
-class _Copied:
-    """The parameters of an optimizer, copied before they are cast."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.param_groups: Sequence[Any] = [
-            {"params": [param.detach().clone() for param in group["params"]]} for group in optimizer.param_groups
-        ]

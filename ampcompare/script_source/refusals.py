@@ -70,6 +70,11 @@ def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
             f"{place}: the script uses torch.amp, and O4 is only there for scripts with apex.amp: compare native:bf16, "
             f"or put two lines into it instead: {TWO_LINES}"
         )
+    if uses.closures and not uses.steps and "GradScaler" in uses.words and _needs_scaler(arm):
+        return (
+            f"{uses.closures[0].place}: scaler.step gets a closure, which this arm cannot run: a step may have to be "
+            "skipped"
+        )
     if "GradScaler" not in uses.words and _needs_scaler(arm):
         return (
             f"{place}: the script uses autocast without a GradScaler, and this arm scales the loss or has master "

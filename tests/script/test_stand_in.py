@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
@@ -352,3 +353,31 @@ def test_one_scale_for_several_losses_is_noted(behind: Any) -> None:
     model = nn.Linear(6, 3)
     amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), num_losses=2)
     assert len(rows.notes) == 1
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_computes_again_under_the_casts_of_o1(behind: Any, reentrant: bool) -> None:
+    """What a backward pass computes a second time is what the forward pass has computed."""
+    behind("O1")
+    model, seen = nn.Linear(6, 6), list[torch.dtype]()
+
+    def part(x: Tensor) -> Tensor:
+        seen.append(model(x).dtype)
+        return model(model(x))
+
+    scaler = torch.amp.GradScaler("cpu")
+    with torch.autocast("cpu", dtype=torch.float16):
+        x = torch.ones(2, 6, requires_grad=True)
+        loss = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=reentrant).float().mean()
+    scaler.scale(loss).backward()
+    assert seen == [torch.float16, torch.float16]
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2"])
+def test_a_closure_is_refused_where_a_step_may_be_skipped(behind: Any, arm: str) -> None:
+    """The reason is the closure, not the loss that it has not scaled yet."""
+    behind(arm)
+    model = nn.Linear(6, 3)
+    optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
+    with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: scaler\.step gets a closure"):
+        scaler.step(optimizer, lambda: 0.0)

@@ -378,10 +378,6 @@ def keep_gradients(model: Any, optimizer: Any, scaler: Any) -> None:
         scaler.update()
 
 
-def wrap(model: Any, optimizer: Any, scaler: Any) -> None:
-    step_of(nn.DataParallel(model), optimizer, scaler)
-
-
 def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
     step_of(model, optimizer, scaler, step=False)
     optimizer.step()
@@ -395,7 +391,6 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
         (write_weights, "has written weights of the model since the last step"),
         (add_to_unscaled, "a loss is scaled between"),
         (keep_gradients, "were not cleared"),
-        (wrap, "wrapped in DataParallel"),
         (step_directly, "GradScaler"),
     ],
 )

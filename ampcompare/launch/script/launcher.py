@@ -17,6 +17,7 @@ from pathlib import Path
 from ampcompare.environment.threads import THREAD_VARIABLES
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
+from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
 from ampcompare.launch.script.output import OutputReader
 from ampcompare.launch.script.processes import (
     PYTHON,
@@ -27,16 +28,14 @@ from ampcompare.launch.script.processes import (
     threads_of,
 )
 from ampcompare.launch.script.record import failed_script, script_record
-from ampcompare.launch.script.rows import ScriptRows, read_rows
+from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.run import RunRecord, dump_json
 from ampcompare.script_source.refusals import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 
-__all__ = ["RECORD", "ScriptLauncher", "script_command"]
+__all__ = ["ScriptLauncher", "script_command"]
 
-RECORD = "script.jsonl"
-RECORDS = "script*.jsonl"  # those of child processes included
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
 # Exit codes of `ampcompare exec` for errors of ampcompare itself.
@@ -69,7 +68,7 @@ class ScriptLauncher(Launcher):
         started, begin = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         code, printed = self._run(config, config.script, folder, on_progress)
         wall = time.perf_counter() - begin
-        rows = read_rows(folder / RECORD)
+        rows = of_training_process(folder)
         (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
         if self._terminated:
             record = failed_script(config, "asked to stop", started=started).model_copy(
@@ -178,23 +177,18 @@ def _failure(code: int, rows: ScriptRows, folder: Path) -> str:
         return "the script asks for input, and a cell has none; give it the answer as an option"
     if code != 0 and ended.get("error"):
         return str(ended["error"])
-    if not rows.steps and (children := _training_children(folder)):
-        whose = "a child process of its own, which is" if children == 1 else f"{children} child processes, which are"
+    if not rows.steps and (children := len(training_children(folder))):
         return (
-            f"the script trains in {whose} not recorded. Let torchrun start all processes that train: take "
-            "multiprocessing out of the script, or give its option for that, and put --nproc-per-node "
-            f"{children} before `--`; each process finds RANK, LOCAL_RANK and WORLD_SIZE in its environment"
+            f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
+            "torchrun start all processes that train: take multiprocessing out of the script, or give its option for "
+            f"that, and put --nproc-per-node {children} before `--`; each process finds RANK, LOCAL_RANK and "
+            "WORLD_SIZE in its environment"
         )
     if code != 0:
         return _last_words(code, folder)
     if not rows.steps:
         return "the script ended with exit code 0 and made no optimizer step that an arm could see"
     return "" if rows.ended else "the script's process ended before its record was complete"
-
-
-def _training_children(folder: Path) -> int:
-    """Return how many processes that the script has started, spawned or forked, have made a step."""
-    return sum(bool(read_rows(path).steps) for path in folder.glob(RECORDS) if ".rank" not in path.name)
 
 
 def _last_words(code: int, folder: Path) -> str:

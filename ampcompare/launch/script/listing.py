@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.launch.cell_files import last_lines
-from ampcompare.launch.script.launcher import RECORD, ScriptLauncher
+from ampcompare.launch.script.children import RECORD
+from ampcompare.launch.script.launcher import ScriptLauncher
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.settings.config import RunConfig
 

@@ -26,6 +26,7 @@ class ScriptRows:
         notes: in what the arm departs from what the script asks for.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
+        rank: of the process and number of ranks, in a process group at the first step; None without one.
         ended: exit code and error; None if the process was killed.
     """
 
@@ -40,6 +41,7 @@ class ScriptRows:
     setup: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    rank: tuple[int, int] | None = None
     ended: dict[str, Any] | None = None
 
     def facts(self) -> ScriptFacts:
@@ -87,6 +89,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "setup":
         rows.setup = row
+    elif kind == "rank":
+        rows.rank = row["rank"], row["world_size"]
     elif kind == "end":
         rows.ended = row
 

@@ -174,7 +174,9 @@ ROWS = {
     "backward": _add_backward,
     "step": _add_step,
     "end": _add_end,
-    **dict.fromkeys(("setup", "weights", "batches", "metric", "memory", "files", "note", "plain_backward"), _leave_out),
+    **dict.fromkeys(
+        ("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward"), _leave_out
+    ),
 }
 
 HEADERS = [

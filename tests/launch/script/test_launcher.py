@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -31,9 +32,13 @@ def step():
     optimizer.step()
 """
 CHILDREN = """
-import sys, torch
+import os, sys, torch
 
 def work(rank):
+    if "--group" in sys.argv:
+        store = torch.distributed.FileStore(os.path.join(os.environ["AMPCOMPARE_CELL_DIR"], "store"), 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.manual_seed(rank)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.autocast("cpu"):
@@ -41,9 +46,11 @@ def work(rank):
     optimizer.step()
     if "--fail" in sys.argv:
         raise OSError("full")
+    if "--group" in sys.argv:
+        torch.distributed.destroy_process_group()
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(work, nprocs=2, start_method=sys.argv[1])
+    torch.multiprocessing.start_processes(work, nprocs=int(sys.argv[2]), start_method=sys.argv[1])
 """
 FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
 
@@ -99,9 +106,9 @@ def child_cell(tmp_path: Path, *arguments: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_child_processes_that_train_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
+def test_child_processes_without_a_group_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
     """Their steps are not those of the cell; what they wrote in an earlier run does not count."""
-    record = launcher.launch(child_cell(tmp_path, method), tmp_path / "cell")
+    record = launcher.launch(child_cell(tmp_path, method, "2"), tmp_path / "cell")
     assert record.status == "failed"
     assert "trains in 2 child processes" in (record.error or "")
     assert "--nproc-per-node 2" in (record.error or "")
@@ -109,15 +116,45 @@ def test_child_processes_that_train_are_named(launcher: ScriptLauncher, tmp_path
     assert "made no optimizer step" in (again.error or "")
 
 
+@pytest.mark.parametrize(
+    ("method", "more", "note"),
+    [
+        ("fork", ["1"], "those of a process that the script has started"),
+        pytest.param(
+            "spawn",
+            ["2", "--group"],
+            "those of rank 0 of 2 processes that the script has started",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_child_processes_that_train_together_stand_for_the_cell(
+    launcher: ScriptLauncher, tmp_path: Path, method: str, more: list[str], note: str
+) -> None:
+    """Rank 0 does where they are all ranks of one group, as under torchrun; a single one does so itself."""
+    record = launcher.launch(child_cell(tmp_path, method, *more), tmp_path / "cell")
+    assert (record.status, record.error) == ("completed", None)
+    assert record.summary.num_steps == 1
+    assert record.script is not None
+    assert record.script.weights
+    assert [note in one for one in record.script.notes] == [True]
+    first = tmp_path / "cell" / "script.SpawnProcess-1.jsonl"
+    if method == "spawn":
+        loss = next(
+            row["loss"] for row in map(json.loads, first.read_text().splitlines()) if row.get("kind") == "backward"
+        )
+        assert record.summary.loss_tail == loss
+
+
 def test_the_error_of_a_child_process_is_one_line(
     launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the place in the child, not where it was started."""
     monkeypatch.chdir(tmp_path)
-    record = launcher.launch(child_cell(tmp_path, "fork", "--fail"), tmp_path / "cell")
+    record = launcher.launch(child_cell(tmp_path, "fork", "2", "--fail"), tmp_path / "cell")
     error = record.error or ""
     assert error.startswith("ProcessRaisedException: Process ")
-    assert error.endswith(" terminated with the following error: OSError: full (train.py:11)")
+    assert error.endswith(" terminated with the following error: OSError: full (train.py:15)")
 
 
 def test_an_error_of_ampcompare_has_the_scripts_line(
