@@ -29,10 +29,6 @@ NAME = r"[A-Za-z][^<>:]*?"
 GRAMMAR = re.compile(rf"({NAME})\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
 VERDICT_GRAMMAR = re.compile(rf"({NAME})\s*:\s*(worse|inferior|non-inferior|not-inferior|equivalent|better)")
 OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
-EXAMPLES = (
-    '"accuracy<-0.5" (points), "metric>1" (in its unit), "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a '
-    'verdict: "accuracy:non-inferior", "accuracy:worse", "time:better"'
-)
 RATIOS = ("time", "memory")
 COUNTS = ("diverged", "failed")
 TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
@@ -110,6 +106,20 @@ class VerdictGate:
         return not verdict.startswith(SHOWN_BY[self.word])
 
 
+def _examples(metrics: Sequence[Metric] | None) -> str:
+    """Return gates that could be written, with the metric of verdicts that runs have."""
+    first = None if metrics is None else metrics[0]
+    if first is None or first.has_errors:
+        name, limit = ACCURACY, f'"{ACCURACY}<-0.5" (points), "{METRIC}>1" (in its unit)'
+    else:
+        name = first.name
+        limit = f'"{name}{"<-" if first.better == "higher" else ">"}0.5" ({first.difference_unit or "in its unit"})'
+    return (
+        f'{limit}, "time>1.10x", "memory>5%", "diverged>0", "failed>0", or a verdict: "{name}:non-inferior", '
+        f'"{name}:worse", "time:better"'
+    )
+
+
 def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> Gate | VerdictGate:
     """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
 
@@ -125,13 +135,13 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     if asked is not None:
         measure, word = asked.groups()
         if measure in (*COUNTS, "memory"):
-            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {EXAMPLES}")
+            raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {_examples(metrics)}")
         if metrics is not None and measure not in ("time", TAIL_LOSS):
             _judged(measure, text, metrics)
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"--fail-on {text!r} cannot be read; write {EXAMPLES}")
+        raise ConfigError(f"--fail-on {text!r} cannot be read; write {_examples(metrics)}")
     measure, sign, number, unit = match.groups()
     if measure == TAIL_LOSS:
         raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
@@ -139,7 +149,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         _named(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
         raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
-                          f"as in {EXAMPLES}")  # fmt: skip
+                          f"as in {_examples(metrics)}")  # fmt: skip
     limit = float(number)
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
 
@@ -158,7 +168,8 @@ def _named(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
         alias = [ACCURACY] if first.has_errors else []
         known = ", ".join([*alias, METRIC, *(metric.name for metric in metrics), *RATIOS, *COUNTS])
         raise ConfigError(
-            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in {EXAMPLES}"
+            f"--fail-on {text!r} cannot be read: nothing called {measure} is measured; write {known}, as in "
+            f"{_examples(metrics)}"
         )
     return found
 

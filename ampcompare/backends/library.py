@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
+from ampcompare.environment.quiet_import import quiet_import
 from ampcompare.environment.versions import installed_version
 from ampcompare.errors import BackendUnavailable
 
-__all__ = ["Library", "quiet_import"]
+__all__ = ["Library"]
 
 
 @dataclass(frozen=True)
@@ -68,16 +65,3 @@ class Library:
             raise BackendUnavailable(
                 f"{name} {version} is installed and cannot be imported: {type(error).__name__}: {error}; {self.install}"
             ) from error
-
-
-@contextmanager
-def quiet_import() -> Iterator[None]:
-    """Silence warnings and logs of a library and its dependencies while they are imported; users cannot act on them."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -54,7 +54,8 @@ def verdict_of(arm: Arm, found: Diagnosis, cure: Cure | None = None, *, tested: 
     where = f" ({first.place.where})" if first.place.where else ""
     if first.kind == "not precision":
         return f"{arm}: no fault of precision: at step {first.step} {first.text}{where}"
-    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}"
+    why = f", as {first.reason}" if first.reason else ""
+    verdict = f"{arm}: {first.kind} at step {first.step}: {first.text}{where}{why}"
     if cure is None:
         return f"{verdict}; {UNCURED}" if tested else verdict
     return f"{verdict}; {' and '.join([*cure.keeps, *([cure.option] if cure.option else [])])} {_verb(cure)} it"

@@ -10,7 +10,9 @@ import torch
 
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
 from ampcompare.diagnosis.ranges import counts_of, make_range
+from ampcompare.diagnosis.reasons import Reason, lost_share, reason_of
 from ampcompare.diagnosis.shadow import HALF
+from ampcompare.diagnosis.walks import walked_back
 from ampcompare.diagnosis.watch import Event
 from ampcompare.records.diagnosis import Fault, FaultKind, Place, Range
 
@@ -60,6 +62,7 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
             place=Place(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
             step=facts.index,
             text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
+            reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
         )
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
@@ -76,9 +79,9 @@ def _overflow(facts: StepFacts, at: int) -> Fault:
     origin = min(_origins(events, [at]))
     name = place_of(events[origin].key).name
     if _is_narrow(events[origin]):
-        return _fault(
-            "overflow", facts, origin, f"{name} is the first result that is not finite", _onward(events, origin, at)
-        )
+        text = f"{name} is the first result that is not finite"
+        reason = reason_of(events, origin)
+        return _fault("overflow", facts, origin, text, _onward(events, origin, at), reason=reason)
     chosen = _deciding_origin(events, origin)
     if chosen is not None:
         text = (
@@ -106,8 +109,8 @@ def _gradient_overflow(facts: StepFacts, broken: Sequence[int], *, always: bool 
     else:
         text = f"{name} makes a gradient that is not finite {when}"
     if kind == "not precision":
-        text += ", and in fp32 too"
-    return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]))
+        return _fault(kind, facts, origin, f"{text}, and in fp32 too", _onward(events, origin, broken[0]))
+    return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]), reason=reason_of(events, origin))
 
 
 def _collapse(observation: Observation) -> Fault | None:
@@ -130,8 +133,10 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     kind: FaultKind = "underflow" if _lost_share(events, origin, at) > UNDERFLOW else "rounding"
     name, first = place_of(worst.key).name, place_of(events[origin].key).name
     if kind == "underflow":
-        at_origin = _lost(events[origin]) > _lost(worst)
-        share, what = (_lost(events[origin]), "its results") if at_origin else (_lost(worst), f"the gradient of {name}")
+        at_origin = lost_share(events[origin]) > lost_share(worst)
+        share, what = (
+            (lost_share(events[origin]), "its results") if at_origin else (lost_share(worst), f"the gradient of {name}")
+        )
         text = (
             f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
         )
@@ -187,25 +192,13 @@ def _is_narrow(event: Event) -> bool:
     return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
 
-def _walked_back(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
-    """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
-    seen: set[int] = set()
-    todo = list(ends)
-    while todo:
-        at = todo.pop()
-        if at not in seen:
-            seen.add(at)
-            yield at
-            todo += before(at)
-
-
 def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and _nonfinite(events[source])]
 
-    return [at for at in _walked_back(ends, before) if not before(at)]
+    return [at for at in walked_back(ends, before) if not before(at)]
 
 
 def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
@@ -217,7 +210,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
     def before(at: int) -> list[int]:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
-    behind = _walked_back([end], before)
+    behind = walked_back([end], before)
     deciding = {one for at in behind for one in events[at].decided if _nonfinite(events[one])}
     return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
 
@@ -228,17 +221,12 @@ def _first_wrong(events: Sequence[Event], end: int) -> int:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
 
-    return min(_walked_back([end], before))
+    return min(walked_back([end], before))
 
 
 def _lost_share(events: Sequence[Event], origin: int, end: int) -> float:
     """Return the share of a gradient that is zero in the arm alone, where it is wrong first or at its end."""
-    return max(_lost(events[origin]), _lost(events[end])) if events[origin].key[3] != "forward" else 0.0
-
-
-def _lost(event: Event) -> float:
-    elements, _, lost = counts_of(event.row)
-    return lost / elements if elements else 0.0
+    return max(lost_share(events[origin]), lost_share(events[end])) if events[origin].key[3] != "forward" else 0.0
 
 
 def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
@@ -248,14 +236,24 @@ def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
         if any(source in reached for source in events[at].sources):
             reached.add(at)
     ends = [end] if end in reached else []
-    back = _walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
+    back = walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
     names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
 
-def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: list[str], severity: float = 1.0) -> Fault:
+def _fault(
+    kind: FaultKind,
+    facts: StepFacts,
+    origin: int,
+    text: str,
+    chain: list[str],
+    *,
+    severity: float = 1.0,
+    reason: Reason | None = None,
+) -> Fault:
     events = facts.step.events
     event = events[origin]
+    made = [] if reason is None or reason.at is None else [_where(events[reason.at])]
     return Fault(
         kind=kind,
         place=place_of(event.key),
@@ -268,7 +266,8 @@ def _fault(kind: FaultKind, facts: StepFacts, origin: int, text: str, chain: lis
             if at < origin
         ],
         chain=chain,
-        near=_near(events, origin),
+        near=list(dict.fromkeys([*made, *_near(events, origin)])),
+        reason="" if reason is None else reason.text,
     )
 
 

@@ -114,7 +114,7 @@ def _host_row(values: Tensor) -> np.ndarray:
     if len(has):
         first, last = (counts[starts[at] : starts[at + 1]] for at in (has[0], has[-1]))
         ends = (starts[has[0]] + np.argmax(first != 0), starts[has[-1] + 1] - 1 - np.argmax(last[::-1] != 0))
-        magnitudes = torch.tensor(ends, dtype=torch.int16).view(dtype).float()
+        magnitudes = torch.from_numpy(np.array(ends, dtype=np.int16)).view(dtype).float()
         row[SMALLEST], row[LARGEST] = magnitudes.view(torch.int32).tolist()
     return row
 

@@ -118,7 +118,9 @@ class Shadows:
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """Return arguments of an operation with each leaf changed; these hold no other containers."""
     if isinstance(value, tuple | list):
-        return type(value)([_mapped(change, item) for item in value])
+        return type(value)(
+            [_mapped(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
+        )
     if isinstance(value, dict):
         return {name: _mapped(change, item) for name, item in value.items()}
     return change(value)

@@ -60,6 +60,7 @@ class Sites:
         self._stack: list[str] = []
         self._made: dict[int, tuple[str, str]] = {}
         self._handles: list[Any] = []
+        self._listed: dict[int, list[tuple[str, nn.Parameter]]] = {}  # parameters of this step, by model
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
     def name(self, model: nn.Module, prefix: str = "") -> None:
@@ -68,12 +69,13 @@ class Sites:
         self._names |= {id(module): f"{prefix}{name}" for name, module in model.named_modules()}
 
     def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield each parameter of the models, or of one of them, with its name."""
-        for prefix, model in self._models:
+        """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""
+        for at, (prefix, model) in enumerate(self._models):
             if only is not None and model is not only:
                 continue
-            for name, param in model.named_parameters():
-                yield f"{prefix}{name}", param
+            if at not in self._listed:
+                self._listed[at] = [(f"{prefix}{name}", param) for name, param in model.named_parameters()]
+            yield from self._listed[at]
 
     def follow(self, models: Iterable[nn.Module]) -> None:
         """Install hooks on every module of `models`; several models have their place in front of their names."""
@@ -111,6 +113,7 @@ class Sites:
         """Forget the nodes of a step that is over."""
         self._made.clear()
         self._stack.clear()
+        self._listed.clear()
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.diagnosis.kept import lines_in_fp32
@@ -14,7 +14,7 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.shadow import Shadows
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.updates import UpdateCounter
-from ampcompare.diagnosis.watch import Watch
+from ampcompare.diagnosis.watch import Key, Watch
 from ampcompare.precision.base import owned_params
 from ampcompare.records.diagnosis import Phase
 
@@ -113,12 +113,14 @@ class StepWatch:
         self._add("gradient")
 
     def _add(self, phase: Phase, model: nn.Module | None = None) -> None:
+        named: list[tuple[Key, Tensor]] = []
+        for name, param in self.sites.parameters(model):
+            tensor = param if phase == "weight" else param.grad
+            self.observation.device_type = param.device.type
+            if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
+                named.append(((*_split(name), "", phase), tensor))
         with self.operations.paused():
-            for name, param in self.sites.parameters(model):
-                tensor = param if phase == "weight" else param.grad
-                self.observation.device_type = param.device.type
-                if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                    self.operations.add((*_split(name), "", phase), tensor)
+            self.operations.add(named)
 
 
 def _split(name: str) -> tuple[str, str]:

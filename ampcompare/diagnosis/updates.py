@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.diagnosis.watch import short, unseen
+from ampcompare.diagnosis.watch import FP16_ZERO, short, unseen
 from ampcompare.records.diagnosis import LostUpdates
 
 __all__ = ["UpdateCounter"]
@@ -30,17 +30,17 @@ class UpdateCounter:
         self._named = named
         self._names: dict[int, dict[int, str]] = {}  # of parameters, by optimizer
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._counts: list[tuple[str, str, Tensor]] = []
+        self._counts: list[tuple[str, str, float | None, Tensor]] = []
 
     def take(self) -> list[LostUpdates]:
         """Return the counts since the last call, read from the device at once."""
         counts, self._counts = self._counts, []
         if not counts:
             return []
-        rows = torch.stack([row for _, _, row in counts]).tolist()
+        rows = torch.stack([row for *_, row in counts]).tolist()
         return [
-            LostUpdates(parameter=name, dtype=dtype, moved=moved, lost=lost, nonfinite=broken)
-            for (name, dtype, _), (moved, lost, broken) in zip(counts, rows, strict=True)
+            LostUpdates(parameter=name, dtype=dtype, moved=moved, lost=lost, nonfinite=broken, eps=eps)
+            for (name, dtype, eps, _), (moved, lost, broken) in zip(counts, rows, strict=True)
         ]
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
@@ -59,9 +59,11 @@ class UpdateCounter:
         if self._before and id(optimizer) not in self._names:
             self._names[id(optimizer)] = self._names_for(optimizer)
         names = self._names.get(id(optimizer), {})
+        eps = _eps_without_value(optimizer)
         with unseen():
             for param, before, moved in self._before:
-                self._counts.append((names.get(id(param), "?"), short(param.dtype), _counts(param, before, moved)))
+                name = names.get(id(param), "?")
+                self._counts.append((name, short(param.dtype), eps.get(id(param)), _counts(param, before, moved)))
         self._before = []
 
     def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
@@ -78,6 +80,17 @@ class UpdateCounter:
                 if match is not None:
                     names[id(param)] = rest.pop(match)[0]
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
+
+
+def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
+    """Return the eps of each fp16 weight in whose type it is zero; a fused step computes in fp32."""
+    return {
+        id(param): float(group["eps"])
+        for group in optimizer.param_groups
+        if isinstance(group.get("eps"), float) and 0 < group["eps"] <= FP16_ZERO and not group.get("fused")
+        for param in group["params"]
+        if param.dtype is torch.float16
+    }
 
 
 def _counts(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
 from ampcompare.records.diagnosis import Phase
 
-__all__ = ["Called", "Event", "Key", "Watch", "short", "unseen"]
+__all__ = ["FP16_LARGEST", "FP16_ZERO", "Called", "Event", "Key", "Watch", "short", "unseen"]
 
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 # They make constants or move values: an infinity that they write was asked for.
@@ -30,6 +31,9 @@ CONSTANT = frozenset(
         *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
     )
 )
+# They use a number of the code as an element of the result's type would be used.
+WITH_NUMBER = frozenset(("add", "sub", "rsub", "mul", "clamp", "clamp_min", "clamp_max"))
+FP16_ZERO, FP16_LARGEST = 2.0**-25, 65504.0  # what is not above the first is rounded to zero
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
@@ -62,7 +66,7 @@ def short(dtype: torch.dtype) -> str:
     return SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
-@dataclass
+@dataclass(slots=True)
 class Event:
     """One floating result of an operation, in the order of a step.
 
@@ -74,6 +78,7 @@ class Event:
         wide: counts of the wide result, for gradients.
         version: of the tensor when it was counted, with its number of elements.
         decided: places of the results from which an index or a mask was computed that went in.
+        number: that the operation adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none.
     """
 
     key: Key
@@ -85,6 +90,7 @@ class Event:
     wide: Any = None
     version: tuple[int, int] = (-1, -1)
     decided: tuple[int, ...] = ()
+    number: float = 0.0
 
 
 @dataclass
@@ -158,33 +164,39 @@ class Watch(TorchDispatchMode):
                     _read(step.events, name)
         return step
 
-    def add(self, key: Key, tensor: Tensor) -> None:
-        """Count a tensor that no operation of this step made, such as a weight."""
+    def add(self, tensors: Iterable[tuple[Key, Tensor]]) -> None:
+        """Count tensors that no operation of this step made, such as weights."""
         with unseen():
-            self._add(key, tensor)
+            for key, tensor in tensors:
+                self._add(key, tensor)
 
     def _add(self, key: Key, tensor: Tensor) -> None:
         exact = None if self.shadows is None else self.shadows.of(tensor)
-        errors = None if exact is None else errors_of(tensor, exact, None)
         source = self._producer.get(_storage(tensor))
         known = self._event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage(tensor)] = len(self._step.events)
+        if known is not None and known.dtype is tensor.dtype and (exact is None or not isinstance(known.row, Pending)):
+            row, errors = known.row, None if exact is None else errors_of(tensor, exact, None)
+        else:
+            row, errors = self._counts(tensor, exact, None, exact)
         wide = exact if exact is not None and key[3] == "gradient" else None
-        self._step.events.append(
-            Event(
-                key,
-                tensor.dtype,
-                known.row if known is not None and known.dtype is tensor.dtype else self._row(tensor, exact),
-                errors,
-                () if source is None else (source,),
-                wide=None if wide is None else self._row(wide),
-            )
-        )
+        sources = () if source is None else (source,)
+        wide_row = None if wide is None else self._counts(wide, None, None, None)[0]
+        self._step.events.append(Event(key, tensor.dtype, row, errors, sources, wide=wide_row))
 
-    def _row(self, tensor: Tensor, exact: Tensor | None = None) -> Any:
-        """Return the counts of a tensor, or what they are read from at the end of the step."""
-        return (self._small.add if self._small.accepts(tensor) else range_row)(tensor, exact)
+    def _counts(
+        self, tensor: Tensor, exact: Tensor | None, own: Tensor | None, losing: Tensor | None
+    ) -> tuple[Any, Any]:
+        """Return the row and the errors of a tensor, or what they are read from at the end of the step.
+
+        Args:
+            losing: `exact`, if what is zero in the tensor alone counts as lost.
+        """
+        if self._small.accepts(tensor):
+            pending = self._small.add(tensor, exact, own, counts_lost=losing is not None)
+            return pending, None if exact is None else pending
+        return range_row(tensor, losing), None if exact is None else errors_of(tensor, exact, own)
 
     def _event_of(self, tensor: Tensor) -> Event | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
@@ -205,7 +217,7 @@ class Watch(TorchDispatchMode):
         module, where, phase = self.sites.here()
         if func.is_view:
             return func(*args, **kwargs)
-        tensors = list(_tensors((args, kwargs)))
+        tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
         given = [value for value in tensors if value.is_floating_point()]
         decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation(func), where, phase)
@@ -217,7 +229,8 @@ class Watch(TorchDispatchMode):
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            self._record(key, given, output, exact, own, {id(one) for one in written}, decided)
+            number = _missing(args) if key[1] in WITH_NUMBER else 0.0
+            self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
         return output
 
     def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
@@ -261,6 +274,7 @@ class Watch(TorchDispatchMode):
         own: Any,
         written: set[int],
         decided: frozenset[int],
+        number: float,
     ) -> None:
         if key[1].startswith(UNSET):
             return
@@ -273,12 +287,14 @@ class Watch(TorchDispatchMode):
                 self._decided[_storage(value)] = decided.union(sources)
         if not results:
             return
-        wide, alone = (list(_floating(value)) for value in (exact, own))
+        wide, alone = _floating(exact), _floating(own)
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
         source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
+        if source is not None and isinstance(source.row, Pending):
+            source = None
         for place, result in enumerate(results):
             reference = wide[place] if wide else None
             if reference is not None and id(result) not in written and self.shadows is not None:
@@ -286,16 +302,19 @@ class Watch(TorchDispatchMode):
                     reference = None
                 else:
                     self.shadows.keep(result, reference)
-            errors = None if reference is None else errors_of(result, reference, alone[place] if alone else None)
             self._producer[_storage(result)] = len(self._step.events)
+            by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row = Pending(source=source.row) if isinstance(source.row, Pending) else widened(source.row)
+                row, errors = (
+                    widened(source.row),
+                    None if reference is None else errors_of(result, reference, by_itself),
+                )
             else:
-                row = self._row(result, reference if result.dtype in HALF else None)
+                row, errors = self._counts(result, reference, by_itself, reference if result.dtype in HALF else None)
             version = (result._version, result.numel())
-            self._step.events.append(
-                Event(key, result.dtype, row, errors, sources, constant, version=version, decided=tuple(decided))
-            )
+            event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
+            event.number = number if result.dtype is torch.float16 else 0.0
+            self._step.events.append(event)
         self._step.types[Called(key[1], _types(given), _types(results), key[0], key[3])] += 1
 
 
@@ -308,7 +327,7 @@ def _read(events: Sequence[Event], name: str) -> None:
     for event in events:
         value = getattr(event, name)
         if isinstance(value, Pending):
-            setattr(event, name, value.row)
+            setattr(event, name, value.norms if name == "errors" else value.row)
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:
         values = torch.stack([getattr(event, name) for event in waiting]).cpu().numpy()
@@ -326,6 +345,14 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _missing(args: Sequence[Any]) -> float:
+    """Return a number among the arguments of an operation that is zero or not finite in fp16; 0 for none."""
+    for value in args:
+        if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):
+            return value
+    return 0.0
+
+
 def _types(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     return _sorted_names(frozenset(tensor.dtype for tensor in tensors))
 
@@ -335,20 +362,18 @@ def _sorted_names(dtypes: frozenset[torch.dtype]) -> tuple[str, ...]:
     return tuple(sorted(map(short, dtypes)))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of the arguments or the result of an operation."""
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors of the arguments or the result of an operation."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            if isinstance(item, Tensor):  # by far the most, so that few generators are made
-                yield item
-            elif isinstance(item, list | tuple | dict):
-                yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+        return [value]
+    found: list[Tensor] = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        if isinstance(item, Tensor):  # by far the most
+            found.append(item)
+        elif isinstance(item, list | tuple | dict):
+            found += _tensors(item)
+    return found
 
 
-def _floating(value: Any) -> Iterator[Tensor]:
-    return (tensor for tensor in _tensors(value) if tensor.is_floating_point())
+def _floating(value: Any) -> list[Tensor]:
+    return [tensor for tensor in _tensors(value) if tensor.is_floating_point()]

@@ -14,6 +14,7 @@ from ampcompare.lint.rules import (
     checkpoints,
     gradients,
     lightning,
+    masks,
     removed,
     scaler_steps,
     setup,
@@ -33,6 +34,7 @@ RULE_FILES = (
     checkpoints,
     gradients,
     lightning,
+    masks,
     removed,
     scaler_steps,
     setup,
@@ -41,7 +43,7 @@ RULE_FILES = (
 )
 WORDS = re.compile(
     r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
-    r"""|precision\s*=\s*["']?16"""
+    r"""|precision\s*=\s*["']?16|masked_fill_?\([^\n]*-\s?(?:\d[\d.]*e\d|\d{6})"""
 )
 
 

@@ -36,6 +36,8 @@ WRAPPERS = frozenset(
         "apex.parallel.DistributedDataParallel",
     }
 )
+# Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
+SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
 OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
 SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
 OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "jittor", "sklearn")
@@ -68,7 +70,7 @@ class Roles:
         return isinstance(node, ast.Call) and self._made(node, scope) == "optimizer"
 
     def _decide(self, text: str, scope: Scope) -> str:
-        last = text.rpartition(".")[2].lstrip("_").lower()
+        last = text.rpartition(".")[2].strip("_").lower()
         values = self._names.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
         made = {self._made(value, scope) for value in values if isinstance(value, ast.Call)}
@@ -87,7 +89,7 @@ class Roles:
         if name.startswith(OTHER_FRAMEWORKS):
             return "other"
         last = name.rpartition(".")[2]
-        if last.endswith("GradScaler") or last in ("get_grad_scaler", "grad_scaler"):
+        if last in SCALERS:
             return "scaler"
         if "lr_scheduler" in name or SCHEDULER.search(last.lower()) or last.endswith("LR"):
             return "scheduler"

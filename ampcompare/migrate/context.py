@@ -30,6 +30,7 @@ class Core:
         findings: notes on what differs.
         native: whether torch.amp is used in other branches, which must stay as they are.
         across: whether functions of another module step the same optimizers.
+        helped: whether functions scale a loss for an optimizer that they are given.
         local: functions in which a variable has the scaler that the optimizer carries.
     """
 
@@ -45,6 +46,7 @@ class Core:
     findings: list[Finding] = field(default_factory=list)
     native: bool = False
     across: bool = False
+    helped: bool = False
     always: bool = False
     update: str = ""
     consumed: list[Backward] = field(default_factory=list)

@@ -12,8 +12,10 @@ from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.evaluation import cast_evaluation
 from ampcompare.migrate.finding import Finding
 from ampcompare.migrate.forward import find_forward
+from ampcompare.migrate.given_optimizers import find_helped
 from ampcompare.migrate.names import Names
 from ampcompare.migrate.native import check_native
+from ampcompare.migrate.neighbours import Around
 from ampcompare.migrate.order import find_order
 from ampcompare.migrate.passed import drop_passed
 from ampcompare.migrate.precision import rewrite_for_precision
@@ -26,11 +28,11 @@ from ampcompare.migrate.tree import Function, Tree
 __all__ = ["rewrite_core"]
 
 
-def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, *, across: bool) -> list[Finding]:
+def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str, around: Around) -> list[Finding]:
     """Rewrite the core of a module, all of it.
 
     Args:
-        across: whether the optimizer must carry the scaler to or from another module.
+        around: what other modules have to do with it.
 
     Raises:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
@@ -39,12 +41,13 @@ def rewrite_core(tree: Tree, names: Names, edits: Edits, torch: str, target: str
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads):
         return []
     _refuse(tree, names, sites)
+    helped = find_helped(tree, sites, around)
     native = check_native(tree, names, sites)
-    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=across)
+    scalers = plan_scalers(tree, sites, "scaler" if target == "torch" else "precision", across=around.across or helped)
     order = find_order(tree, sites, scalers.name)
     core = Core(tree, names, edits, torch, target, sites, scalers, order, find_forward(tree, names, sites))
     core.native = native
-    core.across = across
+    core.across, core.helped = around.across or helped, helped
     create_scalers(core)
     name_carried(core)
     if target == "precision":
@@ -74,14 +77,6 @@ def _refuse(tree: Tree, names: Names, sites: Sites) -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(tree.parent(node), ast.Call):
                 raise Unsure(node, f"{node.attr} is called on something that may be apex.amp or not")
-    stepped = {each.optimizer.rpartition(".")[2] for each in sites.steps}
-    for backward in sites.backwards:
-        for key in backward.optimizers:
-            if key.rpartition(".")[2] not in stepped:
-                raise Unsure(
-                    backward.statement,
-                    f"no {key}.step() is in this file; it must become scaler.step({key}) together with this block",
-                )
 
 
 def _is_passed_on(tree: Tree, node: ast.AST) -> bool:
@@ -202,7 +197,25 @@ def _steps(core: Core) -> None:
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
-            core.edits.after(step.statement, [f"{scaler}.update({core.update})"])
+            core.edits.after(_last(core, step), [f"{scaler}.update({core.update})"])
+
+
+def _last(core: Core, step: Step) -> ast.stmt:
+    """Return the statement to update the scale after: the `if` around the step, where others step above it anyway."""
+    tree = core.tree
+    name = core.scalers.name(step.optimizer)
+    others = [
+        each.statement
+        for each in core.sites.steps
+        if each.optimizer != step.optimizer and core.scalers.name(each.optimizer) == name
+    ]
+    found: ast.stmt = step.statement
+    for outer in tree.ancestors(step.statement):
+        if not isinstance(outer, ast.If):
+            break
+        if any(each in others and each.lineno < outer.lineno for each in tree.block(outer)):
+            found = outer
+    return found
 
 
 def _is_first(core: Core, step: Step) -> bool:

@@ -52,6 +52,7 @@ def _create(core: Core, initialize: Initialize, settings: ScalerSettings, single
     conditions = conditions_of(tree, initialize)
     enabled = list(settings.enabled)
     hoisted = not core.native and single and bool(conditions) and _can_hoist(core, initialize, conditions)
+    hoisted &= initialize.options is None  # a dict that may be None where Apex is off
     if hoisted:
         enabled = [_text_of_test(core, each.test) for each in reversed(conditions)] + enabled
         enabled = list({ast.unparse(ast.parse(each)): each for each in enabled if each}.values())

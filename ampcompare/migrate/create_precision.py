@@ -42,7 +42,7 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
         if option in given:
             raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
-    if initialize.sometimes - {"verbosity"}:
+    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
         raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
     models = given.get("models", None)
     if models is None:

@@ -286,5 +286,5 @@ class Edits:
         self._spans[(tree.starts[first - 1], stop)] = ""
         if moved is not None and moved.before:
             indent = tree.indent(statement)
-            text = "".join(f"{indent}{content}{tree.newline}" for _, _, content in moved.before)
+            text = "".join(f"{content and indent + content}{tree.newline}" for _, _, content in moved.before)
             self._spans[(tree.starts[first - 1], stop)] = text

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
+from ampcompare.migrate.arguments import members
 from ampcompare.migrate.sites import Initialize, Unsure
 from ampcompare.migrate.tree import Tree
 from ampcompare.source.syntax import dotted
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["attach", "carried_keys", "is_bound_above", "wrapped_models"]
 
+COPIES = re.compile(r"deepcopy|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
 SUBCLASS = (
-    "replicas under DataParallel share no wrapped forward, so the model gets a subclass of its class; torch.save of "
+    "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
     "the whole model, rather than of its state_dict, cannot pickle that class"
 )
 
@@ -40,12 +43,13 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     found = [key for key in keys if key is not None]
     if len(found) < len(keys):
         raise Unsure(initialize.call, "the optimizer is not a plain name, and scale_loss is not in this file")
+    helped = core.helped
     if found:
         core.note(
             initialize.call,
-            "scale_loss is called in another file: the optimizer carries the "
-            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}; "
-            "migrate that file too",
+            f"scale_loss is called in another {'function' if helped else 'file'}: the optimizer carries the "
+            f"{'scaler' if core.target == 'torch' else 'precision'} there, as {core.scalers.attribute}"
+            f"{'' if helped else '; migrate that file too'}",
         )
     return found
 
@@ -86,10 +90,9 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     tree = core.tree
     replicated = _replicated(core, initialize)
     models = initialize.arguments.get("models")
-    elements: list[ast.expr | None] = [models]
-    if isinstance(models, (ast.List, ast.Tuple)):
-        elements = list(models.elts)
+    elements: list[ast.expr] = [] if models is None else members(tree, models)
     lines = []
+    keys = []
     enabled = "" if core.always else f", enabled={_made_here(core)}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(elements) == 1 and isinstance(target, ast.Name):
@@ -103,12 +106,13 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
         line = f"{key}.forward = {context}({key}.forward)"
         if replicated is None:
-            lines += _subclass(core, key)
+            keys.append(key)
         elif key in replicated:
             core.edits.after(_beside(tree, replicated[key], initialize.statement), [line])
         else:
             lines.append(line)
     if replicated is None:
+        lines += _subclasses(core, keys)
         core.note(initialize.call, SUBCLASS)
     core.note(
         initialize.call,
@@ -118,8 +122,16 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     return lines
 
 
-def _subclass(core: Core, key: str) -> list[str]:
-    """Return lines that give a model a class with autocast, which replicas of it have too."""
+def _subclasses(core: Core, keys: list[str]) -> list[str]:
+    """Return lines that give models a class with autocast, which copies and replicas of them have too."""
+    if len(keys) > 1:
+        names = {node.id for node in core.tree.nodes if isinstance(node, ast.Name)}
+        each = next(name for name in ("each", "module", "part", "one_model") if name not in names)
+        inside = _subclasses(core, [each])
+        head = [line for line in inside if line.startswith("casts = ")]
+        body = [f"{core.tree.unit}{line}" for line in inside if line and line not in head]
+        return [*head, f"for {each} in ({', '.join(keys)}):", *body]
+    (key,) = keys
     unit = core.tree.unit
     casts = "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
@@ -139,9 +151,12 @@ def _replicated(core: Core, initialize: Initialize) -> dict[str, ast.stmt] | Non
     """Return the last statement that puts a model under DataParallel, by the key of the model.
 
     A replica would call the forward pass of the model that it is a copy of, so DataParallel itself is wrapped; it
-    carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function.
+    carries autocast to the threads of its replicas. None if a model may be put under DataParallel in another function,
+    or be copied: the forward pass of a copy would be that of the model.
     """
     tree, found = core.tree, {}
+    if COPIES.search(tree.text):
+        return None
     for node in tree.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or (dotted(node) or "").split(".")[-1] != "DataParallel":
             continue

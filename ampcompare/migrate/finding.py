@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
-__all__ = ["BY_HAND", "MARK", "NOTE", "Finding"]
+__all__ = ["BY_HAND", "MARK", "NOTE", "Finding", "Unsure"]
 
 BY_HAND = "by hand"
 NOTE = "note"
@@ -26,3 +27,15 @@ class Finding:
     column: int
     kind: str
     message: str
+
+
+class Unsure(Exception):
+    """A use that cannot be rewritten surely.
+
+    Attributes:
+        node: where.
+    """
+
+    def __init__(self, node: ast.AST, message: str) -> None:
+        super().__init__(message)
+        self.node = node

@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-__all__ = ["trains_across_files"]
+__all__ = ["ALONE", "Around", "look_around"]
 
-IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
+IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
+)
 # Of Apex, or of files that are migrated already.
 INITIALIZES = re.compile(r"\bamp\.initialize\(|\.(?:grad_scaler|precision) = ")
+SCALES = re.compile(r"\bamp\.scale_loss\(|\.grad_scaler\.scale\(|\.precision\.scale_loss\(")
 NEEDS = re.compile(
     r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.(?:grad_scaler|precision)(?:\.| if )"
 )
-LEVELS = 3  # folders above a module in which the modules that it imports are looked for
+STEPS = re.compile(r"\.step\(")
+LEVELS = 5  # folders above a module in which the modules that it imports are looked for
+WIDTH = 2000  # files below a folder that are looked at
 
 
-def trains_across_files(path: Path, text: str) -> bool:
+@dataclass(frozen=True)
+class Around:
+    """What other modules have to do with a module.
+
+    Attributes:
+        across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
+        steps: whether all modules that import it and step something use Apex, so that their steps are rewritten.
+    """
+
+    across: bool = False
+    steps: bool = False
+
+
+ALONE = Around()
+
+
+def look_around(path: Path, text: str) -> Around:
+    """Return what the files around a module have to do with it."""
+    if INITIALIZES.search(text) is not None:
+        return Around(across=_trains_elsewhere(path, text))
+    return Around(steps=SCALES.search(text) is not None and _is_stepped(path))
+
+
+def _trains_elsewhere(path: Path, text: str) -> bool:
     """Return whether a module that initializes gives its optimizer to functions of another module that need the scaler.
 
     They train, or save it. That is so if it imports from such a module, or if another script next to it initializes and
     imports from it.
     """
-    if INITIALIZES.search(text) is None:
-        return False
     if any(NEEDS.search(_text(each)) for each in _imported(path, text)):
         return True
     if NEEDS.search(text) is None:
@@ -36,19 +64,45 @@ def trains_across_files(path: Path, text: str) -> bool:
     return False
 
 
+def _is_stepped(path: Path) -> bool:
+    """Return whether modules that import one step optimizers, and all that do are migrated too."""
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    found = False
+    for other in islice(sorted(top.rglob("*.py")), WIDTH):
+        if other == path or path.stem not in (content := _text(other)) or STEPS.search(content) is None:
+            continue
+        if path in _imported(other, content):
+            if INITIALIZES.search(content) is None and SCALES.search(content) is None:
+                return False
+            found = True
+    return found
+
+
 def _imported(path: Path, text: str) -> Iterator[Path]:
     """Yield the files around a module that it imports."""
     for match in IMPORT.finditer(text):
-        name = match.group(1) or match.group(2)
+        name = match.group(1) or match.group(3)
         parts = [part for part in name.split(".") if part]
         folders = [path.parent, *path.parent.parents][:LEVELS]
         if name.startswith(".") and len(name) - len(name.lstrip(".")) <= len(folders):
             folders = [folders[len(name) - len(name.lstrip(".")) - 1]]
-        for folder in folders if parts else ():
-            found = folder.joinpath(*parts).with_suffix(".py")
-            if found != path and found.is_file():
-                yield found
+        for folder in folders:
+            found = list(_modules(folder.joinpath(*parts), match.group(2)))
+            yield from (each for each in found if each != path)
+            if found:
                 break
+
+
+def _modules(place: Path, names: str | None) -> Iterator[Path]:
+    """Yield the module at a place, or those of the package there that are imported by name."""
+    if place.name and (module := place.with_name(f"{place.name}.py")).is_file():
+        yield module
+        return
+    for name in re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", names or ""):
+        if (module := place / f"{name}.py").is_file():
+            yield module
 
 
 def _text(path: Path) -> str:

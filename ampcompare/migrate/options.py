@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from ampcompare.migrate.tree import Tree
+from ampcompare.source.syntax import dotted
 
-__all__ = ["UNSEEN", "entries"]
+__all__ = ["UNSEEN", "entries", "lookups"]
 
 UNSEEN = ast.Constant(...)  # stands for a value that only some runs give
+# What the rewriting asks of a dict of options that only a run knows; the defaults are those of amp.initialize.
+ASKED = {"enabled": '.get("enabled", True)', "opt_level": '.get("opt_level", "O1")', "loss_scale": '.get("loss_scale")'}
 
 
 def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
@@ -43,6 +47,19 @@ def entries(tree: Tree, options: ast.expr, optional: frozenset[str]) -> dict[str
         else:
             return None
     return None if found is None else found | dict.fromkeys(later, UNSEEN)
+
+
+def lookups(tree: Tree, options: ast.expr, given: Iterable[str]) -> dict[str, ast.expr] | None:
+    """Return look-ups in a dict that only a run knows, such as one of a configuration; None where it has no plain name.
+
+    Args:
+        options: what stands behind `**`.
+        given: arguments of the call that the dict cannot hold.
+    """
+    if dotted(options) is None:
+        return None
+    text = tree.source(options)
+    return {name: tree.make(f"{text}{lookup}") for name, lookup in ASKED.items() if name not in given}
 
 
 def _literal(value: ast.expr) -> dict[str, ast.expr] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampcompare.files.read import FileFault
 from ampcompare.migrate.finding import BY_HAND
-from ampcompare.migrate.neighbours import trains_across_files
+from ampcompare.migrate.neighbours import look_around
 from ampcompare.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources
@@ -98,8 +98,8 @@ def migrate_file(path: Path, target: str = "torch") -> FileMigration:
     except FileFault as fault:
         return FileMigration(path, fault=str(fault))
     try:
-        across = trains_across_files(path, document.text)
-        return FileMigration(path, document, migrate_text(document.text, target, across=across))
+        around = look_around(path, document.text)
+        return FileMigration(path, document, migrate_text(document.text, target, around))
     except SourceInvalid as error:
         where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")

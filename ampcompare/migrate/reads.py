@@ -30,7 +30,7 @@ def place_unscale(core: Core) -> None:
     for read in core.sites.reads:
         if _is_inside_block(core, read):
             continue
-        optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
+        optimizers = read.optimizers or core.order.pending.get(id(read.node), ()) or _scaled_elsewhere(core, read)
         for optimizer in optimizers:
             step = _step_after(core, read, optimizer)
             if step is None and id(read.node) in core.order.pending:
@@ -51,6 +51,17 @@ def place_unscale(core: Core) -> None:
     for call in masters:
         if id(call) not in done:
             core.edits.replace(call, _parameters(core, call))
+
+
+def _scaled_elsewhere(core: Core, read: Read) -> tuple[str, ...]:
+    """Return the optimizers of the steps below a read whose backward passes are in a function of another module."""
+    tree = core.tree
+    if not core.across or any(each.block for each in core.sites.backwards):
+        return ()
+    if any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in tree.nodes):
+        return ()
+    below = [each for each in core.sites.steps if each.function is read.function]
+    return tuple({each.optimizer: None for each in below if each.statement.lineno > read.statement.lineno})
 
 
 def _calls(core: Core, read: Read, optimizer: str) -> list[Read]:
@@ -131,15 +142,21 @@ def _varies(test: str, loop: ast.AST | None) -> bool:
 def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     tree = core.tree
     loop = _loop(tree, step.statement)
+    only_if: set[str] = set()
     for read in reads:
         missing = set(_tests(tree, step.statement, loop) - _tests(tree, read.statement, loop))
         if _loop(tree, read.statement) is not loop or any(_varies(test, loop) for test in missing):
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
             return
+        only_if |= missing
     _refuse_mixed(core, optimizer, step, reads)
     statements = {_collapsed(core, read) for read in reads}
-    _insert(core, optimizer, sorted(statements, key=lambda each: each.lineno))
+    scaler = core.scaler(step.call, optimizer)
+    lines = [f"{scaler}.unscale_({optimizer})"]
+    if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
+        lines = [f"if {' and '.join(sorted(only_if))}:", f"{tree.unit}{lines[0]}"]
+    _insert(core, lines, sorted(statements, key=lambda each: each.lineno))
 
 
 def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
@@ -238,7 +255,7 @@ def _collapsed(core: Core, read: Read) -> ast.stmt:
     return read.statement
 
 
-def _insert(core: Core, optimizer: str, statements: list[ast.stmt]) -> None:
+def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
     """Unscale above the first of several statements that are read before one step, in each branch if need be."""
     tree = core.tree
     block = _common_block(tree, statements)
@@ -251,16 +268,15 @@ def _insert(core: Core, optimizer: str, statements: list[ast.stmt]) -> None:
     within = holders[first]
     backwards = {each.statement for each in core.sites.backwards}
     has_backward = any(node in backwards for node in ast.walk(holder)) and holder not in within
-    scaler = core.scaler(holder, optimizer)
     if not has_backward:
-        core.edits.before(holder, [f"{scaler}.unscale_({optimizer})"])
+        core.edits.before(holder, lines)
         return
     if len(holders) > 1:
         raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
     for branch in tree.blocks(holder):
         inner = [each for each in within if any(s is each or s in tree.ancestors(each) for s in branch)]
         if inner:
-            _insert(core, optimizer, inner)
+            _insert(core, lines, inner)
 
 
 def _common_block(tree: Tree, statements: list[ast.stmt]) -> list[ast.stmt]:

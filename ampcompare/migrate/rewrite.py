@@ -14,6 +14,7 @@ from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
 from ampcompare.migrate.fp16_optimizer import at_level_2
 from ampcompare.migrate.imports import import_from_engine, import_functools, rewrite_imports, torch_name
 from ampcompare.migrate.names import Names
+from ampcompare.migrate.neighbours import ALONE, Around
 from ampcompare.migrate.sites import Unsure
 from ampcompare.migrate.texts import rewrite_texts
 from ampcompare.migrate.tree import Tree
@@ -47,12 +48,12 @@ def may_use_apex(text: str) -> bool:
     return WORD.search(text) is not None
 
 
-def migrate_text(text: str, target: str = "torch", *, across: bool = False) -> Migration:
+def migrate_text(text: str, target: str = "torch", around: Around = ALONE) -> Migration:
     """Return the module for `torch.amp`, or for ampcompare's contract.
 
     Args:
         target: "torch" or "precision".
-        across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
+        around: what other modules have to do with this one.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deep.
@@ -69,7 +70,7 @@ def migrate_text(text: str, target: str = "torch", *, across: bool = False) -> M
     if (earlier := _without_fp16_optimizer(tree, names, torch, target)) is not None:
         return earlier
     try:
-        findings += rewrite_core(tree, names, edits, torch, target, across=across)
+        findings += rewrite_core(tree, names, edits, torch, target, around)
     except Unsure as error:
         unsure = error
         edits = Edits(tree)

@@ -61,6 +61,9 @@ def scaler_settings(tree: Tree, initialize: Initialize, *, single: bool) -> Scal
         settings.notes.append("GradScaler has no max_loss_scale: its scale can grow above the ceiling")
         if not settings.arguments:
             settings.arguments.append(f"init_scale=min(2.0**16, {tree.source(limit)})")
+    if initialize.options is not None:
+        name = tree.source(initialize.options)
+        settings.notes.append(f"other options in {name} than enabled, opt_level and loss_scale are not looked at")
     if "cast_model_outputs" in given:
         settings.notes.append("cast_model_outputs has no twin: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from ampcompare.migrate.arguments import bind, members, unknown_options
+from ampcompare.migrate.finding import Unsure
 from ampcompare.migrate.names import Names
-from ampcompare.migrate.options import UNSEEN, entries
+from ampcompare.migrate.options import UNSEEN
 from ampcompare.migrate.tree import Function, Tree, walk
 from ampcompare.source.syntax import dotted
 
@@ -30,21 +32,7 @@ INITIALIZE = (
 )
 # Words in the names of what a loop over parameters goes over; `hparams` is none.
 PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
-# Options that torch.amp has nothing for, so that it does not matter whether a run gives them.
-WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
-
-
-class Unsure(Exception):
-    """A use that cannot be rewritten surely.
-
-    Attributes:
-        node: where.
-    """
-
-    def __init__(self, node: ast.AST, message: str) -> None:
-        super().__init__(message)
-        self.node = node
 
 
 @dataclass
@@ -53,6 +41,7 @@ class Initialize:
 
     Attributes:
         sometimes: arguments that only some runs give, by `**options`; torch.amp has no twin of theirs.
+        options: the dict behind `**` that only a run knows; None where all arguments are known.
     """
 
     call: ast.Call
@@ -60,6 +49,7 @@ class Initialize:
     function: Function | None
     arguments: dict[str, ast.expr]
     sometimes: frozenset[str] = frozenset()
+    options: ast.expr | None = None
 
 
 @dataclass
@@ -146,10 +136,11 @@ def collect_sites(tree: Tree, names: Names) -> Sites:
         if not isinstance(call, ast.Call) or call.func is not node:
             raise Unsure(node, f"amp.{what} is passed on as a value; call it where it is meant")
         if what == "initialize":
-            bound = _bind(call, INITIALIZE, tree)
+            bound = bind(call, INITIALIZE, tree)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
+            sometimes, unknown = frozenset(set(bound) - set(kept)), unknown_options(tree, call)
             sites.initializes.append(
-                Initialize(call, tree.statement(call), tree.function(call), kept, frozenset(set(bound) - set(kept)))
+                Initialize(call, tree.statement(call), tree.function(call), kept, sometimes, unknown)
             )
         elif what == "scale_loss":
             sites.backwards.append(_block(tree, call))
@@ -177,27 +168,8 @@ def _optimizers_of(initialize: Initialize) -> list[str]:
     return [key for key in keys if key is not None and key != "_"]
 
 
-def _bind(call: ast.Call, names: tuple[str, ...], tree: Tree | None = None) -> dict[str, ast.expr]:
-    """Return the arguments of a call by name.
-
-    Args:
-        tree: to look up the dict of `**options` in; without it such a call is refused.
-    """
-    spread = [each.value for each in call.keywords if each.arg is None]
-    bound = dict(zip(names, call.args, strict=False))
-    bound |= {str(each.arg): each.value for each in call.keywords if each.arg is not None}
-    options = entries(tree, spread[0], WITHOUT_TWIN) if tree is not None and len(spread) == 1 else None
-    if any(isinstance(each, ast.Starred) for each in call.args) or (spread and options is None):
-        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
-    bound |= options or {}
-    unknown = next((name for name in bound if name not in names), None)
-    if unknown is not None:
-        raise Unsure(call, f"Apex has no argument {unknown}")
-    return bound
-
-
 def _block(tree: Tree, call: ast.Call) -> Backward:
-    bound = _bind(call, SCALE_LOSS)
+    bound = bind(call, SCALE_LOSS)
     statement = tree.statement(call)
     if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
         raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
@@ -209,8 +181,7 @@ def _block(tree: Tree, call: ast.Call) -> Backward:
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    elements = optimizers.elts if isinstance(optimizers, (ast.List, ast.Tuple)) else [optimizers]
-    keys = [dotted(each) or tree.source(each) for each in elements]
+    keys = [dotted(each) or tree.source(each) for each in members(tree, optimizers)]
     return Backward(
         statement,
         tree.function(call),

@@ -34,10 +34,29 @@ def optimizer_of_state(core: Core, call: ast.Call) -> str | None:
         return None
     function = core.tree.function(call)
     names = [each.arg for each in function.args.args] if function is not None else []
-    if core.sites.optimizers:
-        return core.sites.optimizers[0]
+    keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
+    if keys:
+        return next((key for key in keys if _is_in_reach(core, call, key)), None)
     own = {key for node in ast.walk(function or core.tree.module) if (key := _attribute_of_self(node)) in OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
+
+
+def _is_in_reach(core: Core, call: ast.Call, key: str) -> bool:
+    """Return whether a key means an optimizer where a call is: in its function, or in its class."""
+    tree, function = core.tree, core.tree.function(call)
+    users = {each.function for each in core.sites.backwards if key in each.optimizers}
+    users |= {each.function for each in core.sites.steps if each.optimizer == key}
+    if key.startswith("self."):
+        return tree.class_of(function) in {tree.class_of(each) for each in users} - {None}
+    root = key.split(".")[0]
+    scopes: list[ast.AST] = [tree.module, *([] if function is None else [function, *tree.ancestors(function)])]
+    for node in tree.nodes:
+        if isinstance(node, ast.arg) and node.arg == root and tree.parent(tree.parent(node)) in scopes:
+            return True
+        if isinstance(node, ast.Name) and node.id == root and isinstance(node.ctx, ast.Store):
+            if (tree.function(node) or tree.module) in scopes:
+                return True
+    return False
 
 
 def _attribute_of_self(node: ast.AST) -> str | None:

@@ -46,6 +46,7 @@ class Tree(SourceLines):
         self.newline = first.group() if first else "\n"
         self._parents: dict[ast.AST, ast.AST] = {}
         self._functions: dict[ast.AST, Function | None] = {}
+        self._made: dict[ast.AST, str] = {}
         self.nodes: list[ast.AST] = []
         self._walk()
         self.unit = self._find_unit()
@@ -90,8 +91,16 @@ class Tree(SourceLines):
 
     def source(self, node: ast.AST) -> str:
         """Return the text of a node."""
+        if node in self._made:
+            return self._made[node]
         start, end = self.span(node)
         return self.text[start:end]
+
+    def make(self, text: str) -> ast.expr:
+        """Return a new expression that stands nowhere in the module; `source` knows its text."""
+        node = ast.parse(text, mode="eval").body
+        self._made[node] = text
+        return node
 
     def line_of(self, node: ast.AST) -> int:
         """Return the line, from 1, where a statement begins, decorators included."""

@@ -76,4 +76,29 @@ scaler.update()
 """,
         guard="autocast-without-dtype",
     ),
+    Mistake(
+        "AMP236",
+        "mask-beyond-fp16",
+        "`masked_fill` of an fp16 tensor with a number such as `-1e9`",
+        "it raises a RuntimeError: fp16 ends at 65504",
+        "write `torch.finfo(scores.dtype).min`",
+        """
+import math
+import torch
+
+with torch.autocast("cuda"):
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
+    scores = scores.masked_fill(mask == 0, -1e9)  # AMP236
+""",
+        """
+import math
+import torch
+
+with torch.autocast("cuda"):
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(64)
+    scores = scores.float().masked_fill(mask == 0, -1e9)
+    scores = other.masked_fill(mask == 0, float("-inf"))
+""",
+        fixable=True,
+    ),
 )

@@ -86,4 +86,37 @@ scaler.step(optimizer)
 scaler.update()
 """,
     ),
+    Mistake(
+        "AMP235",
+        "clipped-in-fp32-only",
+        "gradients are clipped where the loss is not scaled, and not clipped where a GradScaler steps",
+        "mixed precision trains without the clipping that was asked for, and is compared with a run that has it",
+        "call `scaler.unscale_(optimizer)` and clip before `scaler.step(optimizer)` too",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)  # AMP235
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+        """
+import torch
+
+if use_amp:
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+""",
+    ),
 )

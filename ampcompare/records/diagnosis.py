@@ -116,6 +116,7 @@ class LostUpdates(FrozenRecord):
     moved: int
     lost: int
     nonfinite: int = 0
+    eps: Number | None = Field(None, description="of the optimizer, if it is zero in the type of the weight")
 
 
 class Audit(FrozenRecord):
@@ -140,6 +141,7 @@ class Fault(FrozenRecord):
     inputs: list[str] = Field(default_factory=list, description="ranges of what went into it")
     chain: list[str] = Field(default_factory=list, description="places that the values reached, in order")
     near: list[tuple[str, str]] = Field(default_factory=list, description="module and file:line of neighbors")
+    reason: str = Field("", description="why, if it is known: a number that fp16 lacks, or inputs that became zero")
 
 
 class Trial(FrozenRecord):

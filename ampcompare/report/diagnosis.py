@@ -73,7 +73,8 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 120) -> str:
             words = ["ampcompare", "compare", "--arm", diagnosis.arm, "--arm", diagnosis.cure.arm, *script]
             lines += [f"  to measure it: {printable(shlex.join(words), 1000)}"]
     for fault in diagnosis.faults:
-        lines += ["", *textwrap.wrap(f"{fault.kind} at step {fault.step}: {printable(fault.text, 1000)}", width)]
+        why = f", as {fault.reason}" if fault.reason else ""
+        lines += ["", *textwrap.wrap(f"{fault.kind} at step {fault.step}: {printable(fault.text + why, 1000)}", width)]
         lines += [f"  into it: {printable(text, width)}" for text in fault.inputs]
         if fault.chain:
             lines += textwrap.wrap(

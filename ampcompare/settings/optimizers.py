@@ -64,7 +64,7 @@ LIBRARIES = {  # packages that optimizers are known from, by the first part of a
 KNOWN_PATHS = {
     "torch.optim.Muon": "torch: matrices only",
     "torchao.optim.AdamW8bit": "torchao: AdamW with moments in 8 bits",
-    "bitsandbytes.optim.AdamW8bit": "bitsandbytes: AdamW with moments in 8 bits, on a GPU",
+    "bitsandbytes.optim.AdamW8bit": "bitsandbytes: AdamW with moments in 8 bits",
 }
 
 

@@ -13,6 +13,7 @@ from ampcompare.analysis.summary import summarize
 from ampcompare.errors import ConfigError
 from ampcompare.formatting import printable
 from ampcompare.records.comparison import Comparison
+from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.junit import Check, JUnit
 
@@ -248,3 +249,14 @@ def test_verdict_gates_are_junit_cases(make_record: MakeRecord) -> None:
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "0")
     (failure,) = suite.iter("failure")
     assert failure.get("message") == "accuracy worse, and accuracy:non-inferior fails"
+
+
+@pytest.mark.parametrize(("better", "example"), [("higher", '"reward<-0.5" (%)'), ("lower", '"reward>0.5" (%)')])
+def test_examples_name_the_metric_that_is_there(better: Any, example: str) -> None:
+    """A script's own metric has no accuracy: the error names the metric, as a limit and as a verdict."""
+    metric = Metric(name="reward", better=better, unit="", difference="ratio")
+    with pytest.raises(ConfigError) as error:
+        parse_gate("accuracy<-0.5", [metric])
+    assert example in str(error.value)
+    assert '"reward:non-inferior"' in str(error.value)
+    assert str(error.value).count("accuracy") == 2  # what was asked, and that there is no such thing

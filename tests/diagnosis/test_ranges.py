@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from ampcompare.diagnosis.errors import errors_of
 from ampcompare.diagnosis.patterns import CHUNK
 from ampcompare.diagnosis.ranges import _device_row, added, counts_of, make_range, range_row
-from ampcompare.diagnosis.small_tensors import Pending, SmallTensors
+from ampcompare.diagnosis.small_tensors import SmallTensors
 from ampcompare.records.diagnosis import Range
 
 
@@ -53,14 +54,34 @@ def test_small_tensors_together_equal_a_dump() -> None:
 
 
 def test_small_tensors_count_what_is_lost() -> None:
-    """A widened row has the same values and none that is lost; before it is counted a row cannot be read."""
+    """What is zero in the tensor alone, if it was asked for; before it is counted a row cannot be read."""
     small = SmallTensors()
-    row = small.add(torch.tensor([0.0, 0.0, 1.0]).half(), torch.tensor([0.0, 1e-9, 1.0]))
+    tensor, exact = torch.tensor([0.0, 0.0, 1.0]).half(), torch.tensor([0.0, 1e-9, 1.0])
+    rows = [small.add(tensor, exact), small.add(tensor, exact, counts_lost=False), small.add(tensor)]
     with pytest.raises(RuntimeError, match="not counted"):
-        _ = row.row
+        _ = rows[0].row
     small.count()
-    assert make_range(row.row).lost == 1
-    assert make_range(Pending(source=row).row).lost == 0
+    assert [make_range(one.row).lost for one in rows] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30, math.inf])
+def test_small_tensors_have_the_errors_of_each_alone(size: float) -> None:
+    """With and without what the operation alone gives; one without a wide tensor has none."""
+    exact, own = (size * torch.arange(count, dtype=torch.float32) for count in (7, 7))
+    tensors = [exact.bfloat16(), (exact + 1).bfloat16(), exact[:3].bfloat16()]
+    small = SmallTensors()
+    found = [
+        small.add(tensors[0], exact, own * 1.5),
+        small.add(tensors[1], exact),
+        small.add(tensors[2], exact[:3], own),
+        small.add(exact),
+    ]
+    small.count()
+    expected = [errors_of(*given) for given in ((tensors[0], exact, own * 1.5), (tensors[1], exact, None))]
+    expected.append(errors_of(tensors[2], exact[:3], None))
+    for one, wanted in zip(found, expected, strict=False):
+        assert one.norms == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+    assert found[-1].norms is None
 
 
 def test_small_tensors_do_not_pile_up() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
+from ampcompare.errors import CheckpointError
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
@@ -59,13 +60,14 @@ def configuration(
     optimizer: str = "adam",
     task: str = "classification",
     evaluated_in: str = "",
+    width: int | None = None,
 ) -> RunConfig:
     """Six updates in two epochs with accumulation and clipping, and 17 samples to evaluate, 9 and 8 on two ranks."""
     recipe = {
         "task": task,
-        "model": {"arch": arch},
+        "model": {"arch": arch, "args": {} if width is None else {"width": width}},
         **TASKS[task],
-        "optimizer": {"name": optimizer, "lr": 0.002 if optimizer == "adam" else 0.05},
+        "optimizer": {"name": optimizer, "lr": 0.05 if optimizer == "sgd" else 0.002},
         "global_batch_size": 16,
         "grad_accum_steps": 2,
         "clip_grad": 0.5,
@@ -124,7 +126,8 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
 
 def on_ranks(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
     stop = options.pop("stop", None)
-    return trained(configuration(arm, kind, dist.get_world_size(), **options), folder, stop)
+    with torch.compiler.set_stance("force_eager"):  # torchao compiles its step
+        return trained(configuration(arm, kind, dist.get_world_size(), **options), folder, stop)
 
 
 def alone(arm: str, kind: str | None = None, folder: str | None = None, **options: Any) -> dict[str, Any]:
@@ -212,6 +215,40 @@ def test_one_rank_resumes_to_the_last_bit(arm: str, task: str, tmp_path: Path) -
     assert first["losses"] + second["losses"] == whole["losses"]
     assert (len(first["losses"]), len(second["losses"])) == (3, 3)
     assert first_difference(whole["state"], second["state"], apart=APART) == ""
+
+
+EIGHT_BITS = {"optimizer": "torchao.optim:AdamW8bit", "kind": "fsdp", "width": 64}
+
+
+@pytest.mark.parametrize("arm", ["fp32", "fsdp:param=bf16"])
+def test_shards_with_moments_in_8_bits_resume_to_the_last_bit(ranks: Run, arm: str, tmp_path: Path) -> None:
+    """Each rank has blocks of its own shard, and gets these back; one rank, whose blocks are others, is refused."""
+    pytest.importorskip("torchao")
+    options = {"arm": arm, **EIGHT_BITS}
+    whole = ranks(2, on_ranks, folder=str(tmp_path / "a"), **options)
+    first = ranks(2, on_ranks, folder=str(tmp_path / "b"), stop=2, **options)
+    moments = first[0]["state"]["optimizer"]["state"][0]
+    assert [part["tensor_class"] for part in moments["exp_avg"]["tensor_shards"]] == [
+        "torchao.optim.subclass_8bit.OptimState8bit"
+    ] * 2
+    second = ranks(2, on_ranks, folder=str(tmp_path / "b"), **options)
+    assert first[0]["losses"] + second[0]["losses"] == whole[0]["losses"]
+    assert first_difference(whole[0]["state"], second[0]["state"], apart=APART) == ""
+    with pytest.raises(CheckpointError, match="is in shards of 2 ranks there and of class OptimState8bit here"):
+        alone(folder=str(tmp_path / "b"), **options)
+
+
+def test_one_rank_with_moments_in_8_bits_resumes_to_the_last_bit(tmp_path: Path) -> None:
+    """One shard is the whole: the checkpoint is that of a process without shards."""
+    pytest.importorskip("torchao")
+    options = {"arm": "fp32", **EIGHT_BITS}
+    whole = alone(**options, folder=str(tmp_path / "a"))
+    first = alone(**options, folder=str(tmp_path / "b"), stop=3)
+    second = alone(**options, folder=str(tmp_path / "b"))
+    assert first["losses"] + second["losses"] == whole["losses"]
+    assert first_difference(whole["state"], second["state"], apart=APART) == ""
+    plain = alone(**{**options, "kind": "none"})
+    assert first_difference(whole["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
 
 
 @pytest.mark.parametrize("two_first", [True, False])

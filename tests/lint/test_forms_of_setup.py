@@ -7,6 +7,32 @@ import pytest
 from tests.lint.forms import codes_of_pair
 
 PAIRS = {
+    "a mask beyond fp16 in a method that autocast decorates": (
+        """
+        class Attention(torch.nn.Module):
+            def __init__(self, head_dim):
+                self.scale = head_dim ** -0.5
+            @torch.autocast("cuda"{good})
+            def forward(self, q, k, mask):
+                scores = (q @ k.transpose(-2, -1)) * self.scale
+                if mask is not None:
+                    scores = scores.view(2, 3).masked_fill_(mask, float("-1e9"))
+                return scores.softmax(-1)
+        """,
+        ", dtype=torch.bfloat16",
+        "",
+        ["AMP236"],
+    ),
+    "a mask beyond fp16 of a tensor that is half": (
+        """
+        def mask_out(scores, mask):
+            fill = torch.zeros(3, dtype=torch.{good}float16).masked_fill(mask, -65505)
+            return scores.half().masked_fill(mask, -1e4), fill
+        """,
+        "b",
+        "",
+        ["AMP236"],
+    ),
     "a checkpoint by a function of the script that does not get the scaler": (
         """
         def save(path, optimizer=None):
@@ -51,6 +77,55 @@ PAIRS = {
         'state["amp"] = amp.state_dict()',
         "",
         ["AMP119"],
+    ),
+    "a checkpoint by another module that gets the optimizer alone": (
+        """
+        from helpers import save_checkpoint, train
+        def main(model, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            train(model, optimizer, scaler)
+            save_checkpoint("last", model=model, optimizer=optimizer, {good})
+        """,
+        "scaler=scaler if ready else None",
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint by another module that may have kept the scaler": (
+        """
+        import helpers
+        def main(model, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            {good}
+            helpers.save_checkpoint("last", model=model, optimizer=optimizer)
+        """,
+        "helpers.Saver(scaler)",
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint to which a method adds entries": (
+        """
+        def main(self, optimizer):
+            scaler = torch.amp.GradScaler("cuda")
+            state = {{"optimizer": optimizer.state_dict()}}
+            {good}
+            state = self.model.extend(state)
+            torch.save(state, "last")
+        """,
+        'state["scaler"] = scaler.state_dict()',
+        "",
+        ["AMP226"],
+    ),
+    "a checkpoint of an optimizer with underscores": (
+        """
+        class Trainer:
+            def __init__(self):
+                self.scaler = torch.amp.GradScaler("cuda")
+            def save(self):
+                torch.save({{"optimizer": self.__optimizer__.state_dict(), {good}}}, "last")
+        """,
+        '"scaler": self.scaler.state_dict()',
+        "",
+        ["AMP226"],
     ),
     "a checkpoint by dict()": (
         """

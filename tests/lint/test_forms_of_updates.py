@@ -12,6 +12,23 @@ from ampcompare.lint.selection import Selection
 from tests.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
+    "clipping by another function where the scaler steps": (
+        """
+        if self.use_amp:
+            self.scaler.scale(loss).backward()
+            {good}
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            loss.backward()
+            if self.max_norm > 0:
+                torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_norm)
+            self.optimizer.step()
+        """,
+        "clip_gradients(self.net, self.optimizer)",
+        "",
+        ["AMP235"],
+    ),
     "a pass in either branch, then clipping": (
         """
         if self.fp16:
@@ -196,6 +213,21 @@ def test_a_mistake_and_its_correction(script: str, good: str, bad: str, codes: l
 
     assert wrong == codes
     assert right == []
+
+
+def test_scalers_of_other_classes_work_otherwise() -> None:
+    """A class whose name ends in GradScaler may update itself in its step."""
+    script = """
+    from .amp import {name}
+    scaler = {name}()
+    for batch in loader:
+        optimizer.zero_grad()
+        scaler.scale(model(batch)).backward()
+        scaler.step(optimizer)
+    """
+
+    assert codes_of(script.format(name="GradScaler")) == ["AMP204"]
+    assert codes_of(script.format(name="StaticGradScaler")) == []
 
 
 def test_packages_of_optimizers_are_no_optimizers() -> None:

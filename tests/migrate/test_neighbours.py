@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.migrate.neighbours import trains_across_files
+from ampcompare.migrate.neighbours import look_around
 from ampcompare.migrate.project import migrate_file
 
 HEAD = "import torch\nfrom apex import amp\n"
@@ -75,9 +75,9 @@ def test_a_module_of_a_package_is_found(tmp_path: Path) -> None:
     """From the folder above."""
     _files(tmp_path, main=f"{HEAD}from core.engine import train\n{MAIN}", core__engine=HEAD + TRAIN)
     path = tmp_path / "main.py"
-    assert trains_across_files(path, path.read_text(encoding="utf-8"))
+    assert look_around(path, path.read_text(encoding="utf-8")).across
     engine = tmp_path / "core" / "engine.py"
-    assert not trains_across_files(engine, engine.read_text(encoding="utf-8"))  # it initializes nothing
+    assert not look_around(engine, engine.read_text(encoding="utf-8")).across  # it initializes nothing
 
 
 def test_a_script_with_blocks_of_its_own_carries_its_scaler_too(tmp_path: Path) -> None:
@@ -95,3 +95,38 @@ def test_a_file_that_only_saves_the_state_gets_the_scaler_with_the_optimizer(tmp
     _files(tmp_path, main=f"{HEAD}from checkpoints import save\n{TRAIN}{MAIN}", checkpoints=save)
     assert "optimizer.grad_scaler = scaler" in _migrated(tmp_path / "main.py")
     assert "optimizer.grad_scaler.state_dict()" in _migrated(tmp_path / "checkpoints.py")
+
+
+HELPER = """
+
+def attack(model, x, y, optimizer=None):
+    loss = criterion(model(x), y)
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+"""
+CALLER = """
+
+def main(model, optimizer, loader):
+    model, optimizer = amp.initialize(model, optimizer)
+    for x, y in loader:
+        helper.attack(model, x, y, optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("line", ["from . import helper", "import helper", "from package import other, helper"])
+def test_a_helper_of_another_file_that_scales_takes_the_scaler_of_the_optimizer(tmp_path: Path, line: str) -> None:
+    """Its callers step; what they clip is unscaled there."""
+    _files(tmp_path, package__helper=HEAD + HELPER, package__main=f"{HEAD}{line}\n{CALLER}")
+    main, helper = (_migrated(tmp_path / "package" / name) for name in ("main.py", "helper.py"))
+    assert "optimizer.grad_scaler.scale(loss).backward()" in helper
+    assert "optimizer.grad_scaler = scaler" in main
+    assert "scaler.unscale_(optimizer)\n        torch.nn.utils.clip_grad_norm_" in main.replace("optimizer.grad_", "")
+
+
+def test_a_helper_whose_caller_steps_without_apex_stays(tmp_path: Path) -> None:
+    """The step would not go through the scaler."""
+    caller = f"import helper\n{CALLER}".replace("    model, optimizer = amp.initialize(model, optimizer)\n", "")
+    _files(tmp_path, helper=HEAD + HELPER, main=caller)
+    assert migrate_file(tmp_path / "helper.py").by_hand == 1

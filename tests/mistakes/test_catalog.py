@@ -11,7 +11,9 @@ from ampcompare.guards import GUARDS
 from ampcompare.lint.report import level_of
 from ampcompare.mistakes.catalog import BY_NAME, CODES, GROUPS, MISTAKES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "lint" / "codes.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "lint" / "codes.md").read_text(encoding="utf-8")
+COUNTED = re.compile(r"(\d+)(?: \w+)? mistakes\]\([\w/.]*lint/index\.md")
 SECTION = re.compile(r"^### (AMP\d{3}): ([\w-]+)$\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -49,3 +51,10 @@ def test_a_mistake_has_its_section(code: str) -> None:
 def test_the_page_has_no_other_sections() -> None:
     """A code that was dropped is dropped from the page."""
     assert [code for code, _, _ in SECTION.findall(PAGE)] == sorted(CODES)
+
+
+def test_the_readme_counts_the_codes() -> None:
+    """The number of mistakes in the README is that of the catalog."""
+    counted = COUNTED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert counted == [str(len(CODES))]

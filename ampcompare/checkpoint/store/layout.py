@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.errors import CheckpointError
+from ampcompare.tensors.flattened import is_flattened, is_wrapped
 
 __all__ = [
     "CONVERTED",
@@ -40,7 +40,8 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 #
 # schema       SCHEMA
 # model        state dict of the model without wrappers; a list of them if there are several
-# optimizer    state dict of the optimizer as torch has it; a list of them if there are several
+# optimizer    state dict of the optimizer as torch has it, with tensors of a class of its own as `tensors.flattened`
+#              makes them; a list of them if there are several
 # amp | scaler | precision
 #              `Precision.state_dict()`, under `Precision.key`
 # masters      per model as above: names of parameters to their fp32 masters; {} where the arm has none
@@ -81,10 +82,10 @@ def require_plain(state: Any, place: str = "the state") -> None:
     todo: list[tuple[str, Any]] = [(place, state)]
     while todo:
         place, value = todo.pop()
-        if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        if is_wrapped(value):
             raise CheckpointError(
-                f"{place} is a {type(value).__name__}, a class of its own, and a checkpoint holds plain tensors; "
-                "use an optimizer with plain state, or save no checkpoints"
+                f"{place} is a {type(value).__name__}, a class of its own, and a checkpoint holds those of optimizers "
+                "alone; save no checkpoints"
             )
         if isinstance(value, Tensor) or type(value) in _PLAIN or id(value) in seen:
             continue
@@ -108,18 +109,31 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
     fp32, as `state_dict` gives them after `amp.initialize`.
 
     Raises:
-        CheckpointError: the state is not one of an Apex arm.
+        CheckpointError: the state is not one of an Apex arm, or no plain torch loads it.
     """
     if "amp" not in state:
         raise CheckpointError(
             f"the layout of an Apex script holds amp.state_dict(), and this checkpoint is of {state.get('arm')}; "
             "convert it with --to apex"
         )
+    wrapped = next((name for name, value in _state_entries(state["optimizer"]) if is_flattened(value)), None)
+    if wrapped is not None:
+        raise CheckpointError(
+            f"the layout of an Apex script holds plain tensors, and {wrapped} of the optimizer is of a class of its "
+            "own; use an optimizer with plain state, or leave out --save-apex-format"
+        )
     legacy = {"model": state["model"], "optimizer": state["optimizer"], "amp": state["amp"]}
     legacy["epoch"] = state.get("progress", {}).get("epoch", 0)
     if isinstance(best := state.get("best"), Mapping) and best.get("value") is not None:
         legacy["best_prec1"] = 100.0 * best["value"]
     return legacy
+
+
+def _state_entries(optimizers: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each state that optimizers keep of a parameter."""
+    for optimizer in as_list(optimizers):
+        for entry in optimizer["state"].values():
+            yield from entry.items() if isinstance(entry, Mapping) else ()
 
 
 def weights_only(state: Mapping[str, Any]) -> dict[str, Tensor]:

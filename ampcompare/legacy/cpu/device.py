@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ampcompare.legacy.cpu import fake_cuda
 from ampcompare.legacy.cpu.autocast import autocast_on_cpu
+from ampcompare.legacy.cpu.sync_batch_norm import sync_batch_norm_on_cpu
 from ampcompare.legacy.jit import keep_for_jit
 from ampcompare.legacy.process_group import gloo_for_nccl
 from ampcompare.legacy.stderr import note
@@ -87,6 +88,7 @@ def run_on_cpu(*, quiet: bool = False) -> None:
     _replace_loading()
     autocast_on_cpu()
     gloo_for_nccl()
+    sync_batch_norm_on_cpu(quiet=quiet)
     mode = EmulatedHalf()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _modes.append(mode)

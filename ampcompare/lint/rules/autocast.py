@@ -11,7 +11,7 @@ from ampcompare.lint.module import LintModule, keyword, literal, name_of, rule
 from ampcompare.lint.roles import AUTOCASTS
 from ampcompare.source.names import Scope
 
-__all__: list[str] = []
+__all__ = ["is_fp16", "is_in_fp16_block"]
 
 
 @rule("AMP221")
@@ -110,18 +110,18 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     for trace in module.traces:
         for event in trace:
             block = event.autocast() if event.kind is Kind.CROSS_ENTROPY else None
-            if block is not None and _may_be_on(block, event) and _is_of_cuda(module, block):
+            if block is None or block.call is None:
+                continue
+            if _may_be_on(block, event) and _is_of_cuda(module, block.call):
                 shown = f"the autocast block begins in line {block.node.lineno}"
                 yield module.finding("AMP230", event.call, shown)
 
 
-def _is_of_cuda(module: LintModule, block: Context) -> bool:
+def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely one of CUDA."""
-    if block.call is None:
-        return False
-    if module.names.resolve_here(block.call.func) == "torch.cuda.amp.autocast":
+    if module.names.resolve_here(call.func) == "torch.cuda.amp.autocast":
         return True
-    return literal(keyword(block.call, "device_type", 0)) == "cuda"
+    return literal(keyword(call, "device_type", 0)) == "cuda"
 
 
 @rule("AMP232")
@@ -143,7 +143,7 @@ def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
     values = module.names.values_of(event.shown, event.scope) or []
     if len(values) != 1:
         return False
-    if _in_fp16_block(module, values[0]):
+    if is_in_fp16_block(module, values[0]):
         return True
     called = name_of(values[0].func) if isinstance(values[0], ast.Call) else ""
     owner = event.scope.owner if called.startswith("self.") else module.names.module
@@ -154,10 +154,10 @@ def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
 def _returns_from_fp16(module: LintModule, function: Scope) -> bool:
     inside = (node for node in ast.walk(function.node) if isinstance(node, ast.Return))
     returns = [node for node in inside if module.function_of(node) is function.node]
-    return bool(returns) and all(one.value is not None and _in_fp16_block(module, one.value) for one in returns)
+    return bool(returns) and all(one.value is not None and is_in_fp16_block(module, one.value) for one in returns)
 
 
-def _in_fp16_block(module: LintModule, node: ast.AST) -> bool:
+def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:
     """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
     while node in module.names.parents and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         node = module.names.parents[node]
@@ -166,7 +166,13 @@ def _in_fp16_block(module: LintModule, node: ast.AST) -> bool:
         for item in node.items:
             call = item.context_expr
             if isinstance(call, ast.Call) and module.names.resolve_here(call.func) in AUTOCASTS:
-                dtype, block = keyword(call, "dtype", 1), Context("autocast", node, call=call)
-                half = dtype is None or module.names.resolve_here(dtype) in ("torch.float16", "torch.half")
-                return half and keyword(call, "enabled") is None and _is_of_cuda(module, block)
+                return is_fp16(module, call)
     return False
+
+
+def is_fp16(module: LintModule, call: ast.Call) -> bool:
+    """Return whether an autocast is surely on, of CUDA, and of fp16."""
+    dtype = keyword(call, "dtype", 1)
+    half = dtype is None or module.names.resolve_here(dtype) in ("torch.float16", "torch.half")
+    of_cuda_alone = module.names.resolve_here(call.func) == "torch.cuda.amp.autocast"
+    return half and keyword(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_of_cuda(module, call)

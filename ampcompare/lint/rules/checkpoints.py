@@ -14,6 +14,12 @@ __all__: list[str] = []
 SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
 
+SAVER = re.compile(r"_?save(?:_|$)")
+# Functions with such names, and classes, may keep an object that they get.
+KEEPER = re.compile(
+    r"^_*[A-Z]|(?i:trainer|runner|engine|manager|setup|prepare|regist|create|make|build|init|hook|wrap|save|state|ckpt)"
+)
+
 
 @rule("AMP119", "AMP226")
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
@@ -30,6 +36,7 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             if saved in reported:
                 continue
             alone = _is_state_of_optimizer(module, keyword(call, "obj", 0))
+            alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
             if not (alone or (saved is not None and _holds_optimizer(module, call, saved))):
                 continue
             if not _reached(module, maker, call, of_process=code == "AMP119"):
@@ -55,12 +62,38 @@ def _is_of_module(module: LintModule, call: ast.Call) -> bool:
     return any(name_of(call.func) in scope.functions for scope in module.names.scope_of[call].enclosing())
 
 
+def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
+    """Return whether a function of another module gets an optimizer to save, and can reach no scaler of this one."""
+    name = name_of(call.func)
+    passed = [*call.args, *(one.value for one in call.keywords)]
+    scope = module.names.scope_of[call]
+    if _is_of_module(module, call) or not name or name == "torch.save" or any(one.arg is None for one in call.keywords):
+        return False
+    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in passed):
+        return False
+    if not any(module.roles.of(value, scope) == "optimizer" for value in passed):
+        return False
+    return all(_stays(module, node) for node in module.names.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
+
+
+def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
+    if module.roles.of(node, module.names.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+        return True
+    parent = module.names.parents[node]
+    while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
+        parent = module.names.parents[parent]
+    if isinstance(parent, ast.Call):
+        return parent.func is node or not KEEPER.search(name_of(parent.func).rpartition(".")[2])
+    return not isinstance(parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred))
+
+
 def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
-    """Yield the calls of `torch.save`, and of functions of the script whose names say that they save a checkpoint."""
+    """Yield the calls of `torch.save`, and of functions whose names say that they save."""
     known = {id(call): name for call, name in module.resolved}
     for call in sorted(module.names.calls, key=lambda each: each.lineno):
         name = known.get(id(call)) or name_of(call.func)
-        if name == "torch.save" or name.rpartition(".")[2].startswith(("save_checkpoint", "save_ckpt")):
+        if name == "torch.save" or SAVER.match(name.rpartition(".")[2]):
             yield call
 
 
@@ -92,11 +125,17 @@ def _saved_mapping(module: LintModule, call: ast.Call) -> ast.Dict | ast.Call | 
     if isinstance(value, ast.Name):
         values = module.names.scope_of[call].values.get(value.id, [])
         above = [each for each in values if getattr(each, "lineno", call.lineno) < call.lineno]
-        nearest = max(above, key=lambda each: each.lineno, default=None)
+        made = [each for each in above if not _is_extended(each, value.id)]
+        nearest = max(made, key=lambda each: each.lineno, default=None)
         value = nearest if not module.mentions(rf"\b{value.id}\.update\(") else None
     if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
         return value
     return value if isinstance(value, ast.Dict) else None
+
+
+def _is_extended(value: ast.expr, name: str) -> bool:
+    """Return whether a value is the result of a method that gets the dict of this name, and may add entries."""
+    return isinstance(value, ast.Call) and any(name_of(argument) == name for argument in value.args)
 
 
 def _holds_optimizer(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call) -> bool:

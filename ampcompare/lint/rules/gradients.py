@@ -100,6 +100,43 @@ def _source_around(module: LintModule, event: Event) -> str:
     return module.text.text if isinstance(function, ast.Module) else ast.unparse(function)
 
 
+@rule("AMP235")
+def clipped_without_scaler(module: LintModule) -> Iterator[Finding]:
+    """Clipping in the branch of a plain step, where the branch of the scaler's step has none."""
+    for trace in module.traces:
+        clips = [event for event in trace if event.kind is Kind.CLIP]
+        for event in trace:
+            if event.kind is not Kind.SCALER_STEP or not clips or _may_clip(module, trace, event):
+                continue
+            for clip in clips:
+                plain_steps = [
+                    other
+                    for other in trace[trace.index(clip) + 1 :]
+                    if other.kind is Kind.STEP and other.subject == event.target and other.may_follow(clip)
+                ]
+                keys = {key for key, value in clip.facts.items() if event.facts.get(key, value) != value}
+                if keys and plain_steps and plain_steps[0].loops == event.loops == clip.loops:
+                    if all(step.facts.get(key) == clip.facts[key] for step in plain_steps for key in keys):
+                        shown = f"the gradients are clipped in line {clip.call.lineno}, before `optimizer.step()` alone"
+                        shown = shown.replace("optimizer", plain(event.target))
+                        yield module.finding("AMP235", event.call, shown)
+                        break
+
+
+def _may_clip(module: LintModule, trace: Trace, event: Event) -> bool:
+    """Return whether gradients may be clipped before a step of the scaler, by a function of any name."""
+    before = [other for other in trace[: trace.index(event)] if other.may_follow(event)]
+    scaled = [other for other in before if other.kind is Kind.BACKWARD and other.scaler == event.subject]
+    if not scaled or any(other.kind in (Kind.CLIP, Kind.GRADIENT, Kind.OPAQUE, Kind.UNSCALE) for other in before):
+        return True
+    known = {id(other.call) for other in trace if other.kind is Kind.CLIP}
+    called = ast.walk(event.scope.node)
+    return any(
+        isinstance(node, ast.Call) and id(node) not in known and re.search(r"clip|norm_grad|agc", name_of(node.func))
+        for node in called
+    )
+
+
 @rule("AMP219")
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` in a loop whose update runs only if the gradients are finite."""

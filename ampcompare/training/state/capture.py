@@ -19,8 +19,9 @@ from ampcompare.checkpoint.store.layout import CONVERTED, as_list, one_or_list
 from ampcompare.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
+from ampcompare.tensors.flattened import SHARDS, is_flattened, plain_state, rebuilt
 from ampcompare.tensors.lists import copies_on_host
-from ampcompare.tensors.sharded import placed_like, whole_tree
+from ampcompare.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
 from ampcompare.training.state.fit import Names, Owned, require_training_fits
 from ampcompare.training.state.generators import random_states, set_random_states
 
@@ -40,7 +41,7 @@ def training_state(
     """
     return {
         "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
-        "optimizer": one_or_list([whole_tree(optimizer.state_dict()) for optimizer in optimizers]),
+        "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
         "zeroed": [_zeroed(optimizer) for optimizer in optimizers],
@@ -124,10 +125,12 @@ def restore_training(
         here = model.state_dict()
         model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})
     seen: set[int] = set()
-    for optimizer, saved in zip(optimizers, as_list(state["optimizer"]), strict=True):
+    saved_optimizers = as_list(state["optimizer"])
+    for optimizer, saved, probe in zip(optimizers, saved_optimizers, owned.probes, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        _load_optimizer(optimizer, _in_own_memory(saved, seen), keep_types=CONVERTED not in state)
+        placed = _placed(optimizer, _in_own_memory(saved, seen), probe.kinds)
+        _load_optimizer(optimizer, placed, keep_types=CONVERTED not in state)
     masters = as_list(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, owned.names, strict=True):
         for param, (index, name) in zip(owned_params(optimizer), slots, strict=True):
@@ -146,6 +149,10 @@ def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
     def own(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: own(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [own(item) for item in value]
         if not isinstance(value, Tensor):
             return value
         storage = value.untyped_storage()
@@ -159,7 +166,7 @@ def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
     try:
-        optimizer.load_state_dict(_placed(optimizer, saved))
+        optimizer.load_state_dict(dict(saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"the optimizer of the checkpoint does not fit {type(optimizer).__name__}: {error}; take one of this recipe"
@@ -175,14 +182,25 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
                 loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _placed(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer with this rank's part of what is of the shape of a sharded parameter."""
+def _placed(optimizer: Optimizer, saved: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return the state of an optimizer in tensors of its own classes, with this rank's part of what is sharded.
+
+    Args:
+        kinds: the classes of tensors that it keeps, by name.
+    """
+
+    def place(value: Any, param: Tensor) -> Any:
+        is_part = isinstance(value, Mapping) and SHARDS in value
+        if not is_part and not is_flattened(value):
+            return placed_like(value, param)
+        part = value[SHARDS][rank_in(param)] if is_part else value
+        part = rebuilt(part, kinds) if is_flattened(part) else part
+        return from_part(part, param) if is_sharded(param) else part
+
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))
     state = {
-        number: {name: placed_like(value, params[number]) for name, value in entry.items()}
-        if number in params
-        else entry
+        number: {name: place(value, params[number]) for name, value in entry.items()} if number in params else entry
         for number, entry in saved["state"].items()
     }
     return {"state": state, "param_groups": saved["param_groups"]}

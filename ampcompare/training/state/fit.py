@@ -16,6 +16,7 @@ from ampcompare.checkpoint.store.layout import CONVERTED, as_list
 from ampcompare.environment.versions import installed_version
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import Precision, owned_params
+from ampcompare.tensors.flattened import plain_tensors
 from ampcompare.training.state.fit_optimizer import OptimizerFit, require_settings
 from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
@@ -268,5 +269,5 @@ def _require_finite(
     for saved in optimizers:
         for number, entry in saved["state"].items():
             for name, value in entry.items():
-                if isinstance(value, Tensor) and bool(value.isnan().any()):
+                if any(bool(tensor.isnan().any()) for tensor in plain_tensors(value)):
                     raise CheckpointError(f"optimizer.state.{number}.{name} is NaN, and the run had not diverged")

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import owned_params
+from ampcompare.tensors.flattened import SHARDS, is_flattened
+from ampcompare.tensors.sharded import shard_shapes
 from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
 
@@ -96,7 +98,7 @@ class OptimizerFit:
                 self.refuse(f"{place}.{name}", fault)
 
     def _entry(self, entry: Mapping[Any, Any], at: int, param: Tensor, place: str) -> None:
-        slots = self.probe.state_of(at, param.shape, self.types[at])
+        slots = self._slots(entry, at, param)
         for name in slots:
             if name not in entry:
                 self.refuse(place, f"has no {name}")
@@ -104,6 +106,9 @@ class OptimizerFit:
             if name not in slots:
                 if self.own or isinstance(value, Tensor):
                     self.refuse(f"{place}.{name}", "is not a state of it")
+            elif isinstance(slots[name], Mapping):
+                if fault := unlike(value, slots[name]):
+                    self.refuse(f"{place}.{name}", fault)
             elif (wanted := slots[name]) is not None and wanted.dim():
                 if value is None and not self.own:
                     continue
@@ -115,6 +120,22 @@ class OptimizerFit:
                     self.refuse(f"{place}.{name}", fault)
             else:
                 self._scalar(value, f"{place}.{name}", is_tensor=wanted is not None, counts=name == "step")
+
+    def _slots(self, entry: Mapping[Any, Any], at: int, param: Tensor) -> dict[str, Any]:
+        """Return the state that a parameter has on this run's ranks, by name, as `StateProbe.state_of` does."""
+        slots = dict(self.probe.state_of(at, param.shape, self.types[at]))
+        shapes = shard_shapes(param)
+        if len(shapes) == 1 or not any(isinstance(value, Mapping) for value in (*slots.values(), *entry.values())):
+            return slots
+        # Which class a tensor is of may depend on the size of the part that a rank holds.
+        parts = [self.probe.state_of(at, shape, self.types[at]) for shape in shapes]
+        for name, slot in slots.items():
+            of_ranks = [part[name] for part in parts]
+            if any(map(is_flattened, of_ranks)):
+                slots[name] = {SHARDS: of_ranks}
+            elif is_flattened(slot):
+                slots[name] = torch.empty(param.shape, dtype=of_ranks[0].dtype, device="meta")
+        return slots
 
     def _scalar(self, value: Any, place: str, *, is_tensor: bool, counts: bool) -> None:
         """Check that a value is a number, and one of steps if it counts them."""

@@ -43,13 +43,17 @@ ARMS = {
     "native:fp16,init_scale=1024,growth_interval=3": {"name": "adamw", "lr": 1e-3},
     "half:master_weights=true,loss_scale=dynamic,init_scale=1024,growth_interval=3": {"name": "adam", "lr": 1e-3},
     "apex:O3,engine=compat,loss_scale=128": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    "native:bf16": {"name": "torchao.optim:AdamW8bit", "lr": 1e-3, "args": {"block_size": 8}},
 }
+FEW_BITS = "native:bf16"
+"""Its model is wide enough for moments in 8 bits."""
 
 
 def config(arm: str, **options: Any) -> RunConfig:
     """A run of 8 steps with all that has a state."""
     recipe: dict[str, Any] = {"data": {"train_size": 64, "val_size": 32, "image_size": 8}}
-    recipe |= {"model": {"arch": "convnet", "args": {"width": 4}}, "epochs": 2, "batch_size": 16}
+    model = {"arch": "mlp", "args": {"width": 64}} if arm == FEW_BITS else {"arch": "convnet", "args": {"width": 4}}
+    recipe |= {"model": model, "epochs": 2, "batch_size": 16}
     recipe |= {"grad_accum_steps": 2, "ema_decay": 0.9, "optimizer": ARMS.get(arm, {}), "early_stop": 3}
     recipe |= options.pop("recipe", {})
     return RunConfig.model_validate({"arm": arm, "recipe": recipe, "drain_every": 1, **options})
@@ -142,6 +146,13 @@ def mutate(state: dict[str, Any], chance: random.Random) -> str:
 
 
 @pytest.fixture(autouse=True)
+def uncompiled() -> Iterator[None]:
+    """Run torchao's step without a compiler."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the disk its time."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -201,6 +212,8 @@ def test_settings_of_an_optimizer_that_are_missing_or_tensors_are_refused(
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_mutated_checkpoint_is_refused_or_resumed_as_it_was(arm: str, tmp_path: Path) -> None:
     """No entry that is deleted, retyped, reshaped, swapped or shared is an internal error, or loaded unseen."""
+    if arm == FEW_BITS:
+        pytest.importorskip("torchao")
     settings = config(arm)
     _, state, right = saved(arm, tmp_path)
     ends: Counter[str] = Counter()

@@ -47,3 +47,14 @@ def test_an_optimizer_of_matrices_is_probed_with_one() -> None:
     assert kept(StateProbe(torch.optim.Muon([nn.Parameter(torch.zeros(SHAPE))]))) == {
         "momentum_buffer": (torch.float32, [4, 6])
     }
+
+
+def test_moments_in_8_bits_are_asked_of_an_optimizer_with_the_same_blocks() -> None:
+    """The size of a block is no setting of a group, and the probe has it; it makes its step without a compiler."""
+    optim = pytest.importorskip("torchao.optim")
+    shape = torch.Size([64, 64])
+    probe = StateProbe(optim.AdamW8bit([nn.Parameter(torch.zeros(shape))], block_size=512))
+    state = probe.state_of(0, shape, torch.float32)
+    assert state["exp_avg"]["tensors"]["scale"].shape == torch.Size([8])
+    assert state["exp_avg"]["tensors"]["codes"].device.type == "meta"
+    assert list(probe.kinds) == [state["exp_avg"]["tensor_class"]] == ["torchao.optim.subclass_8bit.OptimState8bit"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.checkpoint.convert.between_arms import into_arm
+from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
+from ampcompare.checkpoint.store.layout import apex_layout
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
@@ -24,6 +27,7 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
+from ampcompare.tensors.flattened import is_flattened
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
@@ -231,6 +235,84 @@ def test_fp8_resumes_to_the_last_bit(arm: str, tmp_path: Path) -> None:
     assert first_difference(unbroken.end, second.end, apart=APART) == ""
     other = arm.partition("over=")[2].replace("+", ",") or "native:bf16"
     assert repr(untimed(Played(config(other, recipe=recipe), tmp_path / "c").steps)) != repr(untimed(unbroken.steps))
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Run torchao's step without a compiler, which it waits for half a minute otherwise."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested dictionaries."""
+    if isinstance(value, dict):
+        return [tensor for inner in value.values() for tensor in tensors_in(inner)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+@pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half:bf16,masters=fp32"])
+def test_moments_of_bitsandbytes_resume_to_the_last_bit(arm: str, tmp_path: Path) -> None:
+    """Its codes, scales and tables are plain tensors of shapes of their own."""
+    pytest.importorskip("bitsandbytes")
+    optimizer = {"name": "bitsandbytes.optim:AdamW8bit", "lr": 1e-2}
+    settings = config(arm, recipe={"model": {"arch": "mlp", "args": {"width": 64}}, "optimizer": optimizer})
+    unbroken = Played(settings, tmp_path / "a")
+    first = Played(settings, tmp_path / "b", stop=6)
+    assert first.end is not None
+    assert torch.uint8 in {tensor.dtype for tensor in tensors_in(first.end["optimizer"]["state"][0])}
+    second = Played(settings, tmp_path / "b", resume=True)
+    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+    assert first_difference(unbroken.end, second.end, apart=APART) == ""
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [
+        ("fp32", "AdamW8bit"),
+        ("fp32", "AdamW4bit"),
+        ("fp32", "AdamFp8"),
+        ("native:bf16", "AdamW8bit"),
+        ("apex:O1,engine=compat,cast_model_outputs=float32", "AdamW8bit"),
+        ("apex:O5,engine=compat", "AdamW8bit"),
+        ("half:bf16", "AdamW4bit"),
+        ("half:bf16,masters=fp32", "AdamW8bit"),
+        ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
+    ],
+)
+def test_optimizer_state_in_a_few_bits_resumes_to_the_last_bit(arm: str, name: str, tmp_path: Path) -> None:
+    """Codes, scales and tables of torchao's moments are saved as plain tensors, and become its own class again."""
+    pytest.importorskip("torchao")
+    optimizer = {"name": f"torchao.optim:{name}", "lr": 1e-2, "args": {"block_size": 128}}
+    recipe = {"model": {"arch": "mlp", "args": {"width": 64}}, "optimizer": optimizer}
+    settings = config(arm, recipe=recipe, cpu_half="native")
+    unbroken = Played(settings, tmp_path / "a")
+    first = Played(settings, tmp_path / "b", stop=6)
+    assert first.end is not None
+    values = [value for entry in first.end["optimizer"]["state"].values() for value in entry.values()]
+    assert sum(map(is_flattened, values)) >= 4
+    second = Played(settings, tmp_path / "b", resume=True)
+    assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
+    assert first_difference(unbroken.end, second.end, apart=APART) == ""
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_moments_in_8_bits_are_converted_with_the_weights(tmp_path: Path) -> None:
+    """Another arm resumes with the same codes; the layout of an Apex script, which has no such tensors, is refused."""
+    pytest.importorskip("torchao")
+    optimizer = {"name": "torchao.optim:AdamW8bit", "lr": 1e-2}
+    recipe = {"model": {"arch": "mlp", "args": {"width": 64}}, "optimizer": optimizer}
+    first = Played(config("fp32", recipe=recipe), tmp_path / "a", stop=5)
+    conversion = into_arm({"schema": 1, **(first.end or {})}, "apex:O5,engine=compat")
+    with pytest.raises(CheckpointError, match="holds plain tensors, and exp_avg of the optimizer is of a class of its"):
+        apex_layout(conversion.state)
+    write_checkpoint(tmp_path / "b" / "step-00000005.pt", conversion.state)
+    second = Played(config("apex:O5,engine=compat", recipe=recipe), tmp_path / "b", resume=True)
+    assert [step.step for step in second.steps] == [5, 6, 7]
+    inspection = inspect_file(tmp_path / "b" / "step-00000005.pt")
+    (row,) = [row for row in inspection.rows if row["kind"] == "optimizer"]
+    assert set(row["dtypes"]) == {"uint8", "float32"}
 
 
 def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:

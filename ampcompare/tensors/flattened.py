@@ -1,0 +1,136 @@
+"""Tensors of a class of their own, such as moments in 8 bits, as dictionaries of the plain tensors that they hold.
+
+torch calls such a class a traceable wrapper subclass: `__tensor_flatten__` gives the names of its plain tensors and
+what else it is made of. A dictionary of these can be stored, compared and read without the class. The class is never
+imported by its stored name: it is built again from a tensor that an optimizer of the same run has made.
+
+Of a sharded tensor each rank may hold such a tensor. Their blocks do not add up to those of the whole, so that a shard
+is kept for each rank, and goes back to as many ranks only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ampcompare.tensors.sharded import is_sharded, local, whole_tree
+
+__all__ = [
+    "CLASS",
+    "SHARDS",
+    "class_name",
+    "flattened",
+    "is_flattened",
+    "is_wrapped",
+    "plain_state",
+    "plain_tensors",
+    "rebuilt",
+]
+
+CLASS = "tensor_class"
+"""Key of a flattened tensor, of the name of its class; next to "tensors", "attributes", "shape" and "stride"."""
+
+SHARDS = "tensor_shards"
+"""Key of a list by rank of flattened or plain tensors, the parts of one sharded tensor."""
+
+
+def is_wrapped(value: Any) -> bool:
+    """Return whether a value is a tensor of a class of its own; a sharded tensor is none."""
+    return isinstance(value, Tensor) and not is_sharded(value) and is_traceable_wrapper_subclass(value)
+
+
+def is_flattened(value: Any) -> bool:
+    """Return whether a value is what `flattened` makes of a tensor of a class of its own."""
+    return isinstance(value, Mapping) and CLASS in value
+
+
+def class_name(kind: type) -> str:
+    """Return the name under which a class is stored."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def flattened(value: Any) -> Any:
+    """Return a tensor of a class of its own as a dictionary of plain tensors, not copied; anything else as it is."""
+    if not is_wrapped(value):
+        return value
+    names, attributes = value.__tensor_flatten__()
+    return {
+        CLASS: class_name(type(value)),
+        "tensors": {name: flattened(getattr(value, name)) for name in names},
+        "attributes": attributes,
+        "shape": value.shape,
+        "stride": value.stride(),
+    }
+
+
+def plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the plain tensors in an entry of `plain_state`: itself, or those that dictionaries and lists hold."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from plain_tensors(part)
+
+
+def rebuilt(saved: Mapping[str, Any], kinds: Mapping[str, type]) -> Tensor:
+    """Return the tensor that `flattened` was given; it holds the stored tensors themselves.
+
+    Args:
+        kinds: classes by their names; one of them is that of the tensor.
+    """
+    tensors = {
+        name: rebuilt(inner, kinds) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
+    }
+    kind: Any = kinds[saved[CLASS]]
+    made: Tensor = kind.__tensor_unflatten__(
+        tensors, saved["attributes"], torch.Size(saved["shape"]), tuple(saved["stride"])
+    )
+    return made
+
+
+def plain_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
+
+    Every rank calls it with its parts of the same state.
+    """
+    entries: dict[Any, dict[str, Any]] = state["state"]
+    values = [value for entry in entries.values() for value in entry.values()]
+    sharded = any(isinstance(value, Tensor) and is_sharded(value) for value in values)
+    if not _on_any_rank(any(is_wrapped(_part(value)) for value in values), ask=sharded):
+        return whole_tree(state)  # type: ignore[no-any-return]
+    plain = {number: {name: _plain(value) for name, value in entry.items()} for number, entry in entries.items()}
+    return {**state, "state": plain}
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not is_sharded(value):
+        return flattened(value)
+    # A short shard may be plain where the others are not: what they are is known once all are here.
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, _on_host(flattened(local(value.detach()))))
+    if not any(map(is_flattened, parts)):
+        return whole_tree(value)
+    return parts[0] if len(parts) == 1 else {SHARDS: parts}
+
+
+def _part(value: Any) -> Any:
+    return local(value) if isinstance(value, Tensor) else value
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    return {**value, "tensors": {name: _on_host(inner) for name, inner in value["tensors"].items()}}
+
+
+def _on_any_rank(here: bool, *, ask: bool) -> bool:
+    if not ask:
+        return here
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, here)
+    return any(answers)

@@ -1,0 +1,84 @@
+"""Why a result is not finite in the arm alone, from the results that a watch has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ampcompare.diagnosis.reasons import reason_of
+from ampcompare.diagnosis.shadow import Shadows
+from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.watch import Step, Watch
+
+TINY = 1e-6
+
+
+def with_eps(x: Tensor) -> Tensor:
+    return torch.log(x * TINY * TINY + 1e-9)
+
+
+def with_limit(x: Tensor) -> Tensor:
+    return x / (x * TINY * TINY).clamp(min=1e-12)
+
+
+def of_zeros(x: Tensor) -> Tensor:
+    return torch.log(torch.softmax(x * torch.arange(4.0).half() * 10, -1))
+
+
+def beyond(x: Tensor) -> Tensor:
+    return x * -1e9
+
+
+def by_size(x: Tensor) -> Tensor:
+    return torch.exp(x * 20)
+
+
+def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Step:
+    watch = Watch(Sites(), Shadows())
+    with watch:
+        function(torch.ones(4, dtype=dtype))
+    return watch.drain()
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (with_eps, "1e-09 in add is zero in fp16"),
+        (with_limit, "1e-12 in clamp is zero in fp16"),
+        (of_zeros, "% of the results of _softmax are zero in the arm alone"),
+        (beyond, "-1e+09 is beyond the largest number of fp16"),
+        (by_size, None),
+    ],
+)
+def test_reasons_in_fp16(function: Callable[[Tensor], Tensor], text: str | None) -> None:
+    """A number that fp16 lacks comes before zeros that were made; a value that grew has no other reason."""
+    events = seen(function, torch.float16).events
+    (first,) = [at for at, event in enumerate(events) if event.row[255]][:1]
+    reason = reason_of(events, first)
+    assert (reason is None) == (text is None)
+    if reason is not None and text is not None:
+        assert text in reason.text
+        assert reason.at is None
+
+
+def test_numbers_that_bf16_has_are_no_reason() -> None:
+    """Its range is that of fp32: the eps is added."""
+    assert all(event.number == 0 for event in seen(with_eps, torch.bfloat16).events)
+
+
+def test_a_reason_on_another_line_says_where() -> None:
+    """The place that made the zeros is named with its line, and is the first to look at."""
+
+    def function(x: Tensor) -> Tensor:
+        p = torch.softmax(x * torch.arange(4.0).half() * 10, -1)
+        return torch.log(p)
+
+    events = seen(function, torch.float16).events
+    reason = reason_of(events, len(events) - 1)
+    assert reason is not None
+    assert reason.at is not None
+    assert events[reason.at].key[1] == "_softmax"
+    assert "test_reasons.py:" in reason.text
