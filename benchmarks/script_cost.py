@@ -1,20 +1,21 @@
 """What recording a script's steps costs: the record of `ampcompare run -- SCRIPT`, switched on and off in one process.
 
-    python benchmarks/script_cost.py [--processes 5] [--arms fp32,native:bf16] [--out docs/benchmarks/script_cost]
+    python benchmarks/script_cost.py [--processes 3] [--arms fp32,native:bf16] [--out docs/benchmarks/script_cost]
 
 Each process trains a script for Apex behind one arm, in blocks of steps, on the CPU clock of the process with one
 thread: without a record, without it again (A/A, the noise floor), with it (losses, steps, scalars, files, and the
 writing of the rows), and the loop written by hand for the same format, in random order. Each block makes its own model,
-optimizer and arm, so that no tensor keeps its place in memory; this, the first five steps, in which batches
-are hashed, and the end lie outside the time. A ratio is taken within a round; a row is the median of the processes'
-medians, and the range next to it is over processes. What stays in a block without a record is the audit hook that notes
-files, which Python cannot remove: 0.1 us for each call of `id`, about twenty of which are in a step.
+optimizer and arm, so that no tensor keeps its place in memory; this, the first five steps, in which batches are hashed,
+and the end lie outside the time. A ratio is taken within a round; a row is the median over the rounds of all processes,
+with its 95 % interval. What stays in a block without a record is the audit hook that notes files, which Python cannot
+remove: 0.1 us for each call of `id`, about twenty of which are in a step.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -46,8 +47,8 @@ from ampcompare.legacy.settings import ExecSettings
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
 
-BLOCK = {"tiny": 100, "deep": 60, "medium": 40}
-ROUNDS = {"tiny": 100, "deep": 50, "medium": 20}
+BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
+ROUNDS = {"tiny": 50, "deep": 50, "medium": 30}
 FIRST_STEPS = 5
 KINDS = ("without", "a/a", "recorded", "by hand")
 GOAL = 1.02  # of a record, on the medium model
@@ -84,7 +85,7 @@ def seconds_per_step(step: Step, steps: int, finish: Step) -> float:
 
 
 def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
-    """Return the median time of a step without a record, in microseconds, and the medians of the paired ratios."""
+    """Return the median time of a step without a record, in microseconds, and the paired ratios of all rounds."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     install()
@@ -108,12 +109,19 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     rounds = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
     return {
         "without_microseconds": statistics.median(seconds["without"]) * 1e6,
-        "ratios": {kind: statistics.median(one[kind] / one["without"] for one in rounds) for kind in KINDS},
+        "ratios": {kind: [one[kind] / one["without"] for one in rounds] for kind in KINDS[1:]},
     }
 
 
+def interval_of_median(ordered: list[float]) -> tuple[float, float]:
+    """Return the order statistics that enclose the median of their distribution in 95 % of samples, about."""
+    reach = 0.98 * math.sqrt(len(ordered))
+    first, last = math.floor(len(ordered) / 2 - reach), math.ceil(len(ordered) / 2 + reach) - 1
+    return ordered[max(first, 0)], ordered[min(last, len(ordered) - 1)]
+
+
 @click.command()
-@click.option("--processes", default=5, show_default=True, help="fresh processes per row")
+@click.option("--processes", default=3, show_default=True, help="fresh processes per row")
 @click.option("--models", default="tiny,medium", show_default=True)
 @click.option("--arms", default="fp32,native:bf16", show_default=True, help="of those that have a loop by hand")
 @click.option("--out", default=None, help="write OUT.md and OUT.json")
@@ -131,13 +139,13 @@ def main(processes: int, models: str, arms: str, out: str | None, child: str | N
             data.append({"model": name, "arm": arm, "processes": found})
             base = statistics.median(one["without_microseconds"] for one in found)
             for kind in KINDS[1:]:
-                medians = [one["ratios"][kind] for one in found]
-                middle = statistics.median(medians)
+                ratios = sorted(ratio for one in found for ratio in one["ratios"][kind])
+                middle = statistics.median(ratios)
+                low, high = interval_of_median(ratios)
                 goal = f"{GOAL}" if (name, kind) == ("medium", "recorded") else ""
-                extent = f"{min(medians):.3f}-{max(medians):.3f}"
                 more = f"{(middle - 1) * base:+.0f}"
-                rows.append([name, arm, kind, f"{base:.0f}", f"{middle:.3f}", extent, goal, more])
-    headers = ["model", "arm", "row", "us without", "x without", "over processes", "goal", "us more"]
+                rows.append([name, arm, kind, f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", goal, more])
+    headers = ["model", "arm", "row", "us without", "x without", "95 %", "goal", "us more"]
     table = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
     click.echo(table)
     if out is not None:

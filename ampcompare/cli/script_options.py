@@ -104,14 +104,18 @@ def show_metrics(config: RunConfig) -> int:
     """Print what metrics a script shows, each with the option to paste, and return the exit code."""
     from tabulate import tabulate
 
-    from ampcompare.launch.script.listing import list_metrics
+    from ampcompare.launch.script.listing import list_metrics, script_steps
 
     seen, error = list_metrics(config)
     rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in seen]
     if rows:
         click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
     else:
-        click.echo("the script showed no number that looks like a metric; its training loss is always there")
+        steps = script_steps(config)
+        click.echo(
+            f"the script showed no number that looks like a metric in {steps} steps; its training loss is always "
+            f"there. If it shows one at the end of an epoch, let it run longer: --max-steps {10 * steps}"
+        )
     if error is not None:
         click.echo(f"ampcompare: {error}", err=True)
     return 0 if error is None else 3

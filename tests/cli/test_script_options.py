@@ -134,3 +134,22 @@ def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
         assert code("fp32,native:fp16", "--fail-on", gate) == 1
     assert code("fp32,native:fp16", "--fail-on", "diverged>0") == 0
     assert call("compare", "--arm", "native:fp16", "-o", str(tmp_path / "out"), "--", str(script)).code == 2
+
+
+LATE = SCRIPT.replace("range(6)", "range(30)").replace(
+    '    print("loss", loss.item())', '    if step == 24:\n        print("Acc@1 91.5")'
+)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [((), "no number that looks like a metric in 20 steps"), (("--max-steps", "26"), "--metric 'Acc@1:max=")],
+)
+def test_metrics_of_a_script_are_listed(options: tuple[str, ...], shown: str, call: Any, script: str) -> None:
+    """A figure that comes late is seen where the script runs longer, and else it is said how to let it."""
+    Path(script).write_text(LATE.replace("{seed}", "0"), encoding="utf-8")
+    done = call("compare", "--arm", "fp32", "--list-metrics", *options, "--", script)
+    assert done.code == 0, done.err
+    assert shown in done.out
+    assert options or "--max-steps 200" in done.out

@@ -15,7 +15,7 @@ from ampcompare.launch.script.launcher import ScriptLauncher
 from ampcompare.launch.script.rows import read_rows
 from ampcompare.settings.config import RunConfig
 
-__all__ = ["SeenMetric", "list_metrics"]
+__all__ = ["SeenMetric", "list_metrics", "script_steps"]
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -45,7 +45,7 @@ class SeenMetric:
 def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
     """Run the script of a configuration for some steps, and return what it showed, and the error that ended it."""
     assert config.script is not None
-    script = config.script.model_copy(update={"metrics": (), "max_steps": config.script.max_steps or BRIEFLY})
+    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
     brief = config.model_copy(update={"script": script})
     with tempfile.TemporaryDirectory() as name, ScriptLauncher() as launcher:
         folder = Path(name)
@@ -57,6 +57,12 @@ def list_metrics(config: RunConfig) -> tuple[list[SeenMetric], str | None]:
         ]
         seen += _printed(last_lines(folder / "log.txt", MAX_LINES))
     return seen, record.error
+
+
+def script_steps(config: RunConfig) -> int:
+    """Return the number of steps after which `list_metrics` ends the script."""
+    assert config.script is not None
+    return config.script.max_steps or BRIEFLY
 
 
 def _printed(lines: list[str]) -> Iterator[SeenMetric]:
