@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+
+from ampcompare.source.find import find_sources
 
 __all__ = ["ALONE", "Around", "look_around"]
 
@@ -21,6 +24,7 @@ NEEDS = re.compile(
 )
 STEPS = re.compile(r"\.step\(")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
+TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # beside the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
 
 
@@ -30,11 +34,16 @@ class Around:
 
     Attributes:
         across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
-        steps: whether all modules that import it and step something use Apex, so that their steps are rewritten.
+        path: of the module; None if it is text alone.
     """
 
     across: bool = False
-    steps: bool = False
+    path: Path | None = None
+
+    @cached_property
+    def steps(self) -> bool:
+        """Whether modules import it and step something, and all that do use Apex, so that their steps are rewritten."""
+        return self.path is not None and _is_stepped(self.path)
 
 
 ALONE = Around()
@@ -42,9 +51,7 @@ ALONE = Around()
 
 def look_around(path: Path, text: str) -> Around:
     """Return what the files around a module have to do with it."""
-    if INITIALIZES.search(text) is not None:
-        return Around(across=_trains_elsewhere(path, text))
-    return Around(steps=SCALES.search(text) is not None and _is_stepped(path))
+    return Around(INITIALIZES.search(text) is not None and _trains_elsewhere(path, text), path)
 
 
 def _trains_elsewhere(path: Path, text: str) -> bool:
@@ -69,8 +76,11 @@ def _is_stepped(path: Path) -> bool:
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent
+    if top == path.parent and not any((top / name).exists() for name in TOP):
+        top = top.parent
     found = False
-    for other in islice(sorted(top.rglob("*.py")), WIDTH):
+    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
+    for other in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]):
         if other == path or path.stem not in (content := _text(other)) or STEPS.search(content) is None:
             continue
         if path in _imported(other, content):
