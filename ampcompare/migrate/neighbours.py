@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def _is_stepped(path: Path) -> bool:
 
 def _imported(path: Path, text: str) -> Iterator[Path]:
     """Yield the files around a module that it imports."""
+    held: dict[Path, set[str]] = {}  # a look at a folder is cheaper than one at each name
     for match in IMPORT.finditer(text):
         name = match.group(1) or match.group(3)
         parts = [part for part in name.split(".") if part]
@@ -99,6 +101,10 @@ def _imported(path: Path, text: str) -> Iterator[Path]:
         if name.startswith(".") and len(name) - len(name.lstrip(".")) <= len(folders):
             folders = [folders[len(name) - len(name.lstrip(".")) - 1]]
         for folder in folders:
+            if folder not in held:
+                held[folder] = _names(folder)
+            if parts and not held[folder] & {parts[0], f"{parts[0]}.py"}:
+                continue
             found = list(_modules(folder.joinpath(*parts), match.group(2)))
             yield from (each for each in found if each != path)
             if found:
@@ -113,6 +119,13 @@ def _modules(place: Path, names: str | None) -> Iterator[Path]:
     for name in re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", names or ""):
         if (module := place / f"{name}.py").is_file():
             yield module
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
 
 
 def _text(path: Path) -> str:
