@@ -25,7 +25,7 @@ NEEDS = re.compile(
 )
 STEPS = re.compile(r"\.step\(")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
-TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # beside the topmost scripts
+TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
 
 
