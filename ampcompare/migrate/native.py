@@ -24,6 +24,8 @@ def check_native(tree: Tree, names: Names, sites: Sites) -> bool:
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(tree, step):
             raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
+    if "autocast" not in tree.text and "GradScaler" not in tree.text:
+        return False
     found = [node for node in tree.nodes if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node)]
     used = [node for node in found if not _is_dead(tree, node)]
     apart = bool(not sites.backwards and not sites.masters and sites.initializes)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+
+from ampcompare.source.find import find_sources
 
 __all__ = ["ALONE", "Around", "look_around"]
 
@@ -21,6 +25,7 @@ NEEDS = re.compile(
 )
 STEPS = re.compile(r"\.step\(")
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
+TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
 WIDTH = 2000  # files below a folder that are looked at
 
 
@@ -30,11 +35,16 @@ class Around:
 
     Attributes:
         across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
-        steps: whether all modules that import it and step something use Apex, so that their steps are rewritten.
+        path: of the module; None if it is text alone.
     """
 
     across: bool = False
-    steps: bool = False
+    path: Path | None = None
+
+    @cached_property
+    def steps(self) -> bool:
+        """Whether modules import it and step something, and all that do use Apex, so that their steps are rewritten."""
+        return self.path is not None and _is_stepped(self.path)
 
 
 ALONE = Around()
@@ -42,9 +52,7 @@ ALONE = Around()
 
 def look_around(path: Path, text: str) -> Around:
     """Return what the files around a module have to do with it."""
-    if INITIALIZES.search(text) is not None:
-        return Around(across=_trains_elsewhere(path, text))
-    return Around(steps=SCALES.search(text) is not None and _is_stepped(path))
+    return Around(INITIALIZES.search(text) is not None and _trains_elsewhere(path, text), path)
 
 
 def _trains_elsewhere(path: Path, text: str) -> bool:
@@ -69,8 +77,11 @@ def _is_stepped(path: Path) -> bool:
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent
+    if top == path.parent and not any((top / name).exists() for name in TOP):
+        top = top.parent
     found = False
-    for other in islice(sorted(top.rglob("*.py")), WIDTH):
+    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
+    for other in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]):
         if other == path or path.stem not in (content := _text(other)) or STEPS.search(content) is None:
             continue
         if path in _imported(other, content):
@@ -82,6 +93,7 @@ def _is_stepped(path: Path) -> bool:
 
 def _imported(path: Path, text: str) -> Iterator[Path]:
     """Yield the files around a module that it imports."""
+    held: dict[Path, set[str]] = {}  # a look at a folder is cheaper than one at each name
     for match in IMPORT.finditer(text):
         name = match.group(1) or match.group(3)
         parts = [part for part in name.split(".") if part]
@@ -89,6 +101,10 @@ def _imported(path: Path, text: str) -> Iterator[Path]:
         if name.startswith(".") and len(name) - len(name.lstrip(".")) <= len(folders):
             folders = [folders[len(name) - len(name.lstrip(".")) - 1]]
         for folder in folders:
+            if folder not in held:
+                held[folder] = _names(folder)
+            if parts and not held[folder] & {parts[0], f"{parts[0]}.py"}:
+                continue
             found = list(_modules(folder.joinpath(*parts), match.group(2)))
             yield from (each for each in found if each != path)
             if found:
@@ -103,6 +119,13 @@ def _modules(place: Path, names: str | None) -> Iterator[Path]:
     for name in re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", names or ""):
         if (module := place / f"{name}.py").is_file():
             yield module
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
 
 
 def _text(path: Path) -> str:
