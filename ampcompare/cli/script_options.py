@@ -50,10 +50,11 @@ def script_options(function: Function) -> Function:
         option(
             "--metric",
             multiple=True,
-            metavar="NAME[:max|min]=REGEX",
+            metavar="NAME[:WORD...][=REGEX]",
             group=SCRIPT,
-            help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; the first is "
-            "that of the verdicts; repeat it  [default: its training loss]",
+            help="with -- SCRIPT: a figure that it prints, as in 'top1:max=Acc@1 ([\\d.]+)', or logs; "
+            "words are max, min, last, best, first and points, which compares differences; the first metric is that of "
+            "the verdicts; repeat it  [default: its training loss]",
         ),
         option("--list-metrics", is_flag=True, group=SCRIPT, help="with -- SCRIPT: run it briefly, list what it shows"),
         option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed on as FLAG SEED"),
