@@ -187,6 +187,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+
+
 @pytest.fixture(scope="session")
 def forked_python() -> Iterator[Any]:
     """Python with torch loaded, forked for each command line: a `ForkedPython`."""

@@ -35,9 +35,7 @@ NATIVE_MISTAKES = {
         import pytest
         pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
         from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)
         precision = "fp16"  # wrong
         precision = "bf16"  # right
         accelerator = Accelerator(mixed_precision=precision, cpu=True)  # here

@@ -262,9 +262,7 @@ RECIPES = {
         import pytest
         pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
         from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = Accelerator(mixed_precision="fp16", cpu=True)
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.float16):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,17 +19,6 @@ def closed_amp_session() -> Iterator[None]:
     from ampcompare.apex.amp import _amp_state
 
     _amp_state.close()
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerator() -> Iterator[None]:
-    """Let each test make an `Accelerator` of a precision of its own, as each run does in its own process."""
-    yield
-    if sys.modules.get("accelerate") is not None:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 @pytest.fixture

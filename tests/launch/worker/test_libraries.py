@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,9 @@ TWINS = {
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    """Leave no `Accelerator` and no amp session behind: a run has a process of its own, tests share one."""
+    """Leave no amp session behind: a run has a process of its own, tests share one."""
     yield
     _amp_state.close()
-    if sys.modules.get("accelerate") is not None:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
 
 
 @pytest.fixture
