@@ -22,11 +22,11 @@ def training_children(folder: Path) -> list[ScriptRows]:
 def of_training_process(folder: Path) -> ScriptRows:
     """Return the rows that stand for a cell: those of its process, or of rank 0 of the processes that it has started.
 
-    They do where the first process made no step, and the others are all ranks of one process group, with as many
-    steps each, or a single one.
+    They do where the first process made no step and raised no error, and the others are all ranks of one process group,
+    with as many steps each, or a single one. An error ends the others at any step, so that their rows say nothing.
     """
     rows = read_rows(folder / RECORD)
-    if rows.steps:
+    if rows.steps or (rows.ended or {}).get("error"):
         return rows
     children = training_children(folder)
     if not children or not _is_group(children):
