@@ -137,7 +137,8 @@ def command(
 
 def _files_in(folder: Path) -> str:
     """Return the newest checkpoints below a folder, to choose from."""
-    newest = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
+    found = [path for form in ("*.pt", "*.dcp") for path in folder.rglob(form) if path.parent.suffix != ".dcp"]
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:3]
     return f"; choose one of it, such as {', '.join(map(str, newest))}" if newest else "; it holds none (*.pt)"
 
 

@@ -147,6 +147,9 @@ def test_what_is_damaged_is_passed_over(damage: Callable[[Path], None], message:
     assert found is not None
     assert found.path.name == "step-00000003.dcp"
     assert len(found.notes) == 1
+    if (newest / "state.pt").exists():
+        with pytest.raises(CheckpointError, match="one file of a checkpoint in shards; name its folder"):
+            find_checkpoint(str(newest / "state.pt"), tmp_path)
     with pytest.raises(CheckpointError, match=message) as raised:
         find_checkpoint(str(newest), tmp_path)
     assert "\n" not in str(raised.value)

@@ -55,7 +55,10 @@ def read_saved(path: Path, *, device: torch.device | str = "cpu") -> dict[str, A
         CheckpointError: as for `read_checkpoint`; or a file of the folder is missing, damaged or of another save.
     """
     if not is_sharded_folder(path):
-        return read_checkpoint(path, device=device)
+        state = read_checkpoint(path, device=device)
+        if FILES in state:
+            raise CheckpointError(f"{path} is one file of a checkpoint in shards; name its folder, {path.parent}")
+        return state
     state = read_checkpoint(path / STATE_FILE)
     if FILES not in state:
         raise CheckpointError(f"{path / STATE_FILE} does not name the files with its shards; take another checkpoint")

@@ -61,12 +61,14 @@ def write_shards(
 
 def _written(folder: Path, shards: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
     """Write the parts of all ranks; return what stands for each tensor in the state, by its key."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     try:
-        metadata: Any = dcp.save(dict(shards), storage_writer=dcp.FileSystemWriter(folder))
-    except dcp.CheckpointException as error:  # raised on every rank
+        metadata: Any = save(dict(shards), storage_writer=FileSystemWriter(folder))
+    except CheckpointException as error:  # raised on every rank
         rank, (reason, _) = next(iter(error.failures.items()))
         text = getattr(reason, "strerror", None) or " ".join(str(reason).split())[:200]
         raise EnvironmentUnfit(
