@@ -204,7 +204,7 @@ RECIPE = Name("NAME|FILE", _recipes)
 FILE = Place("FILE")
 FOLDER = Place("DIR", is_folder=True)
 CHECKPOINT = Place("auto|PATH")
-DEVICE = Name("auto|cpu|cuda[:N]|mps|xpu[:N]", lambda: ("auto", "cpu", "cuda", "mps", "xpu"))
+DEVICE = Name("DEVICE", lambda: ("auto", "cpu", "cuda", "mps", "xpu"))
 FLAG = Choice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )

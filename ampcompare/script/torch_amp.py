@@ -113,9 +113,8 @@ class TorchAmp:
             if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
                 raise UnsupportedCombination(
                     here(
-                        f"the script uses torch.amp, and {self._arm} is only there for scripts with apex.amp, as are "
-                        "O4 and all levels of the real Apex; compare another arm, or put these two lines into it "
-                        f"instead: {LINES}"
+                        f"the script uses torch.amp, and {self._arm} is only there for scripts with apex.amp; compare "
+                        f"another arm, or put these two lines into it instead: {LINES}"
                     )
                 )
             self.used = True

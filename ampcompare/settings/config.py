@@ -36,7 +36,7 @@ class RunConfig(Frozen):
         "auto",
         description="what starts the processes; auto: a fork for one, torchrun for several",
     )
-    device: str = Field("auto", description="where to train; auto: a GPU if there is one")
+    device: str = Field("auto", description="where to train: auto (a GPU if there is one), cpu, cuda[:N], mps, xpu[:N]")
     cpu_half: Literal["auto", "emulated", "native"] = Field(
         "auto",
         description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "

@@ -135,7 +135,7 @@ def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) ->
 
 def test_a_script_that_the_arm_cannot_train(diagnose: Callable[..., Any]) -> None:
     """The reason is that of the arm, with the line of the script."""
-    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, and O4 is only"):
+    with pytest.raises(ConfigError, match=r"train.py:\d+: the script uses torch.amp, and apex:O4 is only"):
         diagnose(TORCH.replace("FACTOR", "1"), "apex:O4", steps=1)
 
 
