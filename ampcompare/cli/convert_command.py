@@ -75,8 +75,10 @@ def command(
     Lightning. OUT has the layout of IN, with the other kind of loss scaler, and reports what cannot be converted.
     No code in IN is executed without --unsafe-load.
     """
-    if source.is_dir():
+    if source.is_dir() and source.suffix != ".dcp":
         raise ConfigError(f"{source} is a folder, and a checkpoint is a file{_files_in(source)}")
+    if source.is_dir() and inspect:
+        raise ConfigError(f"{source} is a folder of shards, which --inspect does not join; give OUT and --to instead")
     if inspect:
         if target is not None or to is not None:
             raise click.UsageError("--inspect writes nothing: leave out OUT and --to")
@@ -135,7 +137,8 @@ def command(
 
 def _files_in(folder: Path) -> str:
     """Return the newest checkpoints below a folder, to choose from."""
-    newest = sorted(folder.rglob("*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)[:3]
+    found = [path for form in ("*.pt", "*.dcp") for path in folder.rglob(form) if path.parent.suffix != ".dcp"]
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:3]
     return f"; choose one of it, such as {', '.join(map(str, newest))}" if newest else "; it holds none (*.pt)"
 
 

@@ -72,7 +72,8 @@ def _train(
 ) -> RunRecord:
     values = config.model_dump()
     values["drain_every"] = 1
-    values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, **saving}
+    form = config.saving.format
+    values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, "format": form, **saving}
     config = validated(RunConfig, values)
     observer.begin(config, number, 3)
     record = launcher.launch(config, folder, partial(observer.progress, number))

@@ -125,6 +125,27 @@ class RunConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _format_fits(self) -> RunConfig:
+        saving = self.saving
+        if saving.format == "file":
+            return self
+        if self.parallel.kind != "fsdp":
+            raise ValueError(
+                f"checkpoint format {saving.format} writes the shards of parallel kind fsdp, and the kind is "
+                f"{self.parallel.kind}; use format file, or parallel kind fsdp"
+            )
+        for setting, given in {
+            "in_background writes from a copy on rank 0": saving.in_background,
+            "apex_layout writes whole weights": saving.apex_layout,
+            "weights_format safetensors writes whole weights": saving.weights_format != "checkpoint",
+        }.items():
+            if given:
+                raise ValueError(
+                    f"{setting}, and checkpoint format {saving.format} gathers none; leave one of the two out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _kernels_are_chosen_once(self) -> RunConfig:
         if self.deterministic and self.recipe.cudnn_benchmark:
             raise ValueError(

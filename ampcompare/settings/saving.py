@@ -18,6 +18,9 @@ class SavingConfig(Frozen):
     every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
     keep_last: PositiveInt = Field(2, description="checkpoints kept besides the best one")
     in_background: bool = Field(False, description="write from a snapshot while training continues")
+    format: Literal["file", "sharded"] = Field(
+        "file", description="sharded, with parallel kind fsdp: a folder into which every rank writes its own shards"
+    )
     apex_layout: bool = Field(False, description="also write what a legacy Apex script would save")
     weights_format: Literal["checkpoint", "safetensors"] = Field(
         "checkpoint", description="safetensors: also write the weights alone to a file next to it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ def configuration(
     task: str = "classification",
     evaluated_in: str = "",
     width: int | None = None,
+    saving: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Six updates in two epochs with accumulation and clipping, and 17 samples to evaluate, 9 and 8 on two ranks."""
     recipe = {
@@ -75,7 +76,7 @@ def configuration(
     }
     parallel = {} if kind is None else {"kind": kind}
     values = {"recipe": recipe, "arm": arm, "processes": processes, "parallel": parallel, "drain_every": 1}
-    values["eval_precision"] = evaluated_in
+    values |= {"eval_precision": evaluated_in, "saving": saving or {}}
     return RunConfig.model_validate(values)
 
 
@@ -87,7 +88,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     parallel = make_parallel(config.parallel, CPU)
     state = None if found is None else found.state
     assembly = assemble(config.recipe, make_task(config.recipe), precision, parallel, CPU, ranks=ranks, state=state)
-    saver = None if folder is None else Saver(Path(folder), config.saving)
+    saver = None if folder is None else Saver(Path(folder), config.saving, ranks=ranks)
     session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
     session.stateful["tally"] = tally = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
     if found is not None:

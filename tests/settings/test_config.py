@@ -118,6 +118,7 @@ OTHER_VALUES: dict[str, Any] = {
     "parallel.sync_bn": "apex",
     "parallel.backend": "gloo",
     "launcher": "spawn",
+    "saving.format": "sharded",
     "saving.weights_format": "safetensors",
     "saving.resume": "auto",
 }
@@ -127,6 +128,7 @@ KINDS = {
     "parallel.bucket_cap_mb": "ddp",
     "parallel.delay_allreduce": "apex-ddp",
     "parallel.find_unused_parameters": "ddp",
+    "saving.format": "fsdp",
 }
 
 
@@ -153,7 +155,7 @@ def test_any_setting_makes_another_cell(place: str) -> None:
     values, before = _nested(place, CHANGES[place]), {}
     if place in KINDS:
         before = _nested("parallel.kind", KINDS[place])
-        values["parallel"]["kind"] = KINDS[place]
+        values.setdefault("parallel", {})["kind"] = KINDS[place]
     changed = validated(RunConfig, values).digest() != validated(RunConfig, before).digest()
     assert changed != (place.partition(".")[0] in NON_NUMERIC_SETTINGS)
 

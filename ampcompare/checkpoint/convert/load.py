@@ -22,8 +22,8 @@ from ampcompare.checkpoint.convert.fp32_weights import (
 from ampcompare.checkpoint.convert.scalers import apex_state_of
 from ampcompare.checkpoint.reader.foreign import explained, open_foreign
 from ampcompare.checkpoint.reader.placeholders import DATA_ONLY
-from ampcompare.checkpoint.store.file import read_checkpoint
 from ampcompare.checkpoint.store.layout import one_or_list
+from ampcompare.checkpoint.store.sharded import is_sharded_folder, read_saved
 from ampcompare.errors import CheckpointError
 from ampcompare.formatting import printable
 
@@ -45,9 +45,11 @@ def load_any(path: Path, *, trust: bool = False) -> tuple[dict[str, Any], list[s
     Raises:
         CheckpointError: it cannot be read, or holds objects and is not trusted; the message lists them.
     """
+    if is_sharded_folder(path):
+        return read_saved(path), []
     contents = open_foreign(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
-        return read_checkpoint(path), []
+        return read_saved(path), []
     if not contents.needs_trust:
         state, left_out = contents.plain()
     elif not trust:

@@ -26,7 +26,7 @@ from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
 from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.files.write import write_atomically, write_file
 
-__all__ = ["read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
+__all__ = ["moved", "read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
 
 LOCAL_HEADER_SIZE = 30
 CHUNK = 1 << 20
@@ -135,7 +135,7 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
         raise CheckpointError(
             f"{path} has schema {state['schema']}, and this version reads up to {SCHEMA}; upgrade ampcompare"
         )
-    return state if torch.device(device).type == "cpu" else _moved(state, torch.device(device))
+    return state if torch.device(device).type == "cpu" else moved(state, torch.device(device))
 
 
 def verify_file(path: Path) -> None:
@@ -170,12 +170,13 @@ def _opened(path: Path) -> Iterator[tuple[BufferedReader, int, bytes]]:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from None
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def moved(value: Any, device: torch.device) -> Any:
+    """Return plain data with its tensors on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: _moved(item, device) for key, item in value.items()}
-    return type(value)(_moved(item, device) for item in value) if isinstance(value, list | tuple) else value
+        return {key: moved(item, device) for key, item in value.items()}
+    return type(value)(moved(item, device) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _read_verified(path: Path) -> Contents:

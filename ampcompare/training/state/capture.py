@@ -29,7 +29,12 @@ __all__ = ["rank_states", "restore_rank", "restore_training", "training_state"]
 
 
 def training_state(
-    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], precision: Precision, names: Names
+    models: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    precision: Precision,
+    names: Names,
+    *,
+    whole: bool = True,
 ) -> dict[str, Any]:
     """Return weights, optimizers and loss scales, in the layout of `checkpoint.store.layout`.
 
@@ -38,10 +43,12 @@ def training_state(
     Args:
         models, optimizers: as `Precision.prepare` returned them.
         names: of the parameters that the optimizers held before `prepare`.
+        whole: gather shards; else sharded tensors stay as they are.
     """
+    weights, states = [model.state_dict() for model in models], [optimizer.state_dict() for optimizer in optimizers]
     return {
-        "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
-        "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
+        "model": one_or_list([whole_tree(each) for each in weights] if whole else weights),
+        "optimizer": one_or_list([plain_state(each) for each in states] if whole else states),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),
         "zeroed": [_zeroed(optimizer) for optimizer in optimizers],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.errors import EnvironmentUnfit
+from ampcompare.parallel.ranks import Communicator, SingleProcess
 from ampcompare.settings.saving import SavingConfig
 from ampcompare.training.state.position import Position
 
@@ -31,6 +32,7 @@ class Saver:
         note: receives one line about what went wrong.
         steps: file with a row for each step that a checkpoint counts, flushed before each save; it is synced to disk
             before the checkpoint.
+        ranks: those that write, for checkpoints in shards.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class Saver:
         config: SavingConfig,
         note: Callable[[str], None] = lambda text: None,
         steps: Path | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
         self.note = note
         self.steps = steps
+        self.ranks = ranks or SingleProcess()
         self._saved_at: tuple[int, int, int] | None = None
         self._failure: EnvironmentUnfit | None = None
         self._background: BackgroundFolder | None = None
@@ -69,7 +73,7 @@ class Saver:
         """Save a run at a drain point, unless this position is saved already; every rank calls it.
 
         Args:
-            state: returns what to save; None on ranks that write nothing.
+            state: returns what to save, with shards as they are if these are saved; None on ranks that write nothing.
             best: this is the best evaluation so far.
             last: the run ends here.
 
@@ -105,24 +109,33 @@ class Saver:
             self._note_failure(error)
         self._failure = None
         try:
-            (self._background or self._opened()).save(state, step=step, best=best)
+            if self.config.format == "sharded":
+                from ampcompare.training.state.write_shards import write_shards
+
+                write_shards(self._files(), state, self.ranks, step=step, best=best)
+            else:
+                (self._background or self._opened()).save(state, step=step, best=best)
         except EnvironmentUnfit as error:
             self._failure = error
             self._note_failure(error)
 
     def _note_failure(self, error: EnvironmentUnfit) -> None:
-        self.note(f"not saved: {error}; the next save is another try")
+        if self.ranks.is_first:
+            self.note(f"not saved: {error}; the next save is another try")
 
     def _opened(self) -> CheckpointFolder | BackgroundFolder:
         """Return what writes checkpoints; kept only if it writes in the background."""
+        if not self.config.in_background:
+            return self._files()
         from ampcompare.checkpoint.store.async_folder import BackgroundFolder
+
+        self._background = BackgroundFolder(self._files())
+        return self._background
+
+    def _files(self) -> CheckpointFolder:
         from ampcompare.checkpoint.store.folder import CheckpointFolder
 
-        files = CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_exports, self.steps)
-        if not self.config.in_background:
-            return files
-        self._background = BackgroundFolder(files)
-        return self._background
+        return CheckpointFolder(self.folder, self.config.keep_last, self.note, self._write_exports, self.steps)
 
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
