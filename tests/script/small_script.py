@@ -32,3 +32,18 @@ def two_networks() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     torch.manual_seed(0)
     nets: list[nn.Module] = [nn.Linear(6, 6), nn.Linear(6, 1)]
     return nets, [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
+
+
+def gan_loss(step: int, who: str, number: int, maker: nn.Module, judge: nn.Module, overflow: tuple[int, str]) -> Tensor:
+    """Return a loss of the maker, or one of the judge's.
+
+    Args:
+        number: of the loss in this step, from 0.
+        overflow: step and network whose first loss is infinite.
+    """
+    x, _ = batch(step, number)
+    if who == "maker":
+        loss = judge(maker(x)).float().square().mean()
+    else:
+        loss = (judge(maker(x).detach()).float() - number).square().mean()
+    return loss * (float("inf") if overflow == (step, who) and number == 0 else 1)

@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.precision.factory import make_precision
 from ampcompare.script.amp import ScriptAmp
-from tests.script.small_script import ARMS, batch, network, two_networks
+from tests.script.small_script import ARMS, batch, gan_loss, network, two_networks
 
 pytestmark = pytest.mark.integration  # many trainings, each twice
 
@@ -261,12 +261,7 @@ class Gan:
     overflow: tuple[int, str]
 
     def loss(self, step: int, who: str, number: int, maker: nn.Module, judge: nn.Module) -> Tensor:
-        x, _ = batch(step, number)
-        if who == "maker":
-            loss = judge(maker(x)).float().square().mean()
-        else:
-            loss = (judge(maker(x).detach()).float() - number).square().mean()
-        return loss * (float("inf") if self.overflow == (step, who) and number == 0 else 1)
+        return gan_loss(step, who, number, maker, judge, self.overflow)
 
 
 def gan(program: Gan) -> Iterator[tuple[list[Tensor], Any]]:

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
-from tests.script.small_script import batch, network, two_networks
+from tests.script.small_script import batch, gan_loss, network, two_networks
 
 SCALED = ("apex:O2", "half:master_weights,bn_fp32,loss_scale=dynamic,init_scale=1024,growth_interval=2")
 ARMS = (
@@ -226,12 +226,7 @@ class Gan:
     overflow: tuple[int, str]
 
     def loss(self, step: int, who: str, number: int, maker: nn.Module, judge: nn.Module) -> Tensor:
-        x, _ = batch(step, number)
-        if who == "maker":
-            loss = judge(maker(x)).float().square().mean()
-        else:
-            loss = (judge(maker(x).detach()).float() - number).square().mean()
-        return loss * (float("inf") if self.overflow == (step, who) and number == 0 else 1)
+        return gan_loss(step, who, number, maker, judge, self.overflow)
 
     def turns(self) -> Iterator[tuple[int, str, int]]:
         """Yield step, network and number of losses of each turn."""
