@@ -44,7 +44,7 @@ EXTRAS = {
 
 setup(
     name="ampcompare",
-    version=runpy.run_path(str(ROOT / "ampcompare" / "version.py"))["__version__"],
+    version=runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))["__version__"],
     description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
     # An image build may bring setup.py alone, to cache the layer with the dependencies.
     long_description=README.read_text(encoding="utf-8") if README.is_file() else "",

@@ -6,11 +6,11 @@ The public names below are imported when first used: `import ampcompare` itself 
 from __future__ import annotations
 
 # Before anything is imported whose place a file of the user could take.
-import ampcompare.environment.first_path  # noqa: F401  # isort: skip
+import ampcompare.base.environment.first_path  # noqa: F401  # isort: skip
 
 import importlib
 
-from ampcompare.version import __version__
+from ampcompare.base.version import __version__
 
 TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take most of the time of this file
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
         run,
     )
     from ampcompare.backends.arm import Arm
-    from ampcompare.metric_log import log_metric
     from ampcompare.precision.base import Precision, StepOutcome
     from ampcompare.precision.factory import make_precision
     from ampcompare.records.callback import Callback, CellInfo
     from ampcompare.records.run import RunRecord
     from ampcompare.records.step import StepRecord
+    from ampcompare.script.metric_log import log_metric
     from ampcompare.settings.config import RunConfig
     from ampcompare.settings.recipe import Recipe
 
@@ -75,7 +75,7 @@ _HOMES = {
     "examine_machine": "ampcompare.api",
     "explain_arm": "ampcompare.api",
     "judge_table": "ampcompare.api",
-    "log_metric": "ampcompare.metric_log",
+    "log_metric": "ampcompare.script.metric_log",
     "make_precision": "ampcompare.precision.factory",
     "reproduce_claims": "ampcompare.api",
     "run": "ampcompare.api",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from ampcompare.files.read import FileFault
+from ampcompare.base.files.read import FileFault
 from ampcompare.lint.check import is_of_interest
 from ampcompare.lint.run import lint_files
 from ampcompare.lint.selection import Selection

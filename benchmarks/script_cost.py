@@ -41,9 +41,9 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
-from ampcompare.legacy.record.recorder import Recorder, header
-from ampcompare.legacy.record.rows import Rows
-from ampcompare.legacy.settings import ExecSettings
+from ampcompare.script.legacy.record.recorder import Recorder, header
+from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
 

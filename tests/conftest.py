@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
-PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor", "launch", "legacy")
+PROCESS_ROOMS = ("benchmarks", "cli", "distributed", "docker", "docs", "doctor", "launch", "script/legacy")
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
@@ -109,7 +109,7 @@ _unit_test: list[str] = []  # the test that runs
 @functools.cache
 def _starts_processes(path: Path) -> bool:
     """Return whether the tests of a file are about processes, by its room or its words."""
-    in_room = path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in PROCESS_ROOMS
+    in_room = any(path.is_relative_to(TESTS / room) for room in PROCESS_ROOMS)
     return in_room or STARTS_PROCESSES.search(path.read_text(encoding="utf-8")) is not None
 
 
@@ -220,7 +220,7 @@ def forking(forked_python: Any) -> types.SimpleNamespace:
 @pytest.fixture
 def forked_children(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `call_in_child` fork its children from a process that has torch loaded."""
-    monkeypatch.setattr("ampcompare.isolate.call.subprocess", forking)
+    monkeypatch.setattr("ampcompare.base.isolate.call.subprocess", forking)
 
 
 @pytest.fixture

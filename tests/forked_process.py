@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 SERVER = Path(__file__).with_name("fork_server.py")
-STARTERS = str(SERVER.parent.parent / "ampcompare" / "isolate") + os.sep
+STARTERS = str(SERVER.parent.parent / "ampcompare" / "base" / "isolate") + os.sep
 
 
 def forkable(command: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal, cast, get_args
 
 from ampcompare.analysis.margins import MarginRule, parse_margin
 from ampcompare.analysis.statistics import Margin
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import LOSS_MARGIN
 

@@ -22,8 +22,8 @@ from ampcompare.analysis.quantities import (
     seconds_of,
 )
 from ampcompare.analysis.table_columns import Columns, TableOptions, find_columns
-from ampcompare.errors import RecordError
-from ampcompare.files.read import read_text
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import read_text
 from ampcompare.records.metric import Metric
 
 __all__ = ["MAX_BYTES", "ResultsTable", "Run", "read_table", "read_table_file", "same_words"]

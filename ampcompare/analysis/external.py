@@ -28,7 +28,7 @@ from ampcompare.analysis.table_groups import (
     reference_in,
     reference_of,
 )
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.records.metric import Metric
 

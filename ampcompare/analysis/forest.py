@@ -13,7 +13,7 @@ from ampcompare.analysis.pooled_effects import pool
 from ampcompare.analysis.scores import has_score, metric_of, spread_floor
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, decide, interval
 from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of, step_times
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric

@@ -18,7 +18,7 @@ from ampcompare.analysis.pairs import conditional, conditional_on, counterparts,
 from ampcompare.analysis.scores import value_of
 from ampcompare.analysis.step_time import step_times, time_verdicts
 from ampcompare.analysis.time_validity import invalid_reason
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.run import RunRecord

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ampcompare.analysis.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.metric import TOP1, Metric
 
 __all__ = ["AccuracyMargin", "MarginRule", "check_margin", "margin_error", "parse_margin", "resolve_margin"]

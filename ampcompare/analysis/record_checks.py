@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, read_json
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.records.document import record_checksum
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.loss_tail import loss_tail

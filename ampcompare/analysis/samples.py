@@ -13,7 +13,7 @@ from ampcompare.analysis.crossed_effects import mean_squares, new_samples_error,
 from ampcompare.analysis.pairs import Pair
 from ampcompare.analysis.scores import metric_of, spread_floor
 from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, Verdict, interval
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.records.comparison import ArmSummary, ModelPair, SampleComparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.per_sample import unpack_samples

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from ampcompare.analysis.statistics import float_spread, min_resolvable_spread
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunRecord
 

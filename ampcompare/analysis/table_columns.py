@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ampcompare.analysis.metrics import ACCURACY, Better, is_measurement, known_metric
 from ampcompare.analysis.quantities import UNITS
-from ampcompare.errors import ConfigError, RecordError
+from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.records.metric import MAX_NAME, Metric
 
 __all__ = ["Columns", "TableOptions", "find_columns"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.csv_table import Run, same_words
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["Group", "crossed", "differences", "divergence", "make_groups", "reference_in", "reference_of"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import LaunchOptions, to_seconds
 from ampcompare.experiment.sources import SettingsRequest

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampcompare.api.arguments import optional_path, wait_seconds
-from ampcompare.claims.reproduce import Reproduction
-from ampcompare.claims.study import StudyOptions, run_study
+from ampcompare.experiment.claims.reproduce import Reproduction
+from ampcompare.experiment.claims.study import StudyOptions, run_study
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import to_seconds
 

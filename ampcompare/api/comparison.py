@@ -15,7 +15,7 @@ from ampcompare.api.arguments import (
     wait_seconds,
     with_script,
 )
-from ampcompare.errors import GateFailed
+from ampcompare.base.errors import GateFailed
 from ampcompare.experiment.compare import run_comparison
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer

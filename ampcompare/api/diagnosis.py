@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ampcompare.api.arguments import settings_request, with_script
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.diagnose import DiagnoseOptions
 from ampcompare.experiment.diagnose import diagnose as _diagnose
 from ampcompare.experiment.preflight import check_cells

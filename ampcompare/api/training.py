@@ -14,7 +14,7 @@ from ampcompare.api.arguments import (
     wait_seconds,
     with_script,
 )
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.options import LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import run_single

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from ampcompare.environment.cuda import torch_build
+from ampcompare.base.environment.cuda import torch_build
 
 __all__ = ["ACCELERATORS", "Accelerator", "accelerator_of", "why_no_accelerator"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ampcompare.backends.apex_levels import ROCM_LEVELS
-from ampcompare.environment.apex import ApexInstall, probe_apex
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["EngineChoice", "require_real_apex", "select_engine"]
 

@@ -17,7 +17,7 @@ from ampcompare.backends.catalog import described_backends, find_spec, third_par
 from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
 from ampcompare.backends.shorthand import SHORTHANDS, full_name, split_arms, split_backend
 from ampcompare.backends.spec import BackendSpec, EffectiveArm
-from ampcompare.errors import ConfigError, close_matches
+from ampcompare.base.errors import ConfigError, close_matches
 
 __all__ = ["Arm", "parse_arms", "same_arm"]
 

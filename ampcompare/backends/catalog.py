@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from ampcompare.backends import accelerate, actnn, apex, fabric, fp8, fp32, fsdp, half, horovod, mmengine, native
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 
 __all__ = [
     "BUILT_IN",

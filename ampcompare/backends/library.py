@@ -7,9 +7,9 @@ import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
 
-from ampcompare.environment.quiet_import import quiet_import
-from ampcompare.environment.versions import installed_version
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.environment.quiet_import import quiet_import
+from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["Library"]
 

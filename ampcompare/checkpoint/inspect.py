@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.checkpoint.convert.fp16_optimizer import held_scale
 from ampcompare.checkpoint.reader.entry import reading
 from ampcompare.checkpoint.reader.foreign import Contents, explained, open_foreign
 from ampcompare.checkpoint.store.file import verify_file
-from ampcompare.errors import CheckpointError, ConversionError
 
 __all__ = ["Inspection", "guess_level", "inspect_file"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.checkpoint.inspect import Inspection
-from ampcompare.formatting import format_bytes, printable
 
 __all__ = ["continued_lines", "conversion_lines", "inspection_lines"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ampcompare.base.version import __version__
 from ampcompare.cli.output import drop_output, open_standard_streams
-from ampcompare.version import __version__
 
 TYPE_CHECKING = False  # as type checkers know it; `typing` takes as long to import as this file
 if TYPE_CHECKING:

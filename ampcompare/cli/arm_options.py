@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, option
 from ampcompare.cli.values import BACKEND, FLAG, HALF, LEVEL, Choice
-from ampcompare.errors import ConfigError
 
 __all__ = ["arm_from_flags", "arm_options"]
 

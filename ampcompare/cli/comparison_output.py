@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import say
-from ampcompare.formatting import printable
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.options import json_option
 from ampcompare.cli.values import FILE, LEVEL, Choice
-from ampcompare.errors import ConfigError
 
 if TYPE_CHECKING:
     from ampcompare.checkpoint.convert.convert import Target

@@ -6,9 +6,9 @@ import os
 
 import click
 
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.values import ARM, FILE, LEVEL, Choice
-from ampcompare.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -68,9 +68,9 @@ def command(
         arguments = (f"--local-rank={local_rank}", *arguments)
     if arm is not None and opt_level is not None:
         raise ConfigError(f"--arm {arm} says all that --opt-level {opt_level} would; give one of them")
-    from ampcompare.legacy.execute import execute
-    from ampcompare.legacy.settings import ExecSettings
-    from ampcompare.legacy.target import Target, script_target
+    from ampcompare.script.legacy.execute import execute
+    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
     settings = ExecSettings(

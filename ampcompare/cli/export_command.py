@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from ampcompare.base.errors import RecordError
+from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, Choice
-from ampcompare.errors import RecordError
-from ampcompare.formatting import printable
 
 __all__ = ["command"]
 

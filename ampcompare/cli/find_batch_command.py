@@ -76,7 +76,7 @@ def command(**parameters: Any) -> int:
 
 
 def _rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
-    from ampcompare.formatting import format_mebibytes, printable
+    from ampcompare.base.formatting import format_mebibytes, printable
 
     return [
         [

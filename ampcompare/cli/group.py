@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from ampcompare.base.errors import AmpCompareError, close_matches
+from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.output import describe_unforeseen, drop_output
 from ampcompare.cli.renamed import OLD_NAMES, RenamedOption, variable_name
-from ampcompare.errors import AmpCompareError, close_matches
-from ampcompare.version import __version__
 
 __all__ = ["cli", "run_group"]
 
@@ -139,7 +139,7 @@ def run_group(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from ampcompare.formatting import printable
+    from ampcompare.base.formatting import printable
     from ampcompare.launch.distributed_env import rank_of
 
     if (rank := rank_of()) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import same_arm
+from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, option
 from ampcompare.cli.options import json_option, margin_options, objective_option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice
-from ampcompare.errors import ConfigError, RecordError
 
 if TYPE_CHECKING:
     from ampcompare.analysis.csv_table import ResultsTable

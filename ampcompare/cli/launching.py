@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.cli.help import PROCESSES, option
 from ampcompare.cli.output import leave_closed_terminal
-from ampcompare.errors import ConfigError, Ended
 
 if TYPE_CHECKING:
     from ampcompare.experiment.options import LaunchOptions

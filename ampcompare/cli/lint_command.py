@@ -57,7 +57,7 @@ def command(
     """
     from dataclasses import replace
 
-    from ampcompare.errors import ConfigError
+    from ampcompare.base.errors import ConfigError
     from ampcompare.lint.report import FORMATS
     from ampcompare.lint.run import lint_files
     from ampcompare.lint.selection import read_selection

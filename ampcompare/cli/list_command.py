@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, Choice
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
 
 if TYPE_CHECKING:
     from ampcompare.experiment.run_list import RunFolder

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.values import FILE, Choice
-from ampcompare.errors import ConfigError
 
 __all__ = ["command"]
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.progress_lines import CellView, MatrixView, bar_lines, describe_outline, notice
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.time_left import TimeLeft
-from ampcompare.formatting import printable
 from ampcompare.launch.base import Progress
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

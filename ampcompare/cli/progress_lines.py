@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ampcompare.base.formatting import printable
 from ampcompare.experiment.observer import Outline
-from ampcompare.formatting import printable
 from ampcompare.launch.base import Phase, Progress
 from ampcompare.settings.config import RunConfig
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.report_output import ReportTarget, give_report, target_from
 from ampcompare.cli.values import ARM, FILE, Choice, Place
-from ampcompare.errors import ConfigError, RecordError
-from ampcompare.formatting import printable
 from ampcompare.report.formats import FORMATS
 
 __all__ = ["command"]
@@ -68,7 +68,7 @@ def command(
 
     Records that cannot be believed (edited, copied, of another cell) are left out and named; the exit code is then 2.
     """
-    from ampcompare.legacy.record.summary import is_exec_record
+    from ampcompare.script.legacy.record.summary import is_exec_record
 
     target = target_from(form, output, open_page)
     files = [Path(path) for path in paths] or [_newest()]
@@ -101,8 +101,8 @@ def _newest() -> Path:
 
 
 def _exec_report(paths: list[Path], target: ReportTarget) -> str:
-    from ampcompare.legacy.record.render import render_records
-    from ampcompare.legacy.record.summary import read_exec_record
+    from ampcompare.script.legacy.record.render import render_records
+    from ampcompare.script.legacy.record.summary import read_exec_record
 
     return render_records(paths, [read_exec_record(path) for path in paths], target.form, target.width)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.cli.output import say
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
 from ampcompare.report.files import write_report
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.tables import room

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from ampcompare.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.options import printing_options
 from ampcompare.cli.values import CLAIM, FOLDER, Choice
 from ampcompare.cli.waiting import typed_command, wait_option, wait_seconds
+from ampcompare.experiment.claims.definition import OLD_STUDIES, STUDIES
 from ampcompare.experiment.options import to_seconds
 
 __all__ = ["command"]
@@ -54,11 +54,11 @@ def command(study: str, names: tuple[str, ...], **parameters: Any) -> int:
     says so if there is none. Running the same command again resumes where it stopped. CLAIM is a name of --list; all by
     default.
     """
-    from ampcompare.claims.definition import load_study, study_name
-    from ampcompare.claims.report import claim_table, findings_data, render_text
-    from ampcompare.claims.reproduce import select_claims
-    from ampcompare.claims.study import StudyOptions, run_study
     from ampcompare.cli.progress_display import Display
+    from ampcompare.experiment.claims.definition import load_study, study_name
+    from ampcompare.experiment.claims.report import claim_table, findings_data, render_text
+    from ampcompare.experiment.claims.reproduce import select_claims
+    from ampcompare.experiment.claims.study import StudyOptions, run_study
     from ampcompare.records.run import dump_json
 
     claims = select_claims(load_study(study), names)

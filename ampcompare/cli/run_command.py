@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import Ended
+from ampcompare.base.formatting import printable
 from ampcompare.cli.arm_options import arm_from_flags, arm_options
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, option
@@ -20,11 +22,9 @@ from ampcompare.cli.script_options import ScriptCommand, script_options, show_me
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.values import ARM
 from ampcompare.cli.waiting import typed_command, wait_seconds
-from ampcompare.errors import Ended
 from ampcompare.experiment.follow import load_callback
 from ampcompare.experiment.options import RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings, published_for_run
-from ampcompare.formatting import printable
 
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.cli.help import SCRIPT, Command, option
 from ampcompare.cli.options import RECIPE_OPTIONS, parameter_of
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.script import ScriptConfig, script_config

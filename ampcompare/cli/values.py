@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.apex_levels import LEVELS
-from ampcompare.errors import close_matches
+from ampcompare.base.errors import close_matches
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -187,7 +187,7 @@ def _recipes() -> Iterable[str]:
 
 
 def _claims() -> Iterable[str]:
-    from ampcompare.claims.definition import STUDIES, load_study
+    from ampcompare.experiment.claims.definition import STUDIES, load_study
 
     return [claim.name for study in STUDIES for claim in load_study(study).claims]
 

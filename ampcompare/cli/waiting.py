@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.errors import ConfigError
 
 __all__ = ["typed_command", "wait_option", "wait_seconds"]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.audit import audit
 from ampcompare.diagnosis.cures import verdict_of, with_cure
 from ampcompare.diagnosis.faults import find_faults
@@ -15,7 +16,6 @@ from ampcompare.diagnosis.measure import Conditions, Loop, measure
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.search import Tested
-from ampcompare.errors import ConfigError
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.training.device import resolve_device
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.diagnosis.diagnose import diagnose_given
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.recipe_loop import recipe_loop
-from ampcompare.errors import AmpCompareError
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 from ampcompare.training.device import resolve_device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.isolate.call import call_in_child
 from ampcompare.records.diagnosis import Diagnosis
 
 __all__ = ["diagnose_in_child"]

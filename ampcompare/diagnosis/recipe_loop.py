@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.diagnosis.measure import Loop as AnyLoop
-from ampcompare.errors import UnsupportedCombination
 from ampcompare.precision.base import Precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.records.diagnosis import Fault, Headroom, Trial
 
 __all__ = ["MAX_TRIALS", "Change", "Found", "Tested", "scale_to_try", "search"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.finding import Check
-from ampcompare.isolate.call import Answer
 
 __all__ = ["examine_accelerators", "kinds_to_ask_for"]
 

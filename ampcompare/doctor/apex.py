@@ -8,10 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
+from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.isolate.call import Answer, search_path
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.finding import Check
-from ampcompare.environment.apex import ApexInstall, probe_apex
-from ampcompare.isolate.call import Answer, search_path
 
 __all__ = ["INSTALL", "State", "examine_apex"]
 

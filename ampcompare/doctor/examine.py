@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.isolate.call import TIME_LIMIT, Answer
+from ampcompare.base.version import __version__
 from ampcompare.doctor.accelerator import examine_accelerators, kinds_to_ask_for
 from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.ask import ask
@@ -20,9 +23,6 @@ from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.doctor.numerics import examine_numerics
 from ampcompare.doctor.processor import cpu_flags, examine_processor
 from ampcompare.doctor.software import examine_collectives, examine_python, examine_torch, examine_vision
-from ampcompare.environment.versions import installed_version
-from ampcompare.isolate.call import TIME_LIMIT, Answer
-from ampcompare.version import __version__
 
 __all__ = ["Examination", "examine"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.base.environment.versions import installed_version
 from ampcompare.doctor.finding import Check
-from ampcompare.environment.versions import installed_version
 
 __all__ = ["EXTRAS", "examine_extras"]
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.finding import Check, Verdict
-from ampcompare.isolate.call import Answer
 
 __all__ = ["driver_version", "examine_gpus", "gains", "has_nvidia_gpu"]
 

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.doctor.finding import Check
 from ampcompare.doctor.processor import usable_cores
-from ampcompare.environment.threads import THREAD_VARIABLES
 
 __all__ = ["examine_machine"]
 

@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.environment.versions import fingerprint
 from ampcompare.doctor.finding import Check
-from ampcompare.environment.versions import fingerprint
 
 __all__ = ["cpu_flags", "examine_processor", "usable_cores"]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from ampcompare.base.isolate.call import Answer
+from ampcompare.base.version import __version__
 from ampcompare.doctor.finding import Check, Verdict
-from ampcompare.isolate.call import Answer
-from ampcompare.version import __version__
 
 __all__ = ["examine_collectives", "examine_python", "examine_torch", "examine_vision", "fitting_torchvision"]
 

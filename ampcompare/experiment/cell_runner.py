@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ampcompare.errors import Ended
+from ampcompare.base.errors import Ended
 from ampcompare.experiment.plan import Plan
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import write_record

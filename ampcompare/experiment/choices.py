@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
 from ampcompare.backends.spec import BackendSpec
-from ampcompare.environment.apex import probe_apex
+from ampcompare.base.environment.apex import probe_apex
 from ampcompare.guards import catalog
 from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.settings.recipes.catalog import list_recipes

@@ -12,7 +12,8 @@ from typing import Any
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.margins import check_margin, parse_margin
-from ampcompare.errors import ConfigError, Ended
+from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.load import reload_comparison
@@ -33,7 +34,6 @@ from ampcompare.experiment.sources import (
     matrix_seeds,
     plan_with_published,
 )
-from ampcompare.files.write import write_atomically
 from ampcompare.launch.pool import LauncherPool
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.analysis.comparability import changed_settings
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run import load_records, reusable
 from ampcompare.records.run import RunRecord

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.batch_search import largest_passing
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.launch.base import Launcher

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import AmpCompareError, ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError
+from ampcompare.base.files.read import parse_json
 from ampcompare.experiment.cell_runner import cell_folder
 from ampcompare.experiment.observer import Observer, Outline
-from ampcompare.files.read import parse_json
 from ampcompare.launch.base import Progress
 from ampcompare.records.callback import Callback, CellInfo
 from ampcompare.records.evaluation import EpochResult

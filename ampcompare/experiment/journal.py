@@ -22,9 +22,9 @@ from ampcompare.analysis.looks import Design, changed_terms, changes_sentence, e
 from ampcompare.analysis.pairs import finished, pairs_by_seed
 from ampcompare.analysis.scores import metric_of
 from ampcompare.analysis.statistics import MIN_PAIRS
-from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, parse_json, read_json, read_text
-from ampcompare.files.write import append_line
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
+from ampcompare.base.files.write import append_line
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look
 from ampcompare.records.run import RunRecord, dump_json, read_record

@@ -22,11 +22,11 @@ from ampcompare.analysis.phrases import quality_of
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.statistics import ERROR_RATE
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError, RecordError
+from ampcompare.base.errors import ConfigError, RecordError
+from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.journal import NO_PLAN, Journal, read_looks
 from ampcompare.experiment.reference_look import NO_JOURNAL, chosen_reference, compare_against
 from ampcompare.experiment.run import labeled, load_records
-from ampcompare.files.read import FileFault, read_json
 from ampcompare.records.comparison import Comparison, read_comparison
 from ampcompare.records.look import Look
 from ampcompare.records.published import Published

@@ -9,7 +9,7 @@ from ampcompare.analysis.comparability import changed_settings
 from ampcompare.analysis.criteria import criteria_of
 from ampcompare.analysis.looks import Design, error_rate_of_next
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError, RecordError
+from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord

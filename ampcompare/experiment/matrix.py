@@ -9,7 +9,7 @@ from typing import Any
 
 from ampcompare.analysis.comparability import settings
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.errors import ConfigError, close_matches
+from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
 from ampcompare.settings.file import Matrix

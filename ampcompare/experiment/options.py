@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.analysis.criteria import Preference
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import make_launcher

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, read_json
+from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.run_folder import check_output_dir
-from ampcompare.files.read import FileFault, read_json
-from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.leftovers import remove_leftovers
 from ampcompare.records.run import dump_json

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, find_reference, find_setting
 from ampcompare.experiment.run_order import balanced_rows
-from ampcompare.files.read import FileFault, parse_yaml
 from ampcompare.records.published import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated

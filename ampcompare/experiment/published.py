@@ -8,7 +8,7 @@ from typing import Any
 
 from ampcompare.analysis.comparability import changed_settings, settings
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import Row, find_setting
 from ampcompare.records.published import Published, PublishedRow
 from ampcompare.settings.config import RunConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.plan import Plan
-from ampcompare.files.read import FileFault, read_json
 
 __all__ = ["order_as_run", "with_recorded_order"]
 

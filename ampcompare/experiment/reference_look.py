@@ -11,11 +11,11 @@ from filelock import FileLock, Timeout
 
 from ampcompare.analysis.looks import Design
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError, EnvironmentUnfit, close_matches
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, close_matches
+from ampcompare.base.files.read import read_json
+from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.journal import Journal, journal_head, read_looks
 from ampcompare.experiment.ownership import LOCK
-from ampcompare.files.read import read_json
-from ampcompare.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json
 

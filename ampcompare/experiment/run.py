@@ -12,8 +12,9 @@ from ampcompare.analysis.comparability import foreign_steps
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
-from ampcompare.environment.versions import fingerprint, installed_version
-from ampcompare.errors import Ended, RecordError
+from ampcompare.base.environment.versions import fingerprint, installed_version
+from ampcompare.base.errors import Ended, RecordError
+from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.cell_runner import CellRunner, FinishedCell, cell_folder
 from ampcompare.experiment.journal import Journal, journal_head, read_looks
 from ampcompare.experiment.observer import Observer, Outline
@@ -21,7 +22,6 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.recorded_order import order_as_run, with_recorded_order
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.files.write import write_atomically
 from ampcompare.launch.base import Launcher
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, dump_json, read_record

@@ -7,7 +7,7 @@ import itertools
 import os
 from pathlib import Path
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["check_output_dir", "check_output_name"]
 

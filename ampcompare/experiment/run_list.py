@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, read_json
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, read_json
 
 __all__ = ["DEFAULT_FOLDER", "RunFolder", "describe_run", "find_runs", "newest_run"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ampcompare.errors import ConfigError, Ended
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.experiment.follow import following
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.options import RunOptions

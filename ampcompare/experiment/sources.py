@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampcompare.analysis.comparability import settings
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.experiment.published import RecipeAtSize, published_beside

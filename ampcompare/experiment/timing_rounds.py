@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ampcompare.errors import Ended
+from ampcompare.base.errors import Ended
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_order import balanced_rows
 from ampcompare.launch.base import Launcher

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.isolate.call import call_in_child
+from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validated
 

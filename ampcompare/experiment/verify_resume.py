@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.run_folder import check_output_dir
 from ampcompare.launch.base import Launcher

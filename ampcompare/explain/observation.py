@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.isolate.call import call_in_child
+from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.isolate.call import call_in_child
 from ampcompare.settings.config import RunConfig
 
 __all__ = ["MAX_SAMPLES", "observe_in_child"]

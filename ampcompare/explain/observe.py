@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.precision.base import NO_CONTEXT, owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision

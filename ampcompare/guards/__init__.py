@@ -73,7 +73,7 @@ def install(*, strict: bool = False, say: Callable[[Violation], None] = warn, pa
     """Watch torch, and Apex's or ampcompare's `amp`, in this process; this does not import torch.
 
     Args:
-        strict: raise `ampcompare.errors.GuardError` instead of warning.
+        strict: raise `ampcompare.base.errors.GuardError` instead of warning.
         say: receives each violation; by default a `GuardWarning` at the user's line.
         passes: the guards remove themselves at the step that follows this many backward passes; None for never.
 

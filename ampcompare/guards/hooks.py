@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ampcompare.errors import GuardError
+from ampcompare.base.errors import GuardError
 from ampcompare.guards.autocast_hooks import watch_accelerators, watch_autocast, watch_disabled_scalers
 from ampcompare.guards.catalog import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.errors import GuardError
+from ampcompare.base.errors import GuardError
 from ampcompare.guards.location import Location, user_location
 
 __all__ = ["GuardWarning", "Violation", "ViolationSink", "warn"]

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ampcompare.errors import EnvironmentUnfit
-from ampcompare.files.write import write_atomically
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.write import write_atomically
 from ampcompare.launch.base import Progress
 from ampcompare.records.document import sealed_json
 from ampcompare.records.run import RunRecord, dump_json

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.distributed_env import world_of
 from ampcompare.launch.multi_process import MultiProcessLauncher

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["DistributedEnv", "is_rank", "loopback", "rank_of", "world_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import archive_previous, log_name, write_config
 from ampcompare.launch.distributed_env import DistributedEnv

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from ampcompare.environment.threads import THREAD_VARIABLES
-from ampcompare.isolate.start import isolated_environment, start_command
+from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.isolate.start import isolated_environment, start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import log_tail, make_cell_folder, write_config, write_record
 from ampcompare.launch.server_process import ServerGone, ServerProcess

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import psutil
 
-from ampcompare.errors import UnsupportedCombination
-from ampcompare.isolate.start import start_command
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.isolate.start import start_command
 from ampcompare.launch.base import Launcher, Progress, failed_record, interrupted_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,

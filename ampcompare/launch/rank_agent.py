@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ampcompare.files.write import write_atomically
-from ampcompare.isolate.start import __file__ as START
-from ampcompare.isolate.start import start_command
+from ampcompare.base.files.write import write_atomically
+from ampcompare.base.isolate.start import __file__ as START
+from ampcompare.base.isolate.start import start_command
 from ampcompare.launch.distributed_env import loopback
 from ampcompare.launch.leftovers import private_folder
 from ampcompare.launch.stop_signal import end_signals

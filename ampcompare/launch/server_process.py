@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import psutil
 
-from ampcompare.errors import LaunchError
-from ampcompare.isolate.start import start_command
+from ampcompare.base.errors import LaunchError
+from ampcompare.base.isolate.start import start_command
 
 __all__ = ["ServerGone", "ServerProcess"]
 

@@ -14,10 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.environment.threads import THREAD_VARIABLES
-from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.files.write import write_atomically
-from ampcompare.isolate.start import __file__ as START
+from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.errors import (
+    BackendUnavailable,
+    ConfigError,
+    EnvironmentUnfit,
+    LaunchError,
+    UnsupportedCombination,
+)
+from ampcompare.base.files.write import write_atomically
+from ampcompare.base.isolate.start import __file__ as START
 from ampcompare.launch.base import Launcher, Progress, failed_record
 from ampcompare.launch.cell_files import (
     PROGRESS_FILE,

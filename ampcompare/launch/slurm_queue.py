@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampcompare.errors import LaunchError
+from ampcompare.base.errors import LaunchError
 
 __all__ = ["STATES_OF_JOBS", "Ending", "active_jobs", "ending"]
 

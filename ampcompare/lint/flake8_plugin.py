@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
+from ampcompare.base.version import __version__
 from ampcompare.lint.check import check_text
-from ampcompare.mistakes.catalog import CODES
+from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.source.syntax import SourceInvalid
-from ampcompare.version import __version__
 
 __all__ = ["Flake8Plugin"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ampcompare.formatting import printable
-from ampcompare.mistakes.catalog import CODES
-from ampcompare.mistakes.mistake import Mistake
+from ampcompare.base.formatting import printable
+from ampcompare.base.version import __version__
+from ampcompare.lint.mistakes.catalog import CODES
+from ampcompare.lint.mistakes.mistake import Mistake
 from ampcompare.source.document import Place
-from ampcompare.version import __version__
 
 __all__ = ["FORMATS", "Located", "Report", "Unread", "level_of"]
 

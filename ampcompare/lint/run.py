@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ampcompare.errors import EnvironmentUnfit
-from ampcompare.files.read import FileFault
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.base.files.read import FileFault
 from ampcompare.lint.check import check_text
 from ampcompare.lint.finding import Finding, apply_edits
 from ampcompare.lint.report import Located, Report, Unread

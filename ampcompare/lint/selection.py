@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import ConfigError, did_you_mean
-from ampcompare.files.read import FileFault, read_text
-from ampcompare.mistakes.catalog import CODES
+from ampcompare.base.errors import ConfigError, did_you_mean
+from ampcompare.base.files.read import FileFault, read_text
+from ampcompare.lint.mistakes.catalog import CODES
 
 __all__ = ["Selection", "read_selection"]
 

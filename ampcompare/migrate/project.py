@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
 
-from ampcompare.files.read import FileFault
+from ampcompare.base.files.read import FileFault
 from ampcompare.migrate.finding import BY_HAND
 from ampcompare.migrate.neighbours import look_around
 from ampcompare.migrate.rewrite import Migration, migrate_text

@@ -25,8 +25,8 @@ SEED = 20250508
 def main() -> int:
     """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    from ampcompare.legacy.execute import execute
-    from ampcompare.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.execute import execute
+    from ampcompare.script.legacy.settings import ExecSettings
 
     folder = Path(request["folder"])
     trace = _Trace(request["steps"])
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _target(request: dict[str, Any]) -> Any:
-    from ampcompare.legacy.target import Target
+    from ampcompare.script.legacy.target import Target
 
     class SeededTarget(Target):
         """A script that starts with fixed seeds, and rewritten if it is to be."""
@@ -131,7 +131,7 @@ class _Trace:
 
     def begin(self) -> None:
         """Watch every step that is recorded."""
-        from ampcompare.legacy.record.rows import Rows
+        from ampcompare.script.legacy.record.rows import Rows
 
         original = Rows.step_row
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import ConfigError, LaunchError
-from ampcompare.isolate.start import start_command
+from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.isolate.start import start_command
 from ampcompare.migrate.finding import NOTE
 from ampcompare.migrate.project import migrate_file
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.syncbn import Convert, keep
 from ampcompare.tensors.reduction import reduction_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.base import Parallel
 from ampcompare.parallel.ddp import DDP

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare import errors
-from ampcompare.errors import AmpCompareError, RanksDiffer
+from ampcompare.base import errors
+from ampcompare.base.errors import AmpCompareError, RanksDiffer
 from ampcompare.tensors.sharded import is_sharded
 
 __all__ = ["Communicator", "ProcessGroup", "SingleProcess", "model_facts", "require_equal", "weights_digest"]

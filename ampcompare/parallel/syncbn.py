@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 
 __all__ = ["Convert", "apex_parallel", "keep", "make_converter"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.accelerate import ASKED, LIBRARY
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.library_precision import LibraryPrecision
 
 __all__ = ["Accelerate"]

@@ -16,12 +16,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.version import __version__
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.quantized import Quantized, quantize
 from ampcompare.precision.rounding import step_seed
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
-from ampcompare.version import __version__
 
 __all__ = ["ActNN", "Packer"]
 

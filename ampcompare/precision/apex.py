@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.apex_engine import select_engine
 from ampcompare.backends.apex_levels import LEVELS
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.apex_steps import steps_of
 from ampcompare.precision.base import NO_CONTEXT, Precision, StepOutcome
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_casts

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.records.run import Effective, EngineInfo
 
 __all__ = ["NO_CONTEXT", "FixedOutcome", "Precision", "StepOutcome", "all_applied", "owned_params", "refuse_wrapped"]

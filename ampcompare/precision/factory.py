@@ -8,7 +8,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import require_unique
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.precision.base import Precision
 
 __all__ = ["make_precision"]

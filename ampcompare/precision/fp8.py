@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
-from ampcompare.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.mxfp8 import MXFP8Linear, load_product
 from ampcompare.precision.wrapper import PrecisionWrapper

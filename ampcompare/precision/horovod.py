@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.base import StepOutcome, all_applied, owned_params
 from ampcompare.precision.unscale_once import UnscaleOnce
 from ampcompare.records.run import Effective

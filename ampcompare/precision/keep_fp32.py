@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import ConfigError, close_matches
+from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.precision.base import NO_CONTEXT
 from ampcompare.precision.replaced_forward import ReplacedForward
 from ampcompare.tensors.tree import cast_floating, first_floating_type, mapped, tensors_in

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.base import FixedOutcome, StepOutcome, all_applied
 from ampcompare.precision.late import LateOutcomes
 from ampcompare.precision.unscale_once import UnscaleOnce

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.mmengine import ASKED, LIBRARY
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.base import NO_CONTEXT
 from ampcompare.precision.library_precision import LibraryPrecision
 

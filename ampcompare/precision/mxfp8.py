@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ampcompare.backends.library import Library
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["MXFP8Linear", "load_product"]
 

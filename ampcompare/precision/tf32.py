@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["require_tf32", "set_tf32", "tf32_as", "tf32_switches"]
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ValidationError
 
-from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, parse_json, read_text
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, parse_json, read_text
 from ampcompare.records.fields import FrozenRecord
 from ampcompare.records.step import StepRecord
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ampcompare.formatting import format_decimal
+from ampcompare.base.formatting import format_decimal
 from ampcompare.records.fields import FrozenRecord
 
 __all__ = ["MAX_NAME", "TOP1", "TOP5", "Metric"]

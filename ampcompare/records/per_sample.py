@@ -8,7 +8,7 @@ import hashlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.records.evaluation import EpochResult, SampleResults
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ampcompare.errors import RecordError
-from ampcompare.files.read import FileFault, parse_json, read_text
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, parse_json, read_text
 from ampcompare.records.fields import to_float
 
 __all__ = ["StepRecord", "iter_steps", "parse_step"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ampcompare.analysis.scores import value_of
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP5, Metric
 from ampcompare.records.run import RunRecord

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.base import Reporter

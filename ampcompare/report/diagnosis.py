@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.diagnosis import Diagnosis, PlaceReport
 from ampcompare.report.tables import grid
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampcompare.files.write import write_atomically
+from ampcompare.base.files.write import write_atomically
 from ampcompare.records.diagnosis import Diagnosis
 from ampcompare.records.run import dump_json
 from ampcompare.report.formats import FORMATS

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.records.comparison import Comparison
 
 __all__ = ["TRACKERS", "Exporter", "Tracker", "make_exporter"]

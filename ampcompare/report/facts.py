@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.report.columns import arm_engine
 from ampcompare.report.verdict_words import is_emulated, time_words, word_and_detail

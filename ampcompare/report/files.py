@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
-from ampcompare.files.write import write_atomically
+from ampcompare.base.files.write import write_atomically
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.formats import FORMATS
 

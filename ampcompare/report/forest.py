@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from tabulate import tabulate
 
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.records.forest import Forest, Measure
 from ampcompare.records.run import dump_json
 from ampcompare.report.base import MAX_LINE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcompare.analysis.phrases import sentence_start
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric
 from ampcompare.report.columns import metric_interval

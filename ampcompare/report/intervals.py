@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ampcompare.formatting import format_decimal
+from ampcompare.base.formatting import format_decimal
 
 __all__ = ["MORE_DIGITS", "format_interval"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ampcompare.analysis.phrases import sentence_start
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.samples import samples_of_verdicts
 

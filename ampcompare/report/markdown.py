@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tabulate import tabulate
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.columns import columns, table_rows, verdict_columns, verdict_rows

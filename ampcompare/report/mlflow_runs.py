@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.export import Exporter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.other_precisions import PrecisionRow

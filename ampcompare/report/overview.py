@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampcompare.formatting import MIB, format_bytes, format_decimal, printable
+from ampcompare.base.formatting import MIB, format_bytes, format_decimal, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

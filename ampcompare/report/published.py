@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from ampcompare.formatting import format_duration, format_mebibytes, format_percent, printable
+from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.published import PublishedRow
 from ampcompare.records.run import RunRecord

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ampcompare.analysis.samples import samples_noun, two_digits
 from ampcompare.analysis.statistics import MIN_PAIRS
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison
 from ampcompare.report.columns import difference_interval, metric_interval
 from ampcompare.report.tables import NamedTable

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit, RecordError
-from ampcompare.files.write import write_file
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
+from ampcompare.base.files.write import write_file
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.export import Exporter

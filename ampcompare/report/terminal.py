@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.base import MAX_LINE, Reporter
 from ampcompare.report.color import Tone, paint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary
 from ampcompare.report.color import Tone
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ampcompare.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.export import Exporter

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.errors import PreparationError, ScalingError
-from ampcompare.legacy.record.rows import Rows, value_of
+from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.script.casting import Casting
 from ampcompare.script.functions import KINDS, cast_arguments
 from ampcompare.script.gradients import GradientReads
+from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.session import Session, here, parameters_by_id
 
 __all__ = ["Given", "ScriptAmp"]

@@ -37,14 +37,14 @@ def _run(request: Request, is_watched: bool) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
+    from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.diagnose import report_of
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepWatch
-    from ampcompare.errors import AmpCompareError
-    from ampcompare.legacy.prepare import Prepared
-    from ampcompare.legacy.settings import ExecSettings
-    from ampcompare.legacy.stderr import note
-    from ampcompare.legacy.target import Target, script_target
+    from ampcompare.script.legacy.prepare import Prepared
+    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.stderr import note
+    from ampcompare.script.legacy.target import Target, script_target
     from ampcompare.script.observer import ScriptObserver
     from ampcompare.script.prepare import prepare_script, run_script
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.kept import WRAPPERS, bare_model

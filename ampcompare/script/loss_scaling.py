@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.half_optimizer import HalfOptimizer
 from ampcompare.script.session import here

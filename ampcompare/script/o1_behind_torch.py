@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
 from ampcompare.script.amp import Given

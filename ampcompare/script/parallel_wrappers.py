@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import distributed, nn
 
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.guards.patches import Patches
 from ampcompare.script.session import here
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ampcompare.guards.patches import Patches
-from ampcompare.legacy.record.rows import Rows, value_of
 from ampcompare.script.amp import ScriptAmp
+from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["PlainBackward"]
 

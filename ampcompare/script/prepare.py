@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.legacy import child_processes
-from ampcompare.legacy.execute import execute
-from ampcompare.legacy.prepare import Prepared, prepare_process
-from ampcompare.legacy.record.rows import Rows
-from ampcompare.legacy.settings import ExecSettings
-from ampcompare.legacy.stderr import note
-from ampcompare.legacy.target import Target
 from ampcompare.precision.cpu_half import cpu_half
+from ampcompare.script.legacy import child_processes
+from ampcompare.script.legacy.execute import execute
+from ampcompare.script.legacy.prepare import Prepared, prepare_process
+from ampcompare.script.legacy.record.rows import Rows
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.stderr import note
+from ampcompare.script.legacy.target import Target
 from ampcompare.script.pairing import seed_all
 from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch

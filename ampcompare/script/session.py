@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ampcompare.errors import ScalingError
+from ampcompare.base.errors import ScalingError
 from ampcompare.guards.location import Location, user_frames
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.script.gradients import GradientReads

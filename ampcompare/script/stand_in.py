@@ -14,15 +14,15 @@ from torch.utils.data import dataloader
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
-from ampcompare.legacy import opt_level
-from ampcompare.legacy.record.rows import Rows
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
 from ampcompare.script.amp import ScriptAmp
 from ampcompare.script.kept import KeptAtFirstCall
+from ampcompare.script.legacy import opt_level
+from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.o1_behind_torch import O1BehindTorch
 from ampcompare.script.plain_backward import PlainBackward
 from ampcompare.script.session import here

@@ -18,10 +18,10 @@ from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
-from ampcompare.legacy.record.rows import Rows, value_of
 from ampcompare.script.amp import Given
+from ampcompare.script.legacy.record.rows import Rows, value_of
 from ampcompare.script.session import here
 
 __all__ = [

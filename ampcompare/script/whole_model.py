@@ -25,7 +25,7 @@ from torch.amp import autocast_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.script.found_models import FoundModels
 from ampcompare.script.loss_scaling import LossScaling, Scale, make_loss_scaling

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.derived import with_derived
 from ampcompare.settings.digest import settings_digest
 from ampcompare.settings.eval_precisions import parse_eval_precisions

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.task_defaults import with_task_defaults
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from ampcompare.errors import ConfigError, close_matches
-from ampcompare.files.read import FileFault, parse_yaml, read_text
+from ampcompare.base.errors import ConfigError, close_matches
+from ampcompare.base.files.read import FileFault, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import setting_paths, suggest, validated
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.errors import ConfigError
-from ampcompare.files.read import FileFault, parse_yaml
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.paths import flatten
 from ampcompare.settings.validation import validated

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 from ampcompare.backends.library import Library
-from ampcompare.errors import BackendUnavailable, ConfigError, close_matches
-from ampcompare.files.find_module import find_module
+from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
+from ampcompare.base.files.find_module import find_module
 
 __all__ = [
     "APEX",

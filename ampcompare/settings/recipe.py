@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ampcompare.errors import ConfigError
-from ampcompare.files.read import check_plain
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import check_plain
 from ampcompare.settings.optimizers import canonical_name
 from ampcompare.settings.task_defaults import DEFAULT_TASK, with_task_defaults
 

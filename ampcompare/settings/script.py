@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
 __all__ = ["LOSS", "SCRIPT_ARMS", "ScriptConfig", "ScriptMetric", "parse_metric", "script_config"]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ampcompare.errors import ConfigError, close_matches
+from ampcompare.base.errors import ConfigError, close_matches
 
 __all__ = ["setting_paths", "suggest", "validated"]
 

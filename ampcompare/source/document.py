@@ -10,8 +10,8 @@ import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.files.read import FileFault, open_regular
-from ampcompare.files.write import write_file
+from ampcompare.base.files.read import FileFault, open_regular
+from ampcompare.base.files.write import write_file
 from ampcompare.source.notebook import Cells, Notebook, read_notebook
 
 __all__ = ["MAX_BYTES", "Document", "Place", "parse_document", "read_bytes", "read_document", "write_document"]

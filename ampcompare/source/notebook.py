@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.files.read import FileFault
+from ampcompare.base.files.read import FileFault
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
 __all__ = ["Cells", "Notebook", "read_notebook"]

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.records.metric import Metric
 from ampcompare.settings.task_defaults import DEFAULT_TASK
 from ampcompare.tasks.metrics import CLASSIFICATION, DETECTION, GAN, LANGUAGE_MODELING, REGRESSION, SEGMENTATION

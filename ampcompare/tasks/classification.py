@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.metric import TOP1, TOP5
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import LabeledData

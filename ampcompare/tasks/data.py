@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.randomness import generator
 
 __all__ = ["Data", "LabeledData", "Part", "spread", "training_order"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ampcompare.errors import AmpCompareError, ConfigError
+from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.tasks.data import LabeledData, Part
 from ampcompare.tasks.randomness import derive, isolated_globals, seed_globals
 

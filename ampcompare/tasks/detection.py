@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.boxes import average_precision, right_detections
 from ampcompare.tasks.metrics import AP50, AP75, DETECTION

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ampcompare.errors import AmpCompareError, ConfigError, did_you_mean
+from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
 from ampcompare.tasks.neighbors import install_finder
 
 __all__ = ["blamed", "named_by", "resolve_factory"]

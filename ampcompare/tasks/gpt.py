@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.tasks.networks import AttentionBlock, require_positive
 
 __all__ = ["Gpt"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.errors import ConfigError
-from ampcompare.files.read import FileFault, open_regular
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, open_regular
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.layout import check_layout

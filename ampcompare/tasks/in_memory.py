@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.data import LabeledData, Part, spread
 from ampcompare.tasks.randomness import generator
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.tasks.gpt import Gpt
 from ampcompare.tasks.models import check_arguments, user_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["check_layout"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.language_models import build_language_model, repeated_blocks
 from ampcompare.tasks.metrics import BITS_PER_BYTE, LANGUAGE_MODELING, PERPLEXITY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.tasks.builtin import digits, synthetic
 from ampcompare.tasks.catalog import DATA_SETS, TORCHVISION_FILES
 from ampcompare.tasks.data import LabeledData

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ampcompare.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, did_you_mean
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 from ampcompare.tasks.centernet import CenterNet
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory

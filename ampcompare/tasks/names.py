@@ -12,8 +12,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.files.find_module import find_module
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.files.find_module import find_module
 from ampcompare.settings.recipe import DataConfig, Recipe
 from ampcompare.settings.task_defaults import DEFAULT_TASK
 from ampcompare.tasks.catalog import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["ConvNet", "Mlp", "Transformer", "require_positive"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 
 __all__ = ["needs_package"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import task_path
 from ampcompare.tasks.data import Data

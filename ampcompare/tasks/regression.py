@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, resolve_factory

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.metrics import MEAN_IOU, PIXEL_ACCURACY, SEGMENTATION
 from ampcompare.tasks.models import build_segmenter, fixed_channels

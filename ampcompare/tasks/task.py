@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.batches import channels_last, split

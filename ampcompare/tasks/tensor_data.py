@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.batches import map_tensors, tensors_of
 from ampcompare.tasks.data import Data, Part
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory
 from ampcompare.tasks.grammar import sentences

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.tasks.packages import needs_package
 from ampcompare.tasks.torchvision_loader import load_torchvision
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import torch
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.tasks.boxes import nms
 
 __all__ = ["load_torchvision"]

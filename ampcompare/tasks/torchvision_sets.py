@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.tasks.catalog import DEFAULT_DATA_DIR, TORCHVISION_FILES, missing_files, require_files
 from ampcompare.tasks.data import spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 __all__ = ["UNet"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.data import LabeledData, spread
 from ampcompare.tasks.dataloader import KeyedSamples, StreamData
 from ampcompare.tasks.factory import blamed, named_by, resolve_factory

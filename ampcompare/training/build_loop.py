@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.base import Precision
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.task import Phase

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.tasks.task import Task
 
 __all__ = ["checkpoint_activations"]

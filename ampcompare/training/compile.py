@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 
 __all__ = ["compiled", "cpu_half_of", "ready_compiler"]
 

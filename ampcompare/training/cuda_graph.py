@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.parallel.base import Parallel
 from ampcompare.precision.base import Precision, StepOutcome
 from ampcompare.tasks.batches import map_tensors, tensors_of

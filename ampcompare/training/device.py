@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 
 __all__ = ["resolve_device"]
 

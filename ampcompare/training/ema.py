@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ampcompare.errors import CheckpointError
+from ampcompare.base.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.lists import by_type, copy_by_dtype

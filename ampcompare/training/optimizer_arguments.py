@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ampcompare.errors import ConfigError, UnsupportedCombination, did_you_mean
+from ampcompare.base.errors import ConfigError, UnsupportedCombination, did_you_mean
 from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig
 
 __all__ = ["optimizer_arguments"]

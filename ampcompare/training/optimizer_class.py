@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.environment.quiet_import import quiet_import
-from ampcompare.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.environment.quiet_import import quiet_import
+from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
 from ampcompare.tasks.factory import resolve_factory
 

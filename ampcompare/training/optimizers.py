@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.tensors.skippable_step import skip_on_device
 from ampcompare.training.layer_rates import LayerRates

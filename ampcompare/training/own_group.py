@@ -13,7 +13,7 @@ import torch.distributed as dist
 # operation under a dispatch mode, they would keep a destroyed group and its threads, which can abort an ending process.
 import torch.distributed.nn.functional
 
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 

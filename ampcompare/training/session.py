@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ampcompare.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.parallel.ranks import require_equal, weights_digest
 from ampcompare.precision.base import Precision
 from ampcompare.records.evaluation import EpochResult

@@ -16,7 +16,7 @@ REHEARSED = "double-step"
 
 def run(context: Context, report: Report) -> None:
     """Reproduce them; what is checked is that each was measured and judged, and the last line has the verdicts."""
-    from ampcompare.claims.definition import load_study
+    from ampcompare.experiment.claims.definition import load_study
 
     names = [claim.name for claim in load_study("articles").claims if claim.needs_gpu]
     report.check("three claims need a GPU", len(names) == 3, ", ".join(names))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampcompare.lint.mistakes.catalog import CODES, GROUPS
+from ampcompare.lint.mistakes.mistake import Mistake
 from ampcompare.lint.report import level_of
-from ampcompare.mistakes.catalog import CODES, GROUPS
-from ampcompare.mistakes.mistake import Mistake
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ampcompare.analysis.csv_table import read_table
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 
 
 def _value(text: str) -> float:

@@ -11,7 +11,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.csv_table import read_table
 from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
 from ampcompare.analysis.table_columns import TableOptions
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.records.metric import Metric
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 from ampcompare.analysis.forest import make_forest
 from ampcompare.analysis.summary import summarize
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli import main
-from ampcompare.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.forest import Forest
 from ampcompare.records.run import RunRecord, dump_json

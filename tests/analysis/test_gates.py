@@ -10,8 +10,8 @@ import pytest
 
 from ampcompare.analysis.gates import VerdictGate, check_gates, parse_gate
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.looks import changed_terms, error_rate_of_next, look_sentences
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.look import Look
 
 

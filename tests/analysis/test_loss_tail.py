@@ -14,7 +14,7 @@ from ampcompare.analysis.gates import check_gates, parse_gate
 from ampcompare.analysis.looks import Design, changed_terms
 from ampcompare.analysis.loss_tail import loss_verdicts, tail_loss
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import Look
 from ampcompare.records.run import RunRecord

@@ -15,7 +15,7 @@ from ampcompare.analysis.external import judge
 from ampcompare.analysis.margins import MarginRule, margin_error, parse_margin, resolve_margin
 from ampcompare.analysis.statistics import Margin, decide, paired
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.terminal import verdict_legend

@@ -12,8 +12,8 @@ import pytest
 
 from ampcompare.analysis.record_checks import contradiction, implausible, read_checked, unique_runs
 from ampcompare.analysis.summary import summarize
-from ampcompare.environment.versions import fingerprint
-from ampcompare.errors import RecordError
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.run import reusable
 from ampcompare.records.comparison import ArmSummary, Comparison

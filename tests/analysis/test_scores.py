@@ -14,7 +14,7 @@ from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.forest import make_forest
 from ampcompare.analysis.gates import check_gates, parse_gate
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric

@@ -12,7 +12,7 @@ from scipy import stats
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord

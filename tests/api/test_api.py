@@ -14,9 +14,9 @@ import torch
 
 import ampcompare
 from ampcompare import api
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
-from ampcompare.environment.versions import fingerprint
-from ampcompare.errors import ConfigError, GateFailed, RecordError
 from ampcompare.experiment.compare import ComparisonOutcome
 from ampcompare.experiment.options import CompareOptions, LaunchOptions, RunOptions
 from ampcompare.experiment.single_run import RunOutcome

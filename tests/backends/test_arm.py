@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 FLAG = st.booleans()

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.library import Library
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 
 ABSENT = Library(("no_such_library",), ("no-such-library",), "pip install no-such-library", "it is not there")
 

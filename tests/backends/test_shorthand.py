@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ampcompare.backends.arm import Arm, parse_arms, same_arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.backends.shorthand import SHORTHANDS, full_name
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 
 SPELLINGS = {
     "fp32": ["fp32", "FP32", "float32"],

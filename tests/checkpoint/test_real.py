@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.checkpoint.convert.load import as_ours, load_any
 from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.cli import main
-from ampcompare.errors import CheckpointError
 
 REAL = Path(__file__).parent / "real"
 WEIGHTS = ("state_dict", "weights", 9)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.environment.apex import probe_apex
+from ampcompare.base.environment.apex import probe_apex
 
 Call = Callable[..., Any]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
+from ampcompare.base.errors import CheckpointError, LaunchError
+from ampcompare.base.isolate.call import Answer
 from ampcompare.cli import main
-from ampcompare.errors import CheckpointError, LaunchError
 from ampcompare.experiment import verify_conversion as module
 from ampcompare.experiment.verify_conversion import Continued, verify_conversion
-from ampcompare.isolate.call import Answer
 from ampcompare.tasks.models import build_model
 
 SETTINGS = """

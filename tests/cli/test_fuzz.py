@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.environment.versions import fingerprint
 from ampcompare.cli import main
-from ampcompare.environment.versions import fingerprint
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.plan import make_plan
 from ampcompare.experiment.run import reusable, run_plan

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.cli.progress_display import Display
-from ampcompare.errors import Ended
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.records.step import iter_steps

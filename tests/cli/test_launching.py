@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import ended_by_signals
-from ampcompare.errors import Ended
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.claims import definition as claims
-from ampcompare.claims.definition import Study
+from ampcompare.experiment.claims import definition as claims
+from ampcompare.experiment.claims.definition import Study
 
 Call = Callable[..., Any]
 TINY = Study.model_validate(
@@ -50,7 +50,7 @@ TINY = Study.model_validate(
 def tiny_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """A study of one claim that takes a second."""
     monkeypatch.setattr(claims, "load_study", lambda name: TINY)
-    monkeypatch.setattr("ampcompare.claims.study.load_study", lambda name: TINY)
+    monkeypatch.setattr("ampcompare.experiment.claims.study.load_study", lambda name: TINY)
 
 
 @pytest.mark.usefixtures("tiny_study")
@@ -97,5 +97,5 @@ def test_a_gpu_is_asked_for_only_where_a_claim_needs_one(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that needs none starts no process that looks for one."""
-    monkeypatch.setattr("ampcompare.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
+    monkeypatch.setattr("ampcompare.experiment.claims.reproduce.sees_gpu", lambda: pytest.fail("it was asked for"))
     assert call("reproduce", "articles", "-o", str(tmp_path)).code == 0

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampcompare
+from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.measure import Conditions, measure
-from ampcompare.errors import ConfigError
 from ampcompare.records.diagnosis import Diagnosis
 
 PLANTED = (

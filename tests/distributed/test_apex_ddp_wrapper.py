@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.parallel import DistributedDataParallel as DDP
-from ampcompare.errors import AmpCompareError, PreparationError
+from ampcompare.base.errors import AmpCompareError, PreparationError
 from tests.distributed.two_layers import Net, assert_grads, batch, local_grads, mean_over_ranks
 
 

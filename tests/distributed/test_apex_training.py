@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ampcompare.apex import amp
 from ampcompare.apex.parallel import DistributedDataParallel, Reducer, convert_syncbn_model
 from ampcompare.apex.parallel.distributed import flat_dist_call
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 
 WRAPPERS: dict[str, Any] = {
     "apex": DistributedDataParallel,

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.errors import CheckpointError
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half

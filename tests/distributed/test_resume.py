@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.backends import fp8
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.store.difference import first_difference
-from ampcompare.errors import CheckpointError
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ampcompare.errors import RanksDiffer
+from ampcompare.base.errors import RanksDiffer
 from ampcompare.experiment.plan import DEFAULT_ARMS
 from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest

@@ -61,10 +61,10 @@ class Frame:
 def frame(tmp_path: Path) -> Frame:
     """A machine without a GPU and without any engine."""
     made = Frame(tmp_path / "a checkout", tmp_path / "bin", tmp_path / "my work")
-    for folder in (made.bin, made.user, made.root / "ampcompare"):
+    for folder in (made.bin, made.user, made.root / "ampcompare" / "base"):
         folder.mkdir(parents=True)
     shutil.copytree(ROOT / "scripts", made.root / "scripts")
-    shutil.copy(ROOT / "ampcompare/version.py", made.root / "ampcompare")
+    shutil.copy(ROOT / "ampcompare/base/version.py", made.root / "ampcompare/base")
     for name in ("bash", "cat", "dirname", "find", "grep", "id", "mkdir", "mktemp", "rm", "sed", "tail"):
         program = shutil.which(name)
         assert program is not None

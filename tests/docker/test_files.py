@@ -15,7 +15,7 @@ import setuptools
 import yaml
 from packaging.requirements import Requirement
 
-from ampcompare.environment.apex import ApexInstall
+from ampcompare.base.environment.apex import ApexInstall
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILES = ("docker/Dockerfile", "docker/Dockerfile.cpu", "tests/docker/standin/Dockerfile")

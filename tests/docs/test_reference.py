@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import ampcompare
-from ampcompare import errors
+from ampcompare.base import errors
 from ampcompare.cli import COMMANDS, EPILOG, cli
 from ampcompare.settings.config import RunConfig
 
@@ -236,7 +236,7 @@ RAISED: dict[str, Callable[[], Any]] = {
 def _refused_on_cpu() -> None:
     """The message where the real Apex is there and the device is a CPU; else the one for its absence is raised."""
     from ampcompare.backends import apex_engine
-    from ampcompare.environment.apex import ApexInstall
+    from ampcompare.base.environment.apex import ApexInstall
     from ampcompare.precision.apex import choose_engine
 
     there = ApexInstall("full", Path("apex"), "0.1", "NVIDIA Apex 0.1")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor import gpu
 from ampcompare.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
-from ampcompare.isolate.call import Answer
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi and no loaded driver")

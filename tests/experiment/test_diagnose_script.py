@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import ampcompare
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.errors import ConfigError, LaunchError
 from ampcompare.experiment import diagnose_script as module
 from ampcompare.experiment.diagnose_script import diagnose_script
 from ampcompare.report.diagnosis import diagnosis_text

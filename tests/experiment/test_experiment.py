@@ -15,8 +15,8 @@ from scipy import stats
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
-from ampcompare.environment.versions import fingerprint
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.adaptive_seeds import run_auto, seeds_needed
 from ampcompare.experiment.estimate import estimate
 from ampcompare.experiment.load import reload_comparison

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.worker.failure import failed_with

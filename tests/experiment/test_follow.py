@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ampcompare
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.follow import Follower, following, load_callback
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import make_plan

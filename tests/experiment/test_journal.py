@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.criteria import Criteria
-from ampcompare.environment.versions import fingerprint
-from ampcompare.errors import RecordError
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.load_several import reload_experiments

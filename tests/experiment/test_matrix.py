@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, crossed, expand_matrix, find_reference
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.settings.config import RunConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.ownership import OWNER, owned
 from ampcompare.launch.base import Launcher
 from ampcompare.launch.dispatch import DispatchingLauncher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.plan import parse_seeds
 
 

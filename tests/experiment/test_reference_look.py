@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.journal import JOURNAL, read_looks
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.ownership import LOCK

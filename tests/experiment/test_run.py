@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import ConfigError, Ended, RecordError
+from ampcompare.base.errors import ConfigError, Ended, RecordError
 from ampcompare.experiment.load import reload_comparison
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, make_plan

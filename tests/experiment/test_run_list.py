@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.experiment.run_list import describe_run, find_runs, newest_run
 
 

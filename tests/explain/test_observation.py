@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.environment.apex import ApexInstall
-from ampcompare.errors import AmpCompareError, LaunchError
+from ampcompare.base.environment.apex import ApexInstall
+from ampcompare.base.errors import AmpCompareError, LaunchError
+from ampcompare.base.isolate.call import Answer
 from ampcompare.explain.explain import bytes_per_parameter
 from ampcompare.explain.observation import observe_in_child
 from ampcompare.explain.observe import observe
 from ampcompare.explain.render_observation import render_observation
-from ampcompare.isolate.call import Answer
 from ampcompare.settings.config import RunConfig
 
 DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}

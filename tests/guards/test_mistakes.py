@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.errors import GuardError
+from ampcompare.base.errors import GuardError
 from ampcompare.guards import GUARDS
 
 NATIVE_MISTAKES = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.launch.dispatch import make_launcher
 from ampcompare.launch.distributed_env import DistributedEnv, rank_of, world_of
 from ampcompare.launch.external import ExternalLauncher

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ampcompare.errors import EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.forked import ForkedLauncher, worker_environment
 from ampcompare.records.run import RunRecord, dump_json, read_record

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.leftovers import remove_leftovers
 from ampcompare.launch.worker import cell as module
 from ampcompare.launch.worker.failure import failed_with

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.launch.base import Progress
 from ampcompare.launch.multi_process import MultiProcessLauncher
 from ampcompare.records.run import RunRecord, read_record

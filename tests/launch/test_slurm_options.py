@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.launch import slurm as module
 from ampcompare.launch.base import failed_record
 from ampcompare.launch.cell_files import write_record

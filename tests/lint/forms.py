@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 from ampcompare.lint.check import check_text
-from ampcompare.mistakes.catalog import CODES
+from ampcompare.lint.mistakes.catalog import CODES
 
 __all__ = ["codes_of", "codes_of_pair"]
 

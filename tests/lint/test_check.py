@@ -7,10 +7,10 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.lint.check import UNREADABLE, check_text, is_of_interest
+from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.lint.module import RULES
 from ampcompare.lint.run import fix_text
 from ampcompare.lint.selection import Selection
-from ampcompare.mistakes.catalog import CODES
 from ampcompare.source.syntax import SourceInvalid
 
 

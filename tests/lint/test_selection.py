@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
+from ampcompare.lint.mistakes.catalog import CODES
 from ampcompare.lint.selection import Selection, read_selection
-from ampcompare.mistakes.catalog import CODES
 
 
 @pytest.mark.parametrize(

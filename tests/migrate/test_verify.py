@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.migrate.verify import DIFFERENT, EQUAL, WITHIN, Run, compare_runs, verify_script
 
 RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampcompare.apex.parallel import SyncBatchNorm
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import RanksDiffer
+from ampcompare.base.errors import RanksDiffer
 from ampcompare.parallel.ranks import SingleProcess, model_facts, require_equal, weights_digest
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.parallel.sharding import ShardTypes, is_sharded_model, shard, units
 from ampcompare.tensors.sharded import is_sharded, whole
 from ampcompare.tensors.skippable_step import skip_on_device

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.factory import make_precision
 
 pytest.importorskip("accelerate", reason="not installed: pip install accelerate")

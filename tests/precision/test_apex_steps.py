@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.environment.apex import ApexInstall
+from ampcompare.base.environment.apex import ApexInstall
 from ampcompare.precision.apex import Apex, choose_engine, make_apex
 from ampcompare.precision.apex_steps import ApexModuleEngine
 from ampcompare.precision.base import StepOutcome

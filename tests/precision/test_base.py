@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.parallel.single import Single
 from ampcompare.precision.base import FixedOutcome, Precision, StepOutcome, owned_params, refuse_wrapped
 from ampcompare.precision.factory import make_precision

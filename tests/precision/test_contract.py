@@ -15,7 +15,7 @@ from ampcompare.apex.amp._engine import device_skip
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
-from ampcompare.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.precision import half_optimizer
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from ampcompare.backends import fp8 as description
 from ampcompare.backends.library import Library
-from ampcompare.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.cpu_half import EmulatedHalf
 from ampcompare.precision.factory import make_precision
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
-from ampcompare.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 
 OTHER_RANK = 2.0  # what the other of two processes has for each gradient

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.factory import make_precision
 
 ASKED = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from ampcompare.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.mmengine import MMEngine

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.tf32 import require_tf32, set_tf32
 

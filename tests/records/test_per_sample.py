@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.errors import RecordError
+from ampcompare.base.errors import RecordError
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.per_sample import pack_right, unpack_samples
 

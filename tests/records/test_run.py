@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ampcompare.errors import EnvironmentUnfit, RecordError
-from ampcompare.files.write import write_atomically
+from ampcompare.base.errors import EnvironmentUnfit, RecordError
+from ampcompare.base.files.write import write_atomically
 from ampcompare.records.comparison import read_comparison
 from ampcompare.records.document import SCHEMA
 from ampcompare.records.evaluation import EpochResult

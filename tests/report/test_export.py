@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.report import export

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep, read_comparison
 from ampcompare.records.readings import SystemReadings
 from ampcompare.records.run import EngineInfo, ProcessFacts, RunRecord

@@ -15,7 +15,7 @@ import pytest
 
 from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric

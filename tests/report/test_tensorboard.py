@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampcompare.analysis.summary import summarize
-from ampcompare.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord, StepRecord, dump_json
 from ampcompare.report.tensorboard import EventFiles, run_name

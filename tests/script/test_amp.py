@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from ampcompare.errors import PreparationError, ScalingError
+from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.script.amp import ScriptAmp
 from tests.script.small_script import ARMS, Make, batch, network, two_networks
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.precision.keep_fp32 import without_autocast
 from ampcompare.script.kept import KeptAtFirstCall, bare_model
 

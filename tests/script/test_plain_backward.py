@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import ScalingError
+from ampcompare.base.errors import ScalingError
 from ampcompare.script.amp import ScriptAmp
 from tests.script.small_script import ARMS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ampcompare import metric_log
+from ampcompare.script import metric_log
 from ampcompare.script.scalars import LIBRARIES, catch_scalars
 
 

@@ -11,7 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.script.stand_in import check_arm
 
 

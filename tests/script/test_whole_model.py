@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.errors import PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
 from ampcompare.settings.recipe import OptimizerConfig, Recipe

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import Matrix, joined, read_settings, schema
 from ampcompare.settings.layers import Layer, resolve_settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.settings import optimizers
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import parse_metric, script_config
 

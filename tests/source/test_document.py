@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.files.read import FileFault
+from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import parse_document, read_document, write_document
 
 CONTENTS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.files.read import FileFault
+from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import Document, Place, parse_document
 
 CELLS: list[str | list[str]] = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import load_data
 from ampcompare.tasks.in_memory import resize_images, shift_images
 

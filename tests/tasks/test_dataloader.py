@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import Data, load_data
 
 KINDS = ["digits", "synthetic", "mnist", "imagefolder", "user"]

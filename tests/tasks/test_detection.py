@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.centernet import CenterNet
 from ampcompare.tasks.detection import Detection, detection

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.gpt import Gpt
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import load_data
 
 

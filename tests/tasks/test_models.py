@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import build_model, fixed_channels, models
 
 Write = Callable[[str, str], None]

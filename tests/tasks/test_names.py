@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.errors import BackendUnavailable, ConfigError
-from ampcompare.files.find_module import find_module
+from ampcompare.base.errors import BackendUnavailable, ConfigError
+from ampcompare.base.files.find_module import find_module
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import names
 from ampcompare.tasks.catalog import torchvision_models

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.tasks.packages import needs_package
 
 

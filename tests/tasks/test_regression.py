@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.regression import Regression, diabetes, regression

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.tasks import Classification, Data, build_model, classification_loss, load_data
 
 

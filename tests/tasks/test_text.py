@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks.text import text_data
 
 

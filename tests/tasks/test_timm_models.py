@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks.models import build_model
 
 

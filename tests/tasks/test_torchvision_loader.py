@@ -76,7 +76,7 @@ def test_missing_operators_are_defined_and_the_import_repeated() -> None:
 def test_other_failures_say_what_to_install() -> None:
     """A torchvision that is missing, or broken in another way, is an unusable environment with a remedy."""
     lines = run(
-        FAKE + "from ampcompare.errors import BackendUnavailable\n"
+        FAKE + "from ampcompare.base.errors import BackendUnavailable\n"
         "from ampcompare.tasks.torchvision_loader import load_torchvision\n"
         "failures = [ImportError('No module named torchvision'), RuntimeError('something\\nelse'), "
         "RuntimeError('operator torchvision::roi_align does not exist')]\n"

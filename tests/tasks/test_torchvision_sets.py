@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.tasks import load_data, load_torchvision
 
 

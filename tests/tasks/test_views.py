@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.errors import UnsupportedCombination
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.in_memory import memory_data

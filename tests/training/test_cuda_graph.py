@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.errors import EnvironmentUnfit, UnsupportedCombination
+from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.parallel.single import Single
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig

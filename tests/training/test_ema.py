@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.errors import CheckpointError
+from ampcompare.base.errors import CheckpointError
 from ampcompare.precision.base import owned_params
 from ampcompare.training.ema import ModelEma
 

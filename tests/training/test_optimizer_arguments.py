@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.apex.optimizers import FusedAdam, FusedSGD
-from ampcompare.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validated
 from ampcompare.training.optimizer_arguments import optimizer_arguments

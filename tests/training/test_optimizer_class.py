@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.errors import BackendUnavailable, ConfigError
+from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.settings.optimizers import BUILT_IN
 from ampcompare.training.optimizer_class import load_optimizer
 

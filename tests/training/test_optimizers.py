@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from ampcompare.apex.parallel.LARC import LARC
-from ampcompare.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import OptimizerConfig

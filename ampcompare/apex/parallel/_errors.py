@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.errors import ConfigError, PreparationError
+from ampcompare.base.errors import ConfigError, PreparationError
 
 __all__ = [
     "GradientNotPlanned",

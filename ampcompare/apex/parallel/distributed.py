@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.amp._amp_state import strict_from_environment
-from ampcompare.errors import PreparationError
+from ampcompare.base.errors import PreparationError
 from ampcompare.tensors.tree import tensors_in
 
 from ._buckets import Reduction

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoint.convert.detect import find_parts, is_apex_state, is_scaler_state
 from ampcompare.checkpoint.convert.fp32_weights import Conversion, copied, into_fp32
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
@@ -21,7 +22,6 @@ from ampcompare.checkpoint.convert.scalers import (
     scalers_from_apex,
 )
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
-from ampcompare.errors import ConversionError
 
 __all__ = ["has_masters", "into_arm", "native_twin", "source_kind"]
 

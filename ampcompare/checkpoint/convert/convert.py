@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from ampcompare.base.errors import ConversionError
+from ampcompare.base.files.write import write_file
 from ampcompare.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
 from ampcompare.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.checkpoint.convert.fp16_optimizer import held_scale, lost_flags
@@ -26,8 +28,6 @@ from ampcompare.checkpoint.inspect import guess_level
 from ampcompare.checkpoint.reader.foreign import explained
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
-from ampcompare.errors import ConversionError
-from ampcompare.files.write import write_file
 
 __all__ = ["convert_file", "convert_state"]
 

@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
+from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoint.convert.fp16_optimizer import is_fp16_optimizer, match_masters
-from ampcompare.errors import ConversionError
 
 __all__ = ["CheckpointContents", "find_parts", "is_apex_state", "is_scaler_state", "is_weights"]
 

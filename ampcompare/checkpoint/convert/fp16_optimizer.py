@@ -13,8 +13,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoint.convert.scaler_numbers import parse_count, parse_scale
-from ampcompare.errors import ConversionError
 
 __all__ = ["KEYS", "HeldScale", "held_scale", "is_fp16_optimizer", "lost_flags", "match_masters"]
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.errors import CheckpointError
+from ampcompare.base.formatting import printable
 from ampcompare.checkpoint.convert.detect import find_parts
 from ampcompare.checkpoint.convert.fp16_optimizer import held_scale
 from ampcompare.checkpoint.convert.fp32_weights import (
@@ -24,8 +26,6 @@ from ampcompare.checkpoint.reader.foreign import explained, open_foreign
 from ampcompare.checkpoint.reader.placeholders import DATA_ONLY
 from ampcompare.checkpoint.store.layout import one_or_list
 from ampcompare.checkpoint.store.sharded import is_sharded_folder, read_saved
-from ampcompare.errors import CheckpointError
-from ampcompare.formatting import printable
 
 __all__ = ["as_ours", "load_any", "load_ours", "objects_of"]
 

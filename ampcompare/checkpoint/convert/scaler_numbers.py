@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ampcompare.errors import ConversionError
+from ampcompare.base.errors import ConversionError
 
 __all__ = ["parse_count", "parse_scale", "parse_step_count"]
 

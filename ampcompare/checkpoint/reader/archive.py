@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.reader.budget import TENSOR, Budget
-from ampcompare.errors import CheckpointError
 
 __all__ = ["open_archive"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ampcompare.errors import AmpCompareError, ConversionError
-from ampcompare.formatting import printable
+from ampcompare.base.errors import AmpCompareError, ConversionError
+from ampcompare.base.formatting import printable
 
 __all__ = ["describe_fault", "reading"]
 

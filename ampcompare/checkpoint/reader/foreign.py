@@ -17,13 +17,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.checkpoint.reader.archive import open_archive
 from ampcompare.checkpoint.reader.budget import TENSOR, Budget
 from ampcompare.checkpoint.reader.builders import Storage, storage_dtype
 from ampcompare.checkpoint.reader.entry import describe_fault
 from ampcompare.checkpoint.reader.placeholders import DATA_ONLY, LOGS, Global, NotPickled, Opaque, StoredTensor
 from ampcompare.checkpoint.reader.unpickle import unpickle
-from ampcompare.errors import AmpCompareError, CheckpointError
 
 __all__ = ["Contents", "as_tensor", "explained", "open_foreign", "open_members", "open_regular"]
 

@@ -18,13 +18,13 @@ from typing import IO, Any, cast
 import torch
 import xxhash
 
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.base.files.write import write_atomically, write_file
 from ampcompare.checkpoint.reader.archive import open_archive
 from ampcompare.checkpoint.reader.budget import Budget
 from ampcompare.checkpoint.reader.foreign import Contents, explained, open_members, open_regular
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
-from ampcompare.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.files.write import write_atomically, write_file
 
 __all__ = ["moved", "read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.base.files.write import flush_to_disk
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.checkpoint.store.sharded import STATE_FILE, SUFFIX, read_saved
-from ampcompare.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.files.write import flush_to_disk
 
 __all__ = ["BEST", "CheckpointFolder"]
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from ampcompare.errors import CheckpointError
-from ampcompare.files.read import FileFault, open_regular
+from ampcompare.base.errors import CheckpointError
+from ampcompare.base.files.read import FileFault, open_regular
 
 __all__ = ["COMMENT", "COMMENT_SIZE", "read_frame", "require_checkpoint"]
 

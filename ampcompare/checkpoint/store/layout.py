@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ampcompare.errors import CheckpointError
+from ampcompare.base.errors import CheckpointError
 
 __all__ = [
     "CONVERTED",

@@ -18,11 +18,11 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.reader.archive import open_archive
 from ampcompare.checkpoint.reader.budget import Budget
 from ampcompare.checkpoint.reader.foreign import as_tensor, explained, open_members, open_regular
 from ampcompare.checkpoint.store.file import moved, read_checkpoint
-from ampcompare.errors import CheckpointError
 
 __all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "checksum", "is_sharded_folder", "read_saved"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ampcompare.environment.threads import THREAD_VARIABLES
+from ampcompare.base.environment.threads import THREAD_VARIABLES
 from ampcompare.launch.base import Launcher, Progress
 from ampcompare.launch.cell_files import last_lines, make_cell_folder, write_config, write_record
 from ampcompare.launch.script.children import RECORD, RECORDS, of_training_process, training_children
@@ -30,7 +30,7 @@ from ampcompare.launch.script.processes import (
 from ampcompare.launch.script.record import failed_script, script_record
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.script_source.refusals import why_refused
+from ampcompare.script.refusals.arms import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 

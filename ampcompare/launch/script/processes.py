@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ampcompare.environment.threads import THREAD_VARIABLES
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.environment.threads import THREAD_VARIABLES
+from ampcompare.base.errors import EnvironmentUnfit
 
 __all__ = ["PYTHON", "CellProcess", "ScriptServer", "can_fork", "start_interpreter", "threads_of"]
 

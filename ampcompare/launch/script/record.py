@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ampcompare.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.loss_tail import loss_tail

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.files.read import parse_json
+from ampcompare.base.files.read import parse_json
 from ampcompare.records.fields import to_float
 from ampcompare.records.run import ScriptFacts, StepRecord
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from ampcompare.environment.versions import fingerprint, host_name
+from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import CHECKPOINTS, read_config, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv

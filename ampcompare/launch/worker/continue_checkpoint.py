@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ampcompare.base.errors import AmpCompareError
 from ampcompare.checkpoint.convert.load import load_ours
-from ampcompare.errors import AmpCompareError
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.config import RunConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampcompare.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.launch.distributed_env import DistributedEnv
 
 __all__ = ["local_device"]

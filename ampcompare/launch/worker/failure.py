@@ -6,8 +6,8 @@ import errno
 
 import torch
 
-from ampcompare.environment.versions import fingerprint, host_name
-from ampcompare.errors import AmpCompareError, EnvironmentUnfit
+from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 

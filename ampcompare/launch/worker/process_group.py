@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from ampcompare.errors import LaunchError
+from ampcompare.base.errors import LaunchError
 from ampcompare.launch.distributed_env import DistributedEnv, loopback
 from ampcompare.training.own_group import bound_to
 

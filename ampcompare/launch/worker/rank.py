@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from ampcompare.environment.versions import fingerprint
-from ampcompare.errors import LaunchError
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import LaunchError
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import log_name, progress_writer, read_config, send_output_to, write_record
 from ampcompare.launch.distributed_env import DistributedEnv, world_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.files.write import write_atomically
+from ampcompare.base.files.write import write_atomically
 from ampcompare.launch.cell_files import CHECKPOINTS, archive_checkpoints, continue_steps
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.records.run import Resumption

@@ -11,11 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from ampcompare.errors import BackendUnavailable
-from ampcompare.formatting import printable
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.formatting import printable
+from ampcompare.base.version import __version__
 from ampcompare.report.formats import FORMATS
 from ampcompare.report.html.charts import Chart, chart_data
-from ampcompare.version import __version__
 
 __all__ = ["SHOWN_AT_FIRST", "check_packages", "look", "page_parts", "sense", "template"]
 

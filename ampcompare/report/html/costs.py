@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ampcompare.analysis.phrases import sentence_start
-from ampcompare.formatting import MIB, printable
+from ampcompare.base.formatting import MIB, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.charts import Chart, FigureTable, Series, View, band_series, point

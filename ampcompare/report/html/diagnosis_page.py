@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.diagnosis import Diagnosis, PlaceReport, Range
 from ampcompare.report.diagnosis import HEADERS, place_row, worst_places
 from ampcompare.report.html.assets import check_packages, page_parts, template

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.charts import Chart, FigureTable, Series, View

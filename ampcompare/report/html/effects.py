@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampcompare.analysis.pairs import pairs_by_seed
 from ampcompare.analysis.phrases import sentence_start
 from ampcompare.analysis.scores import has_score
-from ampcompare.formatting import format_decimal, printable
+from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

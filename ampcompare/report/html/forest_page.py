@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric
 from ampcompare.report.base import MAX_LINE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ampcompare.analysis.phrases import sentence_start
 from ampcompare.analysis.scores import metric_of
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampcompare.analysis.headline import warnings_and_answer
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

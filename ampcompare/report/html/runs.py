@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ampcompare.formatting import printable
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.html.shared_settings import listed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.errors import ConfigError
-from ampcompare.formatting import printable
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig

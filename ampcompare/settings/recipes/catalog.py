@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ampcompare.errors import ConfigError, close_matches
+from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.settings.file import SettingsFile, read_settings
 
 __all__ = ["list_recipes", "load_recipe", "recipe_names"]

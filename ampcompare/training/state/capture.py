@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.store.layout import CONVERTED, as_list, one_or_list
-from ampcompare.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.flattened import SHARDS, is_flattened, plain_state, rebuilt

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampcompare.base.environment.versions import installed_version
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.convert.between_arms import has_masters
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale, parse_step_count
 from ampcompare.checkpoint.store.layout import CONVERTED, as_list
-from ampcompare.environment.versions import installed_version
-from ampcompare.errors import CheckpointError
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.state.fit_optimizer import OptimizerFit, require_settings

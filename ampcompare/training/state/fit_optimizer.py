@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.errors import CheckpointError
+from ampcompare.base.errors import CheckpointError
 from ampcompare.precision.base import owned_params
 from ampcompare.tensors.flattened import SHARDS, is_flattened
 from ampcompare.tensors.sharded import shard_shapes

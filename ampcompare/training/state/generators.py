@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampcompare.errors import CheckpointError
+from ampcompare.base.errors import CheckpointError
 from ampcompare.tensors.accelerator import random_state, set_random_state
 
 __all__ = ["kept_random_states", "random_states", "require_random_states", "set_random_states"]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ampcompare.environment.versions import fingerprint, host_name
-from ampcompare.errors import CheckpointError
+from ampcompare.base.environment.versions import fingerprint, host_name
+from ampcompare.base.errors import CheckpointError
 from ampcompare.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.parallel.ranks import Communicator, SingleProcess
 from ampcompare.settings.saving import SavingConfig
 from ampcompare.training.state.position import Position

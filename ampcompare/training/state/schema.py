@@ -15,9 +15,9 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from ampcompare.base.errors import CheckpointError, RecordError
 from ampcompare.checkpoint.convert.scaler_numbers import parse_scale
 from ampcompare.checkpoint.store.layout import CONVERTED, PRECISION_KEYS
-from ampcompare.errors import CheckpointError, RecordError
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.per_sample import unpack_samples

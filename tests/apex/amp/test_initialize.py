@@ -15,7 +15,7 @@ from torch import nn
 
 import ampcompare.apex as apex
 from ampcompare.apex import amp
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 
 LEVELS = ("O0", "O1", "O2", "O3")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from ampcompare.apex import amp
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.precision.factory import make_precision
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampcompare.apex import amp
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 from tests.apex.amp.small_net import LEVELS, Net, backward, grads, loss_of, start
 
 

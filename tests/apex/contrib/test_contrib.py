@@ -30,7 +30,7 @@ from ampcompare.apex.parallel import distributed
 from ampcompare.apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 from ampcompare.apex.transformer.enums import AttnMaskType
 from ampcompare.apex.transformer.functional import FusedScaleMaskSoftmax
-from ampcompare.errors import AmpCompareError
+from ampcompare.base.errors import AmpCompareError
 
 
 @pytest.fixture(autouse=True)

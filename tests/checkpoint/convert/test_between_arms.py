@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoint.convert.between_arms import into_arm, native_twin
-from ampcompare.errors import ConversionError
 
 SCALER = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
 STATES: dict[str, dict[str, Any]] = {

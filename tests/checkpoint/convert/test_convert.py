@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoint.convert.convert import convert_file, convert_state
 from ampcompare.checkpoint.convert.scalers import apex_from_scalers, scalers_from_apex
 from ampcompare.checkpoint.store.file import read_checkpoint, write_checkpoint
-from ampcompare.errors import ConversionError
 from tests.checkpoint.convert.small_scripts import APEX, OPTIMIZER, SCALER, WEIGHTS, ApexScript, build, loss_of, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.checkpoint.convert.convert import convert_file, convert_state
 from ampcompare.checkpoint.convert.load import load_any, objects_of
-from ampcompare.errors import CheckpointError, ConversionError
 from tests.checkpoint.convert.small_scripts import APEX, SCALER, WEIGHTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16_Optimizer, network_to_half
 from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
+from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.checkpoint.convert.convert import convert_file, convert_state
 from ampcompare.checkpoint.convert.fp16_optimizer import held_scale
 from ampcompare.checkpoint.convert.load import as_ours, load_any
 from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.cli import main
-from ampcompare.errors import CheckpointError, ConversionError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.checkpoint.reader import budget
 from ampcompare.cli import main
-from ampcompare.errors import AmpCompareError, CheckpointError
 
 MILLION = 1_000_000
 BOUND = 200 << 20

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.checkpoint.reader.entry import reading
 from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.errors import CheckpointError, ConversionError
 
 WEIGHTS = {"weight": torch.ones(2, dtype=torch.float16)}
 APEX = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 3}}

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.reader.foreign import open_foreign
 from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.errors import CheckpointError
 
 Namespace = importlib.import_module("argparse").Namespace
 FORMATS = [("torch archive", True), ("torch before 1.6", False)]

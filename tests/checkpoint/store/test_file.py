@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.checkpoint.store import file as file_module
 from ampcompare.checkpoint.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
 from ampcompare.checkpoint.store.layout import SCHEMA, apex_layout, weights_only
-from ampcompare.errors import CheckpointError, EnvironmentUnfit
 
 Make = Callable[..., dict[str, Any]]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.ask import ask
 from ampcompare.doctor.software import examine_vision, fitting_torchvision
-from ampcompare.isolate.call import Answer
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.launch.base import Progress
 from ampcompare.launch.distributed_env import DistributedEnv
 from ampcompare.launch.worker import cell as module

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.errors import EnvironmentUnfit
+from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
@@ -112,7 +112,7 @@ def test_a_failure_keeps_its_exit_code(
 
 
 def _has_nvidia_apex() -> bool:
-    from ampcompare.environment.apex import probe_apex
+    from ampcompare.base.environment.apex import probe_apex
 
     return probe_apex().has_amp
 

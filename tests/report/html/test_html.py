@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 from ampcompare.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.report.files import log_links, write_reports
 from ampcompare.report.formats import FORMATS

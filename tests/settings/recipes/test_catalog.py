@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.errors import ConfigError
+from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
 from ampcompare.experiment.published import RecipeAtSize, published_beside

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
+from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.inspect import inspect_file
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
 from ampcompare.checkpoint.store.layout import apex_layout
-from ampcompare.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.precision.base import owned_params
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision

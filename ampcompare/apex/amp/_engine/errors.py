@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.errors import CheckpointError, ConfigError, PreparationError, ScalingError
+from ampcompare.base.errors import CheckpointError, ConfigError, PreparationError, ScalingError
 
 __all__ = [
     "AmpCheckpointError",

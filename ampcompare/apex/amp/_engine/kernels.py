@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from ampcompare.errors import BackendUnavailable
+from ampcompare.base.errors import BackendUnavailable
 
 from .errors import AmpOptionError
 

@@ -1,0 +1,150 @@
+"""Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be.
+
+AmpCompareError
+├── ConfigError                 2   an option, arm, recipe or user's factory that cannot be used
+│   └── UnsupportedCombination  2   each part is legal, together they are not
+├── EnvironmentUnfit            4   this machine lacks something that was asked for
+│   └── BackendUnavailable      4   a backend, engine or package is not installed, or not usable here
+├── PreparationError            3   models or optimizers cannot be prepared as they are
+├── ScalingError                3   loss-scaling calls in an order that has no meaning
+├── GuardError                  3   a mistake in the use of mixed precision, where guards are strict
+├── LaunchError                 3   a worker process died or could not be started
+├── RanksDiffer                 3   processes that train together do not hold the same
+├── CheckpointError             2   a checkpoint that cannot be read or does not fit
+│   └── ConversionError         2   a checkpoint that cannot be carried to another layout
+├── GateFailed                  1   an arm exceeds a limit that was set
+├── RecordError                 2   a record or report file that cannot be read
+└── Ended                       143 asked to end by SIGTERM or SIGHUP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+__all__ = [
+    "AmpCompareError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "Ended",
+    "EnvironmentUnfit",
+    "GateFailed",
+    "GuardError",
+    "LaunchError",
+    "PreparationError",
+    "RanksDiffer",
+    "RecordError",
+    "ScalingError",
+    "UnsupportedCombination",
+    "close_matches",
+    "did_you_mean",
+]
+
+MAX_LENGTH = 80  # matching takes time with the square of the length, and a name can come from anywhere
+MAX_LISTED = 12
+
+
+class AmpCompareError(Exception):
+    """Base of all errors meant for users: the message says what was seen and what to do."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class GateFailed(AmpCompareError):
+    """An arm exceeds a limit that was set.
+
+    Attributes:
+        comparison: the results, an `ampcompare.records.comparison.Comparison`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, comparison: object) -> None:
+        super().__init__(message)
+        self.comparison = comparison
+
+
+class ConfigError(AmpCompareError):
+    """An option, arm, recipe or user's factory cannot be used."""
+
+    exit_code = 2
+
+
+class UnsupportedCombination(ConfigError):
+    """Each part is legal; together they are not."""
+
+
+class EnvironmentUnfit(AmpCompareError):
+    """This machine lacks something that was asked for."""
+
+    exit_code = 4
+
+
+class BackendUnavailable(EnvironmentUnfit):
+    """A backend, engine or package is not installed, or cannot work here."""
+
+
+class PreparationError(AmpCompareError):
+    """Models or optimizers cannot be prepared as they are."""
+
+
+class ScalingError(AmpCompareError):
+    """Loss-scaling calls came in an order that has no meaning."""
+
+
+class GuardError(AmpCompareError):
+    """A guard has found a mistake in the use of mixed precision, and guards are strict."""
+
+
+class LaunchError(AmpCompareError):
+    """A worker process died or could not be started."""
+
+
+class RanksDiffer(AmpCompareError):
+    """Processes that train together do not hold the same weights, model, settings or packages."""
+
+
+class CheckpointError(AmpCompareError):
+    """A checkpoint cannot be read, or does not fit the model."""
+
+    exit_code = 2
+
+
+class ConversionError(CheckpointError):
+    """A checkpoint cannot be carried to another layout."""
+
+
+class RecordError(AmpCompareError):
+    """A record or report file cannot be read."""
+
+    exit_code = 2
+
+
+class Ended(AmpCompareError):
+    """Asked to end by SIGTERM or SIGHUP."""
+
+    exit_code = 143
+
+
+def close_matches(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the `known` names most similar to `name`, best first; empty if none is.
+
+    Args:
+        count: how many at most.
+        cutoff: similarity, 0 to 1, below which a name is not a match.
+    """
+    from difflib import get_close_matches  # here, since every command line imports this file and few need it
+
+    return get_close_matches(name[:MAX_LENGTH], list(known), n=count, cutoff=cutoff)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> str:
+    """Return the end of an error sentence: what `name` was probably meant to be, or else which names are known."""
+    names = list(known)
+    matches = close_matches(name, names, count=count, cutoff=cutoff)
+    if matches:
+        return f"did you mean {' or '.join(map(repr, matches))}?"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"known are {', '.join(names[:MAX_LISTED]) or 'none'}{more}"

@@ -1,0 +1,126 @@
+"""Call one function in a child process and report how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ampcompare.base.isolate.start import isolated_environment
+
+__all__ = ["TIME_LIMIT", "Answer", "call_in_child", "search_path"]
+
+TIME_LIMIT = 60.0
+CHILD = Path(__file__).resolve().parent / "child.py"
+PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a function returned in its child process, or how the process ended.
+
+    Attributes:
+        value: what the function returned; empty unless `how` is "done".
+        how: done; raised (an exception); died (a signal, or an exit without an answer); hung (the time limit).
+        failure: one sentence; empty if done.
+        warnings: texts of the warnings that the function and its imports gave.
+    """
+
+    value: dict[str, Any]
+    how: Literal["done", "raised", "died", "hung"]
+    failure: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether the function returned."""
+        return self.how == "done"
+
+
+def search_path() -> list[str]:
+    """Return the folders that a child imports from: `sys.path`, with the working directory never first.
+
+    If PYTHONPATH or an editable installation names the working directory, it comes last; else it is left out.
+    """
+    working_directory = os.path.realpath(os.getcwd())
+    others = [entry for entry in sys.path if entry and os.path.realpath(entry) != working_directory]
+    # Python itself puts the working directory first; only a later entry was asked for.
+    is_named = working_directory in (os.path.realpath(entry) for entry in sys.path[1:] if entry)
+    return [*others, working_directory] if is_named else others
+
+
+def call_in_child(
+    program: Path,
+    *,
+    path: Sequence[str] | None = None,
+    seconds: float = TIME_LIMIT,
+    options: dict[str, Any] | None = None,
+) -> Answer:
+    """Run one function in a fresh process and return its answer.
+
+    Args:
+        program: a file that defines a function of the file's name; the function returns a dict of plain data.
+        path: folders to import from; `search_path()` by default.
+        seconds: time limit; after it the process and its children are killed.
+        options: keyword arguments of the function, plain data.
+    """
+    folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
+    request = json.dumps({"path": folders, "options": options or {}})
+    with tempfile.TemporaryDirectory(prefix="ampcompare-child-") as folder:
+        answer_file = Path(folder) / "answer.json"
+        with (Path(folder) / "stderr").open("w+b") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(CHILD), str(program), str(answer_file), request],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
+                stderr=errors,
+                env=isolated_environment(),
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                _kill(process)
+                return Answer({}, "hung", f"it had not ended after {seconds:g} s and was killed")
+            except BaseException:
+                _kill(process)
+                raise
+            errors.seek(0)
+            last = _last_line(errors.read())
+        try:
+            answer = json.loads(answer_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return Answer({}, "died", _ending(code) + (f" ({last})" if last else ""))
+    if "failure" in answer:
+        return Answer({}, "raised", answer["failure"], answer["warnings"])
+    return Answer(answer["value"], "done", "", answer["warnings"])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"the process was killed by {name}"
+    return f"the process ended with exit code {code} and no answer"
+
+
+def _last_line(output: bytes) -> str:
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

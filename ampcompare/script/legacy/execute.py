@@ -1,0 +1,213 @@
+"""Run a script to its end as the interpreter would: same `__main__`, same traceback, same exit code."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.apex._install import ApexFinder
+from ampcompare.base.environment import first_path
+from ampcompare.base.errors import AmpCompareError, GuardError
+from ampcompare.guards.location import is_users, raised_at
+from ampcompare.script.legacy import child_processes
+from ampcompare.script.legacy.missing_names import missing_names
+from ampcompare.script.legacy.no_gpu import lacks_gpu
+from ampcompare.script.legacy.prepare import Prepared, prepare_process
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.shadowing import NEEDED_LATER, import_without_first_entry
+from ampcompare.script.legacy.target import Target
+from ampcompare.script.legacy.way_out import point_at_migrate
+
+if TYPE_CHECKING:
+    from ampcompare.script.legacy.record.recorder import Recorder
+
+__all__ = ["execute"]
+
+PLACE = re.compile(r"[^\n:]+:\d+: ")
+HOOKS = ("ampcompare.guards.", "ampcompare.script.")
+
+_kept: list[ModuleType | None] = []
+
+
+def execute(
+    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] = prepare_process
+) -> int:
+    """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
+
+    Args:
+        prepare: prepares the process.
+
+    Raises:
+        AmpCompareError: the settings cannot be met; the target was not started.
+    """
+    interrupted: list[bool] = []
+    # Registered first, so that it runs last: after the script's own handlers.
+    atexit.register(_die_if, interrupted)
+    if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
+        sys.path.insert(0, os.getcwd())
+    if settings.compat_torch:
+        import_without_first_entry(NEEDED_LATER)
+    target.set_paths()
+    prepared = prepare(settings)
+    code: CodeType | None = None
+    status = 0
+    error: BaseException | None = None
+    try:
+        code, main = target.load()
+        # This module's namespace is still in use and must not be collected.
+        _kept.append(sys.modules.get("__main__"))
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit as caught:
+        status = _exit_status(caught.code)
+    except AmpCompareError as caught:
+        if code is None:
+            prepared.close(2, repr(caught))
+            raise
+        error = caught
+    except BaseException as caught:
+        error = caught
+    if error is not None:
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if settings.arm is not None and isinstance(error, AmpCompareError):  # the arm refuses what the script does
+            status = error.exit_code
+            print(f"ampcompare: {_in_words(error)}", file=sys.stderr)
+        else:
+            _print_traceback(error, code)
+        if settings.device is None and lacks_gpu(error):
+            print(
+                f"ampcompare: this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
+                f"ampcompare exec --device cpu {settings.name}",
+                file=sys.stderr,
+            )
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(True)
+    prepared.close(status, _in_words(error))
+    _print_missing(prepared.finder, error)
+    _print_sums(prepared.recorder)
+    if error is None and settings.arm is None:  # which stays the last thing that is read
+        point_at_migrate(settings)
+    return status
+
+
+def _in_words(error: BaseException | None) -> str | None:
+    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it."""
+    if error is None:
+        return None
+    said = str(error)
+    if not isinstance(error, AmpCompareError):
+        said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
+    if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
+        return said
+    place = raised_at(error)
+    return said if place is None else f"{said} ({place})"
+
+
+def _without_frames(message: str) -> str:
+    """Return a message without the traceback of another process in it: what was said before, and the error itself."""
+    before, begin, rest = message.partition("Traceback (most recent call last):\n")
+    if not begin:
+        return message
+    lines = rest.strip().splitlines()
+    last_frame = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    head = before.strip().removesuffix("Original").strip(" -:.\n")
+    return ": ".join(filter(None, [head, "\n".join(lines[last_frame + 1 :])]))
+
+
+def _exit_status(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    sys.stdout.flush()
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _die_if(interrupted: list[bool]) -> None:
+    """End as the interpreter does on Ctrl-C: by the signal itself, so that a shell's loop stops too."""
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _print_traceback(error: BaseException, code: CodeType | None) -> None:
+    """Pass the exception to `sys.excepthook` with only the frames of the script."""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code is not code:
+        traceback = traceback.tb_next
+    if traceback is None:  # raised before the script ran, by an import of its parent package
+        traceback = _outside(error.__traceback__)
+    if isinstance(error, GuardError):
+        _end_at_users_line(traceback)
+    error.__traceback__ = _without_hooks(traceback)
+    chained, visited = error.__cause__ or error.__context__, {id(error)}
+    while chained is not None and id(chained) not in visited:
+        visited.add(id(chained))
+        chained.__traceback__ = _without_hooks(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
+    """Remove the frames that watch or redirect a call: plain Python would not have them."""
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if traceback.tb_next is None or not _is_hook(traceback):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for outer, inner in itertools.pairwise(kept):
+        outer.tb_next = inner
+    return kept[0] if kept else None
+
+
+def _is_hook(traceback: TracebackType) -> bool:
+    name = traceback.tb_frame.f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith(HOOKS)
+
+
+def _end_at_users_line(traceback: TracebackType | None) -> None:
+    """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
+    last = traceback
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def _outside(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
+        ("ampcompare.script.legacy", "importlib")
+    ):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
+    names = [] if finder is None else missing_names(finder, error)
+    if names:
+        print(
+            f"ampcompare: the script asked for {', '.join(names)}, which the compat engine does not have; "
+            "if it caught the error, it silently took another path; "
+            "run with --engine nvidia where that Apex is installed",
+            file=sys.stderr,
+        )
+
+
+def _print_sums(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
+        if child_processes.started():
+            empty = "the record has no step of this process; those that it has started write files of their own"
+        print(f"ampcompare: {recorder.sums() or empty}", file=sys.stderr)

@@ -1,0 +1,138 @@
+"""Prepare a process for a script, as the settings of `ampcompare exec` say, before the script starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ampcompare import guards
+from ampcompare.apex._install import ApexFinder, install
+from ampcompare.base.environment.apex import probe_apex
+from ampcompare.base.errors import BackendUnavailable
+from ampcompare.script.legacy import child_processes, opt_level, torchvision_import
+from ampcompare.script.legacy.missing_names import watch_names
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.stderr import print_violation
+from ampcompare.script.legacy.way_out import point_at_migrate
+
+if TYPE_CHECKING:
+    from ampcompare.script.legacy.record.recorder import Recorder
+    from ampcompare.script.legacy.record.rows import Rows
+
+__all__ = ["Prepared", "prepare_child", "prepare_process"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What was set up in a process.
+
+    Attributes:
+        finder: resolves `apex`; None with the real one.
+        recorder: writes the record; None without one.
+    """
+
+    finder: ApexFinder | None
+    recorder: Recorder | None
+
+    def close(self, status: int, error: str | None) -> None:
+        """Write the end of the record, if any.
+
+        Args:
+            status: the exit code.
+            error: the uncaught exception.
+        """
+        if self.recorder is not None:
+            self.recorder.close(status, error)
+
+
+def _warn(violation: guards.Violation, settings: ExecSettings) -> None:
+    print_violation(violation)
+    point_at_migrate(settings)
+
+
+def prepare_process(
+    settings: ExecSettings, *, child: str | None = None, stand_in: Callable[[Rows | None], bool] | None = None
+) -> Prepared:
+    """Prepare this process; nothing is undone later, because the process belongs to the script.
+
+    Args:
+        stand_in: puts an arm behind the names of amp, given where it records what it does, and returns whether
+            `apex.amp` is still to be recorded.
+        child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
+
+    Raises:
+        BackendUnavailable: the real Apex was asked for and is missing, or cannot be imported.
+        EnvironmentUnfit: the record cannot be written.
+    """
+    finder = _provide_apex(settings.engine)
+    torchvision_import.install()
+    child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.count_starts()
+    if settings.device == "cpu":
+        from ampcompare.script.legacy.cpu.device import run_on_cpu
+
+        run_on_cpu(quiet=child is not None)
+    if settings.compat_torch:
+        from ampcompare.script.legacy.compat.torch_functions import patch_torch
+
+        patch_torch()
+    if settings.guards != "off":
+        # After the CUDA functions are replaced, so that the guards see what the script asks for.
+        guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
+    recorder, rows = None, None
+    if settings.record is not None:
+        from ampcompare.script.legacy.record.recorder import Recorder, header
+        from ampcompare.script.legacy.record.rows import Rows
+
+        recorder = Recorder(settings.record, header(settings), child=child)
+        rows = Rows(recorder)
+    if settings.record is not None or settings.opt_level is not None or stand_in is not None:
+        _import_amp(settings.engine)
+    records_amp = stand_in is None or stand_in(rows)
+    if rows is not None:
+        _record_steps(rows, amp=records_amp)
+    if settings.opt_level is not None:
+        opt_level.override(settings.opt_level, quiet=child is not None)
+    return Prepared(finder, recorder)
+
+
+def prepare_child(values: dict[str, Any], name: str) -> None:
+    """Prepare a process that the script has started by multiprocessing.
+
+    Args:
+        values: the fields of `ExecSettings`.
+        name: of the process, such as "SpawnProcess-1".
+    """
+    prepare_process(ExecSettings(**values), child=name)
+
+
+def _provide_apex(engine: str) -> ApexFinder | None:
+    if engine == "nvidia":
+        probe = probe_apex()
+        if not probe.has_amp:
+            raise BackendUnavailable(f"--engine nvidia: {probe.reason}")
+        return None
+    finder = install()
+    watch_names(finder)
+    return finder
+
+
+def _import_amp(engine: str) -> None:
+    try:
+        importlib.import_module("apex.amp")
+    except ImportError as error:
+        raise BackendUnavailable(f"apex.amp of --engine {engine} cannot be imported: {error}") from error
+
+
+def _record_steps(rows: Rows, *, amp: bool) -> None:
+    # Imported here: without --record a script that needs no torch loads none.
+    from ampcompare.script.legacy.record.amp import record_amp
+    from ampcompare.script.legacy.record.fp16_optimizer import record_fp16_optimizers
+    from ampcompare.script.legacy.record.grad_scaler import record_grad_scalers
+
+    if amp:
+        record_amp(rows)
+    record_grad_scalers(rows)
+    record_fp16_optimizers(rows)

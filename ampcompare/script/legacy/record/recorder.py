@@ -1,0 +1,210 @@
+"""Write what every backward pass and step of a script did, as JSON lines, at little cost to the script.
+
+Losses on a device stay there until a block of rows is written, so that recording does not make the script wait.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.util
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ampcompare import apex
+from ampcompare.base.environment.versions import fingerprint
+from ampcompare.base.errors import EnvironmentUnfit
+from ampcompare.records.run import dump_json
+from ampcompare.script.legacy.record.summary import FORMAT, SCHEMA, ExecSummary, add_row, in_words
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.stderr import note
+
+__all__ = ["Recorder", "header"]
+
+MAX_ROWS_HELD = 256
+MAX_SECONDS_HELD = 1.0
+# What may wait for a device, by the kind of row.
+UNREAD = {
+    "backward": ("loss", "scale_before", "scale_after"),
+    "plain_backward": ("loss",),
+    "step": ("applied",),
+}
+ENCODER = json.JSONEncoder(allow_nan=False)  # one for all rows: json.dumps would make one for each
+
+
+def header(settings: ExecSettings) -> dict[str, Any]:
+    """Return the first row of a record: what ran, and where."""
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "script": settings.name,
+        "engine": settings.engine,
+        "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
+        "opt_level": settings.opt_level,
+        "device": settings.device,
+        "arguments": list(settings.arguments),
+        "environment": fingerprint(),
+    }
+
+
+class Recorder:
+    """Holds rows and writes them in blocks: at most 256 of them, or those of a second.
+
+    Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write files of
+    their own as soon as they train.
+
+    Args:
+        path: the file; an existing one is replaced.
+        first: the header.
+        child: the name of this process, if the script has spawned it.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
+
+    def __init__(self, path: str, first: dict[str, Any], *, child: str | None = None) -> None:
+        self._path = _own_path(Path(path), child)
+        self._first = first
+        self._started_in = Path.cwd()
+        self._rows: list[dict[str, Any]] = []
+        self._written = time.perf_counter()
+        self._descriptor: int | None = None
+        self._is_child = child is not None
+        self._before_close: list[Callable[[], None]] = []
+        self._after_row: list[Callable[[dict[str, Any]], None]] = []
+        self._summary = ExecSummary(first)
+        if child is None:
+            self._open()
+        os.register_at_fork(after_in_child=self._disown)
+
+    def add(self, row: dict[str, Any], now: float) -> None:
+        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due.
+
+        Args:
+            now: `time.perf_counter()`.
+        """
+        if self._descriptor is None:
+            self._open()
+        self._rows.append(row)
+        if len(self._rows) >= MAX_ROWS_HELD or now - self._written > MAX_SECONDS_HELD:
+            self.flush()
+            self._written = now
+        for function in self._after_row:
+            function(row)
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Keep a row of an earlier moment."""
+        self.add(row, time.perf_counter())
+
+    def before_close(self, function: Callable[[], None]) -> None:
+        """Call a function, which may add rows, when the record ends."""
+        self._before_close.append(function)
+
+    def after_row(self, function: Callable[[dict[str, Any]], None]) -> None:
+        """Call a function with each row that is added from now on; it may raise to end the script."""
+        self._after_row.append(function)
+
+    def sums(self) -> str | None:
+        """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
+        if not self._summary.losses and not self._summary.optimizers:
+            return None
+        return f"{in_words(self._summary)}; for more: ampcompare report {shlex.quote(self._path_shown())}"
+
+    def _path_shown(self) -> str:
+        """Return the path as seen from where the script was started; the script may have changed its folder since."""
+        is_below = self._path.is_relative_to(self._started_in)
+        return str(self._path.relative_to(self._started_in) if is_below else self._path)
+
+    def flush(self) -> None:
+        """Write the rows that are held."""
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        self._read_tensors(rows)
+        for row in rows:
+            add_row(self._summary, row)
+        self._write(rows)
+
+    def close(self, status: int | None, error: str | None) -> None:
+        """Write the last row, unless this process never trained.
+
+        Args:
+            status: exit code; None if it is not known, in a process that the script started.
+            error: the uncaught exception.
+        """
+        if self._descriptor is None:
+            return
+        for function in self._before_close:
+            function()
+        self._rows.append({"kind": "end", "exit_code": status, "error": error})
+        self.flush()
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _open(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"cannot write the record {self._path}: {error.strerror or error}; name another file with --record"
+            ) from error
+        self._write([self._first])
+        if self._is_child:
+            # Registered here: a forked child clears what was registered before the fork.
+            multiprocessing.util.Finalize(self, self.close, args=(None, None), exitpriority=0)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        assert self._descriptor is not None
+        text = "".join(map(_line, rows))
+        try:
+            os.write(self._descriptor, text.encode("utf-8"))
+        except OSError as error:  # a full disk must not end the training
+            note(f"the record {self._path} cannot be written ({error.strerror or error}); rows are lost")
+
+    @staticmethod
+    def _read_tensors(rows: list[dict[str, Any]]) -> None:
+        """Replace what is known by now, and losses and scales on a device, by values, with one read for each device."""
+        waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
+        for row in rows:
+            for name in UNREAD.get(row["kind"], ()):
+                value = row[name]
+                if callable(value):
+                    value = row[name] = value()
+                if isinstance(value, torch.Tensor):
+                    waiting.setdefault(value.device, []).append((row, name, value))
+        for entries in waiting.values():
+            values = torch.stack([value.reshape(()).double() for _, _, value in entries]).tolist()
+            for (row, name, _), value in zip(entries, values, strict=True):
+                row[name] = value
+
+    def _disown(self) -> None:
+        """Leave the file to the parent, in a forked child."""
+        self._rows = []
+        self._summary = ExecSummary(self._first)
+        self._descriptor = None
+        self._is_child = True
+        self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    try:
+        return ENCODER.encode(row) + "\n"
+    except ValueError:  # infinite or NaN: rare, so only these rows take the slower way
+        return dump_json(row, indent=None) + "\n"
+
+
+def _own_path(path: Path, child: str | None) -> Path:
+    marks = []
+    rank = os.environ.get("RANK", "0")
+    if rank.isdigit() and int(rank) > 0:
+        marks.append(f"rank{rank}")
+    if child is not None:
+        marks.append(re.sub(r"[^\w.-]", "_", child))
+    return path.with_name(".".join([path.stem, *marks]) + path.suffix) if marks else path

@@ -1,0 +1,246 @@
+"""Read the record of `ampcompare exec --record` and summarize it; needs no torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import RecordError
+from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
+from ampcompare.base.formatting import printable
+from ampcompare.records.fields import to_float
+
+__all__ = [
+    "FORMAT",
+    "REPORT_FORMATS",
+    "SCHEMA",
+    "ExecSummary",
+    "add_row",
+    "document",
+    "ending",
+    "in_words",
+    "is_exec_record",
+    "read_exec_record",
+    "tabulated",
+]
+
+FORMAT = "ampcompare-exec"
+REPORT_FORMATS = ("table", "md", "csv", "json", "html")
+SCHEMA = 1
+MAX_BYTES = 2**31
+
+
+@dataclass
+class LossSummary:
+    """Backward passes of one `loss_id`."""
+
+    backwards: int = 0
+    overflows: int = 0
+    scale_min: float | None = None
+    scale_max: float | None = None
+    scale_final: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+
+
+@dataclass
+class OptimizerSummary:
+    """Steps of one optimizer; the median is over the time from the end of one step to the end of the next."""
+
+    name: str
+    steps: int = 0
+    skipped: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Median step time, without the first step."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+@dataclass
+class ExecSummary:
+    """The content of a record. `ended` is None if the process was killed, or is still running."""
+
+    header: dict[str, Any]
+    losses: dict[int, LossSummary] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerSummary] = field(default_factory=dict)
+    opt_levels: list[str] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+
+
+def is_exec_record(path: Path) -> bool:
+    """Return whether a file begins like a record of `ampcompare exec`."""
+    try:
+        with os.fdopen(open_regular(path), encoding="utf-8") as file:
+            first = parse_json(file.readline(1_000_000))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and first.get("format") == FORMAT
+
+
+def read_exec_record(path: Path) -> ExecSummary:
+    """Read and summarize a record; a truncated last line is ignored.
+
+    Raises:
+        RecordError: another schema, or a line before the last that is not a row.
+    """
+    try:
+        lines = read_text(path, most=MAX_BYTES).splitlines()
+    except FileFault as fault:
+        raise RecordError(f"cannot read the record {path}: {fault}") from None
+    summary = ExecSummary(parse_json(lines[0]))
+    if summary.header.get("schema") != SCHEMA:
+        raise RecordError(
+            f"{path} has schema {summary.header.get('schema')}, and this version reads {SCHEMA}; upgrade ampcompare"
+        )
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            add_row(summary, parse_json(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines):
+                break
+            raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
+    return summary
+
+
+def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
+    """Add a row to the sums.
+
+    Raises:
+        KeyError: it is not a row, or lacks a field.
+    """
+    ROWS[row["kind"]](summary, row)
+
+
+def in_words(summary: ExecSummary) -> str:
+    """Return the steps, the skipped ones and the last loss scales, as in "12 steps, 1 skipped, loss scale 32768"."""
+    steps = sum(one.steps for one in summary.optimizers.values())
+    skipped = sum(one.skipped for one in summary.optimizers.values())
+    scales = [f"{one.scale_final:.6g}" for _, one in sorted(summary.losses.items()) if one.scale_final is not None]
+    if not scales:
+        scaling = "no loss scale"
+    else:
+        scaling = f"loss scale{'s' if len(scales) > 1 else ''} {', '.join(scales)}"
+    return f"{steps} step{'' if steps == 1 else 's'}, {skipped} skipped, {scaling}"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else to_float(value)
+
+
+def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.opt_levels.append(str(row["opt_level"]))
+    for number, name in row["optimizers"].items():
+        summary.optimizers.setdefault(int(number), OptimizerSummary(name))
+
+
+def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
+    loss = summary.losses.setdefault(int(row["loss_id"]), LossSummary())
+    value = _number(row["loss"])
+    if loss.backwards == 0:
+        loss.loss_first = value
+    loss.loss_last = value
+    loss.backwards += 1
+    loss.overflows += bool(row["overflow"])
+    scales = [scale for scale in (_number(row["scale_before"]), _number(row["scale_after"])) if scale is not None]
+    if scales:
+        loss.scale_min = min([*scales, *([] if loss.scale_min is None else [loss.scale_min])])
+        loss.scale_max = max([*scales, *([] if loss.scale_max is None else [loss.scale_max])])
+        loss.scale_final = scales[-1]
+
+
+def _add_step(summary: ExecSummary, row: dict[str, Any]) -> None:
+    optimizer = summary.optimizers.setdefault(int(row["optimizer"]), OptimizerSummary("?"))
+    optimizer.steps += 1
+    optimizer.skipped += not row["applied"]
+    if row["seconds"] is not None:
+        optimizer.seconds.append(float(row["seconds"]))
+
+
+def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
+    summary.ended = row
+
+
+def _leave_out(summary: ExecSummary, row: dict[str, Any]) -> None:
+    """Accept a row that has no sum."""
+
+
+ROWS = {
+    "initialize": _add_initialize,
+    "backward": _add_backward,
+    "step": _add_step,
+    "end": _add_end,
+    **dict.fromkeys(
+        ("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward"), _leave_out
+    ),
+}
+
+HEADERS = [
+    "item",
+    "count",
+    "skipped",
+    "overflows",
+    "scale min",
+    "scale max",
+    "final scale",
+    "first loss",
+    "last loss",
+    "median step s",
+]
+
+
+def tabulated(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
+    """Return headers and one row per optimizer and loss; what does not apply is empty."""
+    rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
+    return HEADERS, rows + [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
+
+
+def _optimizer_row(number: int, one: OptimizerSummary) -> list[str]:
+    median = one.median_seconds
+    name = f"optimizer {number} ({printable(one.name, 40)})"
+    return [name, str(one.steps), str(one.skipped), *[""] * 6, "" if median is None else f"{median:.4g}"]
+
+
+def _loss_row(number: int, one: LossSummary) -> list[str]:
+    figures = [one.scale_min, one.scale_max, one.scale_final, one.loss_first, one.loss_last]
+    shown = ["" if value is None else f"{value:.6g}" for value in figures]
+    return [f"loss {number}", str(one.backwards), "", str(one.overflows), *shown, ""]
+
+
+def ending(summary: ExecSummary) -> str:
+    """Return one sentence: script, engine, levels, and how it ended."""
+    header, ended = summary.header, summary.ended
+    if ended is None:
+        end = "the record has no end: the process was killed, or is still running"
+    elif ended.get("exit_code") is None:
+        end = "this is the record of a process that the script started"
+    else:
+        error = f" by {ended.get('error')}" if ended.get("error") else ""
+        end = f"it ended with exit code {ended.get('exit_code')}{error}"
+    levels = ", ".join(dict.fromkeys(summary.opt_levels)) or "never initialized"
+    version = str(header.get("engine_version", "")).removesuffix("+compat")
+    return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
+
+
+def document(summary: ExecSummary) -> dict[str, Any]:
+    """Return the summary as plain data."""
+    return {
+        "header": summary.header,
+        "opt_levels": summary.opt_levels,
+        "optimizers": [
+            {
+                "optimizer": number,
+                "name": one.name,
+                "steps": one.steps,
+                "skipped": one.skipped,
+                "median_step_seconds": one.median_seconds,
+            }
+            for number, one in sorted(summary.optimizers.items())
+        ],
+        "losses": [{"loss_id": number, **vars(one)} for number, one in sorted(summary.losses.items())],
+        "end": summary.ended,
+    }

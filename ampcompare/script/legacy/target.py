@@ -1,0 +1,139 @@
+"""Find the code to run, and set `sys.path` and `sys.argv` as `python SCRIPT` and `python -m MODULE` do."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.script.legacy.shadowing import forget_shadowed
+
+__all__ = ["Target", "script_target"]
+
+
+class Target:
+    """A script, a folder or zip file with a `__main__.py`, or a module.
+
+    Args:
+        name: the path of a script, or the dotted name of a module.
+        is_module: `name` is the name of a module.
+        arguments: `sys.argv[1:]` of the script.
+    """
+
+    def __init__(self, name: str, arguments: list[str], *, is_module: bool) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.is_module = is_module
+        path = Path(name)
+        # A folder or archive is itself the first entry of the path.
+        self._archive = not is_module and (path.is_dir() or path.suffix in (".zip", ".pyz"))
+
+    def set_paths(self) -> None:
+        """Set the first entry of `sys.path`, and `sys.argv`, as the interpreter does."""
+        sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
+        if self.is_module:
+            first = str(Path.cwd())
+        elif self._archive:
+            first = os.path.abspath(self.name)
+        else:
+            first = str(Path(self.name).resolve().parent)
+        if not getattr(sys.flags, "safe_path", False):  # under -P the interpreter has added no entry
+            sys.path[0] = first
+        elif self._archive:
+            sys.path.insert(0, first)
+        else:
+            return
+        forget_shadowed(first)
+
+    def load(self) -> tuple[CodeType, ModuleType]:
+        """Return the code to run and the new `__main__` to run it in.
+
+        Raises:
+            ConfigError: there is no such module, or it cannot be run.
+            SyntaxError: of the script.
+        """
+        if self.is_module:
+            spec = self._find_module()
+        elif self._archive:
+            archived = PathFinder.find_spec("__main__", [sys.path[0]])
+            if archived is None:
+                raise ConfigError(f"{self.name} has no __main__.py; name the script inside it")
+            spec = archived
+        else:
+            return _load_script(self.name)
+        if not hasattr(spec.loader, "get_code"):
+            raise ConfigError(f"{spec.name} is not Python code that can be run")
+        code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+        if code is None:
+            raise ConfigError(f"{spec.name} has no Python code; it cannot be run")
+        if self.is_module:
+            sys.argv[0] = spec.origin or self.name
+        return code, _main_module(
+            __file__=spec.origin,
+            __cached__=spec.cached,
+            __loader__=spec.loader,
+            __package__=spec.parent,
+            __spec__=spec,
+        )
+
+    def _find_module(self) -> ModuleSpec:
+        name = self.name
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                name = f"{name}.__main__"
+                spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # an import inside a parent package
+            spec = None
+        except ValueError:  # a relative name, or a module without a spec
+            spec = None
+        if spec is None:
+            raise ConfigError(f"there is no module {name} to run; check its name and PYTHONPATH")
+        return spec
+
+
+def script_target(name: str, arguments: list[str]) -> Target:
+    """Return the target for a path.
+
+    Raises:
+        ConfigError: there is nothing at this path, or it cannot be read.
+    """
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"the script {name} cannot be read; check its permissions")
+    return Target(name, arguments, is_module=False)
+
+
+def _load_script(name: str) -> tuple[CodeType, ModuleType]:
+    path = os.path.abspath(name)
+    if path.endswith(".pyc"):
+        bare = SourcelessFileLoader("__main__", path)
+        compiled = bare.get_code("__main__")
+        assert compiled is not None
+        return compiled, _main_module(__file__=path, __loader__=bare)
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    return code, _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path))
+
+
+def _main_module(**attributes: Any) -> ModuleType:
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        {
+            "__annotations__": {},
+            "__builtins__": sys.modules["builtins"],
+            "__cached__": None,
+            **attributes,
+        }
+    )
+    return module

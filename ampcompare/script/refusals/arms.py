@@ -1,0 +1,121 @@
+"""Arms that certainly cannot train a script, with line and reason, before any cell starts.
+
+Only what no branch of the script can change is refused here. Everything else is refused by the cell, at the call.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from ampcompare.backends.apex_levels import apex_level
+from ampcompare.backends.arm import Arm
+from ampcompare.script.refusals.files import read_files
+from ampcompare.script.refusals.uses import Uses, find_uses
+from ampcompare.settings.script import ScriptConfig
+
+__all__ = ["TWO_LINES", "why_refused"]
+
+TWO_LINES = (
+    "`model, optimizer = amp.initialize(model, optimizer)` after both are made, and `with amp.scale_loss(loss, "
+    "optimizer) as scaled: scaled.backward()` instead of `loss.backward()`, with `from apex import amp` at the top"
+)
+APEX = {"apex", "ampcompare", "fp16_utils", "FP16_Optimizer"}
+TORCH = {"autocast", "GradScaler"}
+ENTRIES = {"initialize", "init"}
+
+
+def why_refused(script: ScriptConfig, arm: Arm) -> str:
+    """Return why an arm certainly cannot train a script, with its line; "" where that is not certain."""
+    path = _path_of(script)
+    if path is None:
+        return ""
+    uses = _uses(path, Path() if script.is_module else path.parent, script.sha256)
+    if uses is None:
+        return ""
+    uses_apex, uses_torch = bool(uses.words & APEX), bool(uses.words & TORCH)
+    if uses_apex and uses_torch:
+        return ""  # which of both depends on branches
+    if uses_torch:
+        return _for_torch_amp(uses, arm, str(path))
+    return _for_apex(uses, arm, str(path)) if uses_apex else _for_neither(path)
+
+
+def _path_of(script: ScriptConfig) -> Path | None:
+    """Return the file of a script, or of a module below this folder."""
+    if not script.is_module:
+        return Path(script.name)
+    base = Path(*script.name.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__main__.py") if path.is_file()), None)
+
+
+@functools.lru_cache(maxsize=8)
+def _uses(path: Path, root: Path, _sha256: str | None) -> Uses | None:
+    """Return what a script uses; None if not all of its code is known."""
+    source = read_files(path, root)
+    return find_uses(source) if source.complete else None
+
+
+def _for_neither(path: Path) -> str:
+    return (
+        f"{path}: the script uses neither apex.amp nor torch.amp, so there is no place where an arm could act. Two "
+        f"lines are enough: {TWO_LINES}"
+    )
+
+
+def _for_torch_amp(uses: Uses, arm: Arm, path: str) -> str:
+    place = next((use.place for kind in ("scaler", "autocast") for use in uses.calls[kind]), path)
+    if arm.backend == "apex" and arm.options["opt_level"] == "O4":
+        return (
+            f"{place}: the script uses torch.amp, and O4 is only there for scripts with apex.amp: compare native:bf16, "
+            f"or put two lines into it instead: {TWO_LINES}"
+        )
+    if uses.closures and not uses.steps and "GradScaler" in uses.words and _needs_scaler(arm):
+        return (
+            f"{uses.closures[0].place}: scaler.step gets a closure, which this arm cannot run: a step may have to be "
+            "skipped"
+        )
+    if "GradScaler" not in uses.words and _needs_scaler(arm):
+        return (
+            f"{place}: the script uses autocast without a GradScaler, and this arm scales the loss or has master "
+            "weights: add `scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+        )
+    return ""
+
+
+def _for_apex(uses: Uses, arm: Arm, path: str) -> str:
+    if not uses.words & ENTRIES:
+        return (
+            f"{path}: the script uses Apex, and never calls amp.initialize, so there is no place where an arm could "
+            f"act. Two lines are enough: {TWO_LINES}"
+        )
+    calls = uses.calls["initialize"]
+    if calls and all(use.enabled is False for use in calls) and not _is_fp32(arm):
+        return f"{calls[0].place}: amp.initialize has enabled=False, so no arm can act; run the script with amp enabled"
+    if uses.calls["init"] and "initialize" not in uses.words and arm.backend != "apex":
+        return (
+            f"{uses.calls['init'][0].place}: amp.init has no models and optimizers, which this arm prepares; call "
+            "amp.initialize instead"
+        )
+    if uses.closures and not uses.steps and (arm.backend in ("native", "half") or arm.options.get("opt_level") == "O2"):
+        return (
+            f"{uses.closures[0].place}: optimizer.step gets a closure, which this arm cannot run: a step may have to "
+            "be skipped"
+        )
+    return ""
+
+
+def _needs_scaler(arm: Arm) -> bool:
+    """Return whether an arm cannot train a script without a GradScaler."""
+    if arm.backend == "native":
+        return bool(arm.options.get("dtype") == "float16")
+    if arm.backend == "half":
+        return bool(arm.options.get("master_weights") or arm.options.get("loss_scale"))
+    if arm.backend != "apex":
+        return False
+    level = apex_level(arm.options)
+    return level.patch_torch_functions or bool(level.master_weights) or level.loss_scale != 1.0
+
+
+def _is_fp32(arm: Arm) -> bool:
+    return arm.backend == "fp32" or arm.options.get("opt_level") == "O0"

@@ -1,0 +1,165 @@
+"""Reading files of users: bounded in kind, size, depth and number of values, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.read import FileFault, check_plain, parse_json, parse_yaml, read_json, read_text
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.validation import validated
+
+needs_fifo = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+def _bomb(levels: int, merged: bool = False) -> str:
+    """Return YAML of a few lines whose aliases stand for 9 to the power of `levels` values."""
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, levels):
+        aliases = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{aliases}]}}" if merged else f"[{aliases}]"))
+    return "\n".join(lines)
+
+
+@needs_fifo
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """A named pipe that nobody writes to is refused, not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileFault, match="it is a pipe"):
+        read_text(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [("/dev/zero", "a device"), ("/", "Is a directory"), ("/none", "No such file"), ("a\0b", "null")]
+)
+def test_what_is_no_regular_file(path: str, text: str) -> None:
+    """Devices, folders, missing files and impossible names are named as what they are."""
+    with pytest.raises(FileFault, match=text):
+        read_text(Path(path))
+
+
+def test_size_and_encoding(tmp_path: Path) -> None:
+    """A file above the limit is not read, and one that is not UTF-8 is refused with the place."""
+    (tmp_path / "a").write_text("x" * 11)
+    assert read_text(tmp_path / "a", most=11) == "x" * 11
+    with pytest.raises(FileFault, match="it has 11 bytes, and at most 10 are read"):
+        read_text(tmp_path / "a", most=10)
+    (tmp_path / "b").write_bytes(b"ab\xff")
+    with pytest.raises(FileFault, match="not text in UTF-8 \\(byte 2\\)"):
+        read_text(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[" * 200_000, "nested deeper than 64"),
+        ('{"a":' * 200_000, "nested deeper than 64"),
+        ("[" * 300 + "]" * 300, "nested deeper than 64"),
+        ("9" * 5000, "more than 64 bits"),
+        ("[-" + "9" * 30 + "]", "more than 64 bits"),
+        ("", "not JSON"),
+        ("{,}", "not JSON"),
+    ],
+)
+def test_json_that_is_refused(text: str, fault: str) -> None:
+    """Depth, huge numbers and what is not JSON end in one fault."""
+    with pytest.raises(FileFault, match=fault):
+        parse_json(text)
+
+
+@pytest.mark.integration
+def test_memory_of_json(tmp_path: Path) -> None:
+    """Many tiny values take at most 200 MB, or are refused beforehand where their file is small for so many."""
+    path = tmp_path / "many.json"
+    for count, fits in ((300_000, True), (2_000_000, False)):
+        path.write_text("[" + "{}," * count + "1]")
+        tracemalloc.start()
+        with contextlib.nullcontext() if fits else pytest.raises(FileFault, match="more values than are read"):
+            assert len(read_json(path)) == count + 1
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 200e6
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x: !!int abc", "line 1, column 4: 'abc' cannot be read as int"),
+        ("x: !!float abc", "'abc' cannot be read as float"),
+        ("x: !!bool abc", "'abc' cannot be read as bool"),
+        ("x: !!timestamp abc", "type timestamp is not used"),
+        ("x: !!python/object/apply:os.system [id]", "is not used"),
+        ("x: !!set {a}", "type set is not used"),
+        ("x: " + "9" * 5000, "a number of 5,000 digits"),
+        ("x: 0x" + "f" * 300, "more than 64 bits"),
+        ("x: 1" + ":1" * 90_000, "digits"),
+        ("x: &a [*a]", "nested deeper"),
+        ("x: &a {b: *a}", "nested deeper"),
+        ("[" * 100_000, "nested deeper"),
+        ("- " * 3000, "nested deeper"),
+        (_bomb(9), "more than 5,000 values"),
+        (_bomb(9, merged=True), "more than 5,000 values"),
+        ("x, " * 90_000, "at most 262,144 are read"),
+        ("[" + "x, " * 30_000 + "]", "more than 5,000 values"),
+        ("*none", "undefined alias"),
+        ("? [a]\n: b", "unhashable key"),
+    ],
+)
+def test_yaml_that_is_refused(text: str, fault: str) -> None:
+    """Tags, numbers, cycles and bombs that JSON could not hold end in one fault, soon."""
+    with pytest.raises(FileFault, match=fault):
+        parse_yaml(text)
+
+
+def test_yaml_chains_of_aliases_are_bounded() -> None:
+    """Aliases within aliases count as the levels that they come to."""
+    links = ["a0: &a0 1", *(f"a{n}: &a{n} {'[' * 9}*a{n - 1}{']' * 9}" for n in range(1, 12))]
+    with pytest.raises(FileFault, match="nested deeper than 64"):
+        parse_yaml("\n".join(links))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("{a: 1, b: [x, 2.5, true, null]}", {"a": 1, "b": ["x", 2.5, True, None]}),
+        ("x: 2001-01-01", {"x": "2001-01-01"}),
+        ("x: 2001-99-99", {"x": "2001-99-99"}),
+        ("base: &b {a: 1}\nmore: {<<: *b, c: 2}", {"base": {"a": 1}, "more": {"a": 1, "c": 2}}),
+    ],
+)
+def test_yaml_that_is_read(text: str, value: Any) -> None:
+    """Plain values, aliases and merged mappings are read as ever; a date is a text."""
+    assert parse_yaml(text) == value
+
+
+def _cycle() -> list[Any]:
+    inside: list[Any] = []
+    inside.append(inside)
+    return inside
+
+
+def _wide() -> list[Any]:
+    node: list[Any] = [1]
+    for _ in range(12):
+        node = [node] * 10
+    return node
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [(_cycle(), "nested deeper"), (_wide(), "more than 5,000"), ({1, 2}, "type set"), ({1: 2}, "the key 1 is not text"),
+     (b"x", "type bytes"), (2**70, "64 bits")],
+)  # fmt: skip
+def test_arguments_of_a_model(value: Any, fault: str) -> None:
+    """What a record could not hold is refused as an argument of a network, also from Python."""
+    with pytest.raises(FileFault, match=fault):
+        check_plain({"x": value})
+    with pytest.raises(ConfigError, match=f"recipe.model.args: .*{fault}"):
+        validated(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})

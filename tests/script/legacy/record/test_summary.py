@@ -1,0 +1,104 @@
+"""A record is summed up, in every format, without torch; what is broken in it is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.errors import RecordError
+from ampcompare.script.legacy.record.render import render_records
+from ampcompare.script.legacy.record.summary import is_exec_record, read_exec_record
+
+HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
+ROWS = [
+    HEADER,
+    {"kind": "initialize", "opt_level": "O2", "optimizers": {"0": "SGD"}, "loss_scales": [4.0], "dynamic": [True]},
+    {"kind": "backward", "loss": 2.5, "loss_id": 0, "scale_before": 4.0, "scale_after": 8.0, "overflow": False},
+    {"kind": "step", "optimizer": 0, "applied": True, "seconds": None},
+    {"kind": "backward", "loss": "nan", "loss_id": 0, "scale_before": 8.0, "scale_after": 2.0, "overflow": True},
+    {"kind": "step", "optimizer": 0, "applied": False, "seconds": 0.5},
+    {"kind": "backward", "loss": 1.5, "loss_id": 1, "scale_before": None, "scale_after": None, "overflow": None},
+    {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.25},
+    {"kind": "end", "exit_code": 3, "error": None},
+]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """A small record with one overflow."""
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_sums(record: Path) -> None:
+    """Steps, skips, overflows, scales, losses and the median step time are those of the rows."""
+    summary = read_exec_record(record)
+    optimizer, loss, other = summary.optimizers[0], summary.losses[0], summary.losses[1]
+    assert (optimizer.name, optimizer.steps, optimizer.skipped, optimizer.median_seconds) == ("SGD", 3, 1, 0.375)
+    assert (loss.backwards, loss.overflows, loss.scale_min, loss.scale_max, loss.scale_final) == (2, 1, 2.0, 8.0, 2.0)
+    assert loss.loss_first == 2.5
+    assert loss.loss_last is not None
+    assert math.isnan(loss.loss_last)
+    assert (other.backwards, other.scale_final, other.loss_last) == (1, None, 1.5)
+
+
+def test_formats(record: Path) -> None:
+    """Every format shows the same figures; JSON is strict."""
+    summary = read_exec_record(record)
+    table = render_records([record], [summary], "table")
+    assert "optimizer 0 (SGD)  3        1" in table
+    assert "gan.py on engine compat 25.05, amp O2; it ended with exit code 3. 1 backward pass overflowed; " in table
+    assert "diagnose this: ampcompare diagnose --arm apex:O2 -- gan.py" in table
+    assert "| loss 0" in render_records([record], [summary], "md")
+    assert render_records([record], [summary], "csv").splitlines()[1] == "optimizer 0 (SGD),3,1,,,,,,,0.375"
+    document = json.loads(render_records([record], [summary], "json"), parse_constant=pytest.fail)
+    assert document["losses"][0]["loss_last"] == "nan"
+
+
+def test_cut_off_record(record: Path) -> None:
+    """A last line that was cut off is left out, and the missing end is told."""
+    record.write_text("".join(record.read_text().splitlines(keepends=True)[:-1]) + '{"kind": "st')
+    summary = read_exec_record(record)
+    assert summary.optimizers[0].steps == 3
+    assert "the record has no end" in render_records([record], [summary], "table")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"kind": "magic"}', '{"kind": "step"}', "7"])
+def test_broken_line(line: str, record: Path) -> None:
+    """A line in the middle that is no row is an error that names file and line."""
+    lines = record.read_text().splitlines()
+    record.write_text("\n".join([*lines[:3], line, *lines[3:]]))
+    with pytest.raises(RecordError, match=r"steps\.jsonl, line 4, is not a row"):
+        read_exec_record(record)
+
+
+def test_later_schema(record: Path) -> None:
+    """A record of a later version asks for an upgrade."""
+    record.write_text(json.dumps({**HEADER, "schema": 2}) + "\n")
+    with pytest.raises(RecordError, match="upgrade ampcompare"):
+        read_exec_record(record)
+
+
+def test_told_from_other_files(record: Path, tmp_path: Path) -> None:
+    """Only a file that begins as such a record is taken for one."""
+    assert is_exec_record(record)
+    other = tmp_path / "record.json"
+    for text in ("", "[1]", '{"schema": 1}', "\0\0"):
+        other.write_text(text)
+        assert not is_exec_record(other)
+    assert not is_exec_record(tmp_path)
+    assert not is_exec_record(tmp_path / "absent")
+
+
+def test_needs_no_torch(record: Path, python) -> None:
+    """The report of a record loads no torch."""
+    code = (
+        "import sys; from ampcompare.cli import main; "
+        f"assert main(['report', {str(record)!r}]) == 0; assert 'torch' not in sys.modules"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
