@@ -16,25 +16,17 @@ TYPE_CHECKING = False  # as type checkers know it; importing `typing` would take
 if TYPE_CHECKING:
     from typing import Any
 
-    from ampcompare.api import (
-        compare,
-        convert_checkpoint,
-        diagnose,
-        examine_machine,
-        explain_arm,
-        judge_table,
-        reproduce_claims,
-        run,
-    )
-    from ampcompare.backends.arm import Arm
-    from ampcompare.precision.base import Precision, StepOutcome
-    from ampcompare.precision.factory import make_precision
-    from ampcompare.records.callback import Callback, CellInfo
-    from ampcompare.records.run import RunRecord
-    from ampcompare.records.step import StepRecord
-    from ampcompare.script.metric_log import log_metric
-    from ampcompare.settings.config import RunConfig
-    from ampcompare.settings.recipe import Recipe
+    from ampcompare.api.checkpoint import convert_checkpoint
+    from ampcompare.api.claims import reproduce_claims
+    from ampcompare.api.comparison import compare
+    from ampcompare.api.diagnosis import diagnose
+    from ampcompare.api.explanation import explain_arm
+    from ampcompare.api.machine import examine_machine
+    from ampcompare.api.precision import Precision, StepOutcome, make_precision
+    from ampcompare.api.results_table import judge_table
+    from ampcompare.api.training import run
+    from ampcompare.api.types import Arm, Callback, CellInfo, Recipe, RunConfig, RunRecord, StepRecord
+    from ampcompare.base.metric_log import log_metric
 
 __all__ = [
     "Arm",
@@ -60,25 +52,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Arm": "ampcompare.backends.arm",
-    "Callback": "ampcompare.records.callback",
-    "CellInfo": "ampcompare.records.callback",
-    "Precision": "ampcompare.precision.base",
-    "Recipe": "ampcompare.settings.recipe",
-    "RunConfig": "ampcompare.settings.config",
-    "RunRecord": "ampcompare.records.run",
-    "StepOutcome": "ampcompare.precision.base",
-    "StepRecord": "ampcompare.records.step",
-    "compare": "ampcompare.api",
-    "convert_checkpoint": "ampcompare.api",
-    "diagnose": "ampcompare.api",
-    "examine_machine": "ampcompare.api",
-    "explain_arm": "ampcompare.api",
-    "judge_table": "ampcompare.api",
-    "log_metric": "ampcompare.script.metric_log",
-    "make_precision": "ampcompare.precision.factory",
-    "reproduce_claims": "ampcompare.api",
-    "run": "ampcompare.api",
+    "Arm": "ampcompare.api.types",
+    "Callback": "ampcompare.api.types",
+    "CellInfo": "ampcompare.api.types",
+    "Precision": "ampcompare.api.precision",
+    "Recipe": "ampcompare.api.types",
+    "RunConfig": "ampcompare.api.types",
+    "RunRecord": "ampcompare.api.types",
+    "StepOutcome": "ampcompare.api.precision",
+    "StepRecord": "ampcompare.api.types",
+    "compare": "ampcompare.api.comparison",
+    "convert_checkpoint": "ampcompare.api.checkpoint",
+    "diagnose": "ampcompare.api.diagnosis",
+    "examine_machine": "ampcompare.api.machine",
+    "explain_arm": "ampcompare.api.explanation",
+    "judge_table": "ampcompare.api.results_table",
+    "log_metric": "ampcompare.base.metric_log",
+    "make_precision": "ampcompare.api.precision",
+    "reproduce_claims": "ampcompare.api.claims",
+    "run": "ampcompare.api.training",
 }
 
 

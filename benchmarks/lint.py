@@ -11,33 +11,21 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from tabulate import tabulate
 
-from ampcompare.base.files.read import FileFault
 from ampcompare.lint.check import is_of_interest
-from ampcompare.lint.run import lint_files
+from ampcompare.lint.run import find_files, lint_files
 from ampcompare.lint.selection import Selection
-from ampcompare.source.document import read_document
-from ampcompare.source.find import find_sources
-
-
-def texts(files: list[Path]) -> Iterator[str]:
-    """Yield the text of each file that can be read."""
-    for file in files:
-        try:
-            yield read_document(file).text
-        except FileFault:
-            continue
 
 
 def measure(folder: Path) -> tuple[list[object], Counter[str]]:
     """Return the row of a folder, and its findings by code."""
-    files = list(find_sources([folder]))
+    files = list(find_files([folder], Selection()))
     lines = parsed = 0
-    for text in texts(files):
+    for file in files:
+        text = file.read_text(encoding="utf-8", errors="replace")
         lines += text.count("\n")
         parsed += text.count("\n") if is_of_interest(text) else 0
     began = time.process_time()

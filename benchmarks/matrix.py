@@ -28,7 +28,7 @@ import click
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.backends.arm import Arm
+from ampcompare import Arm
 from ampcompare.experiment.plan import DEFAULT_ARMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,11 +37,10 @@ BARE = """
 import sys
 import torch
 from ampcompare.settings.config import Recipe
-from ampcompare.parallel.single import Single
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
 
 arm, seed = sys.argv[1], int(sys.argv[2])
@@ -50,7 +49,7 @@ device = torch.device("cpu")
 recipe = Recipe(seed=seed)
 precision = make_precision(arm, device="cpu")
 task = make_task(recipe)
-run = assemble(recipe, task, precision, Single(), device)
+run = assemble_single(recipe, task, precision, device)
 step = 0
 with cpu_half("auto", precision.half_dtype, device)[1]:
     for epoch in range(recipe.epochs):

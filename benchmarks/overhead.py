@@ -36,9 +36,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
-from ampcompare.parallel.single import Single
 from ampcompare.precision.factory import make_precision
+from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.training.loop import Loop
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.metrics.clock import HostClock
 
 BLOCK = 20
@@ -54,6 +55,7 @@ GOALS = {
     ("loop", "native:bf16"): 1.05,
     ("loop", "half"): 1.05,
 }
+PARALLEL = make_parallel(ParallelConfig(), torch.device("cpu"))
 Block = Callable[[], None]
 
 
@@ -102,7 +104,7 @@ def loop_block(arm: str, model_name: str) -> Block:
     model, batches = _batches(model_name)
     precision = make_precision(arm)
     models, optimizers = precision.prepare([model], [sgd(model.parameters())])
-    loop = Loop(models, optimizers, precision, Single(), _loss, HostClock(), drain_every=BLOCK)
+    loop = Loop(models, optimizers, precision, PARALLEL, _loss, HostClock(), drain_every=BLOCK)
     records = loop.run(batches, epoch=0)
 
     def block() -> None:

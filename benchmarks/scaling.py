@@ -42,11 +42,11 @@ from workloads import WORKLOADS, sgd
 from ampcompare.apex.amp import _amp_state
 from ampcompare.launch.distributed_env import DistributedEnv
 from ampcompare.launch.worker.process_group import process_group
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
 from ampcompare.settings.parallel import ParallelConfig
 from ampcompare.training.loop import update
+from ampcompare.training.make_parallel import make_parallel
 
 STEPS = 10
 WARMUP = 3

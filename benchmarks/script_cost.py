@@ -39,8 +39,8 @@ from tabulate import tabulate
 from torch.nn import functional as F
 from workloads import WORKLOADS, sgd
 
+from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.backends.arm import Arm
 from ampcompare.script.legacy.record.recorder import Recorder, header
 from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.legacy.settings import ExecSettings

@@ -14,7 +14,6 @@ from ampcompare.experiment.diagnose import diagnose as _diagnose
 from ampcompare.experiment.preflight import check_cells
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.records.diagnosis import Diagnosis
-from ampcompare.report.diagnosis_files import write_diagnosis
 from ampcompare.settings.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -72,7 +71,4 @@ def diagnose(
     options.check()
     if loop is None:
         check_cells([config])
-    found = _diagnose(options, loop)
-    if output_dir is not None:
-        write_diagnosis(found, Path(output_dir))
-    return found
+    return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))

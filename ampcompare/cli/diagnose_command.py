@@ -66,7 +66,6 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.preflight import check_cells
     from ampcompare.records.run import dump_json
     from ampcompare.report.diagnosis import diagnosis_text
-    from ampcompare.report.diagnosis_files import write_diagnosis
 
     arm = str(Arm.parse(parameters["arm_text"]))
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
@@ -82,10 +81,12 @@ def command(**parameters: Any) -> int:
     options.check()
     check_cells([config])
     with ended_by_signals():
-        diagnosis = diagnose(options, say=lambda line: click.echo(f"ampcompare: {line}", err=True))
-    if parameters["output_dir"]:
-        for path in write_diagnosis(diagnosis, Path(parameters["output_dir"])):
-            click.echo(f"wrote {path}", err=True)
+        folder = parameters["output_dir"]
+        diagnosis = diagnose(
+            options,
+            output_dir=Path(folder) if folder else None,
+            say=lambda line: click.echo(f"ampcompare: {line}", err=True),
+        )
     if parameters["as_json"]:
         click.echo(dump_json(diagnosis))
         return 0

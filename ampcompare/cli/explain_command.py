@@ -38,16 +38,16 @@ def command(**parameters: Any) -> int:
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs.
     """
-    from ampcompare.explain.explain import explain_arm
-    from ampcompare.explain.render import render_explanation
+    from ampcompare.diagnosis.explain.explain import explain_arm
+    from ampcompare.diagnosis.explain.render import render_explanation
     from ampcompare.records.run import dump_json
 
     arm = Arm.parse(parameters["arm_text"])
     explanation = explain_arm(arm)
     observation = None
     if any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
+        from ampcompare.diagnosis.explain.observation import observe_in_child
         from ampcompare.experiment.preflight import check_cells
-        from ampcompare.explain.observation import observe_in_child
 
         config = collect_settings(request_from({**parameters, "arm_text": str(arm)}), one_run=True).config
         check_cells([config])
@@ -58,7 +58,7 @@ def command(**parameters: Any) -> int:
     width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
     click.echo(render_explanation(explanation, width=width), nl=False)
     if observation is not None:
-        from ampcompare.explain.render_observation import render_observation
+        from ampcompare.diagnosis.explain.render_observation import render_observation
 
         click.echo(
             "\n" + render_observation(observation, width=width, every_module=parameters["all_modules"]), nl=False

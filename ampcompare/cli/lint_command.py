@@ -59,9 +59,8 @@ def command(
 
     from ampcompare.base.errors import ConfigError
     from ampcompare.lint.report import FORMATS
-    from ampcompare.lint.run import lint_files
+    from ampcompare.lint.run import find_files, lint_files
     from ampcompare.lint.selection import read_selection
-    from ampcompare.source.find import find_sources
 
     roots = [Path(path) for path in paths]
     for root in roots:
@@ -75,9 +74,7 @@ def command(
     selection = replace(selection, exclude=(*selection.exclude, *exclude))
 
     unreadable: list[str] = []
-    found = find_sources(
-        roots, exclude=selection.exclude, unreadable=lambda path, why: unreadable.append(f"{path}: {why}")
-    )
+    found = find_files(roots, selection, unreadable=lambda path, why: unreadable.append(f"{path}: {why}"))
     report = lint_files(_shown(list(found), no_progress), selection, fix=fix)
     for line in FORMATS[form](report):
         click.echo(line)

@@ -1,1 +1,1 @@
-"""Where numbers of a training step overflow, what is lost below their range, and what to keep in fp32."""
+"""What an arm does inside a training step: explained in advance, or diagnosed where numbers overflow or are lost."""

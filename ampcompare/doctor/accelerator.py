@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.isolate.call import Answer
 from ampcompare.doctor.finding import Check
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.diagnosis.in_child import diagnose_in_child
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment.diagnose_script import diagnose_script
+from ampcompare.report.diagnosis_files import write_diagnosis
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.measure import Loop
@@ -17,18 +19,31 @@ __all__ = ["DiagnoseOptions", "diagnose"]
 
 
 def diagnose(
-    options: DiagnoseOptions, loop: Loop | None = None, say: Callable[[str], Any] = lambda line: None
+    options: DiagnoseOptions,
+    loop: Loop | None = None,
+    *,
+    output_dir: Path | None = None,
+    say: Callable[[str], Any] = lambda line: None,
 ) -> Diagnosis:
     """Diagnose a loop in this process, or else what the configuration names, in processes of its own.
 
     Args:
-        say: called with a line before each run of a script.
+        output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
+        say: called with a line before each run of a script, and with the files that are written.
 
     Raises:
         ConfigError: options that cannot be used, or nothing was watched.
         EnvironmentUnfit: this machine lacks something that is asked for.
         LaunchError: what was trained has failed.
     """
+    found = _diagnose(options, loop, say)
+    if output_dir is not None:
+        for path in write_diagnosis(found, output_dir):
+            say(f"wrote {path}")
+    return found
+
+
+def _diagnose(options: DiagnoseOptions, loop: Loop | None, say: Callable[[str], Any]) -> Diagnosis:
     if loop is not None:
         from ampcompare.diagnosis.diagnose import diagnose_given
 

@@ -17,7 +17,7 @@ ROUNDING = 2.0**-7
 """Largest relative difference of two first losses that fp16 arithmetic explains: eight units in its last place."""
 
 TIME_LIMIT = 1800.0
-PROGRAM = Path(__file__).resolve().parent.parent / "launch" / "worker" / "continue_checkpoint.py"
+PROGRAM = Path(__file__).resolve().parent.parent / "training" / "continue_checkpoint.py"
 ERRORS: dict[int, type[AmpCompareError]] = {2: CheckpointError, 4: EnvironmentUnfit}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ampcompare.base.errors import EnvironmentUnfit
@@ -12,11 +12,19 @@ from ampcompare.lint.finding import Finding, apply_edits
 from ampcompare.lint.report import Located, Report, Unread
 from ampcompare.lint.selection import Selection
 from ampcompare.source.document import Document, read_document, write_document
+from ampcompare.source.find import find_sources
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
-__all__ = ["fix_text", "lint_files"]
+__all__ = ["find_files", "fix_text", "lint_files"]
 
 MAX_PASSES = 8
+
+
+def find_files(
+    paths: Iterable[Path], selection: Selection, *, unreadable: Callable[[Path, str], None] | None = None
+) -> Iterator[Path]:
+    """Yield the Python files and notebooks below paths, without those that a selection excludes; see `find_sources`."""
+    return find_sources(paths, exclude=selection.exclude, unreadable=unreadable)
 
 
 def lint_files(files: Iterable[Path], selection: Selection, *, fix: bool = False) -> Report:

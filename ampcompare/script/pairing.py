@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import random
 from collections.abc import Callable, Sequence
@@ -12,8 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ampcompare.precision.base import owned_params
-from ampcompare.tensors.tree import tensors_in
-from ampcompare.training.metrics.weights_hash import parameters_sha256
+from ampcompare.training.metrics.hashes import inputs_sha256, parameters_sha256
 
 __all__ = ["FirstBatches", "HashedWeights", "seed_all", "weights_of"]
 
@@ -81,14 +79,10 @@ class FirstBatches:
     def _enter(self, module: Any, inputs: Any) -> None:
         if not self._awaited or not torch.is_grad_enabled():
             return
-        tensors = list(tensors_in(inputs))
-        if not tensors:
+        digest = inputs_sha256(inputs)
+        if digest is None:
             return
         self._awaited = False
-        digest = hashlib.sha256()
-        for tensor in tensors:
-            flat = tensor.detach().cpu().contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
-        self.hashes.append(digest.hexdigest())
+        self.hashes.append(digest)
         if len(self.hashes) == MAX_BATCHES:
             self.end()

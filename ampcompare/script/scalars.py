@@ -15,8 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ampcompare.base.metric_log import log_metric
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.script.metric_log import log_metric
 
 __all__ = ["catch_scalars"]
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed
 
+from ampcompare.base.metric_log import listen
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.script.metric_log import listen
 from ampcompare.script.pairing import FirstBatches, HashedWeights, weights_of
 from ampcompare.script.scalars import catch_scalars
 from ampcompare.script.written_files import WrittenFiles

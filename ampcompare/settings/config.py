@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ampcompare.backends.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.accelerators import ACCELERATORS, accelerator_of
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.derived import with_derived
 from ampcompare.settings.digest import settings_digest
 from ampcompare.settings.eval_precisions import parse_eval_precisions
 from ampcompare.settings.parallel import ParallelConfig
+from ampcompare.settings.paths import flatten
 from ampcompare.settings.recipe import Frozen, Positive, PositiveInt, Recipe
 from ampcompare.settings.saving import SavingConfig
 from ampcompare.settings.script import ScriptConfig
@@ -248,6 +249,15 @@ class RunConfig(Frozen):
     def parsed_arm(self) -> Arm:
         """The arm as its backend and options."""
         return Arm.parse(self.arm)
+
+    def by_path(self) -> dict[str, Any]:
+        """Return each setting but the arm by its path, such as `recipe.optimizer.lr`."""
+        return dict(flatten(self.model_dump(exclude={"arm"})))
+
+    @classmethod
+    def defaults_by_path(cls) -> dict[str, Any]:
+        """Return the default of each setting but the arm by its path."""
+        return cls().by_path()
 
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""

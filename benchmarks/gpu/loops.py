@@ -74,13 +74,14 @@ def build_step(name: str, made: Model, make: Make, device: str, apex_src: Path |
 def _arm(
     arm: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str, extras: list[str]
 ) -> Loop:
-    from ampcompare.parallel.single import Single
     from ampcompare.precision.base import owned_params
     from ampcompare.precision.factory import make_precision
+    from ampcompare.settings.parallel import ParallelConfig
     from ampcompare.tensors.skippable_step import skip_on_device
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
+    from ampcompare.training.make_parallel import make_parallel
     from ampcompare.training.metrics.clock import make_clock
 
     if "skip" in extras:
@@ -99,16 +100,16 @@ def _arm(
     def loss_of(models: Any, batch: Any) -> Tensor:
         return F.cross_entropy(models[0](batch[0]), batch[1])
 
+    parallel = make_parallel(ParallelConfig(), torch.device(device))
     if "drained" in extras:
         clock = make_clock(torch.device(device))
-        loop = TrainingLoop(models, optimizers, precision, Single(), loss_of, clock, after_step=after)
+        loop = TrainingLoop(models, optimizers, precision, parallel, loss_of, clock, after_step=after)
 
         def block() -> None:
             for _ in loop.run(itertools.repeat((x, y), DRAINED_STEPS), epoch=0):
                 pass
 
         return Loop(block, DRAINED_STEPS)
-    parallel = Single()
 
     def step() -> None:
         update(models, optimizers, precision, parallel, loss_of, ((x, y),))
@@ -140,11 +141,13 @@ def _peer(what: str, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, dev
         model, optimizer = accelerator.prepare(model, optimizer)
         backward = accelerator.backward
     else:
-        from ampcompare.backends.fabric import LIBRARY
+        from ampcompare import Arm
 
-        found = LIBRARY.found()
+        installed = Arm.parse("fabric:32-true").spec.library
+        assert installed is not None
+        found = installed.found()
         if found is None:
-            raise ImportError(LIBRARY.missing())
+            raise ImportError(installed.missing())
         fabric = importlib.import_module(found[0]).Fabric(accelerator=device, devices=1, precision=number)
         model, optimizer = fabric.setup(model, optimizer)
         backward = partial(fabric.backward, model=model)

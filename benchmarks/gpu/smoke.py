@@ -67,7 +67,7 @@ def run(context: Context, report: Report) -> None:
 
 def installed_arms(context: Context) -> tuple[list[str], list[str]]:
     """Return the arms that can be tried here, and why the others cannot."""
-    from ampcompare.backends.arm import Arm
+    from ampcompare import Arm
 
     arms, missing = [], []
     for arm in ARMS:

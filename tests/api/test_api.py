@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import ampcompare
-from ampcompare import api
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
 from ampcompare.cli.compare_command import command, options_from
@@ -74,7 +73,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     ]
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
-    api.compare(
+    ampcompare.compare(
         ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory",
         budget="90s", jobs=2, sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json",
         tensorboard="tb", junit="j.xml", wait=10, recipe="digits", slurm_options={"partition": "gpu"},
@@ -100,13 +99,13 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
 
 def test_every_option_of_compare_is_reachable_from_python() -> None:
     """A new field of `CompareOptions` needs an argument of `compare`, except those of the exit code and the report."""
-    arguments = set(inspect.signature(api.compare).parameters)
+    arguments = set(inspect.signature(ampcompare.compare).parameters)
     renamed = {"settings": "config_file", "budget_seconds": "budget", "wait_seconds": "wait"}
     fields = {renamed.get(field.name, field.name) for field in dataclasses.fields(CompareOptions)}
     assert fields - arguments == {"strict", "command"}
     run_renamed = {"wait_seconds": "wait"}
     run_fields = {run_renamed.get(field.name, field.name) for field in dataclasses.fields(RunOptions)}
-    assert run_fields - set(inspect.signature(api.run).parameters) == {"command"}
+    assert run_fields - set(inspect.signature(ampcompare.run).parameters) == {"command"}
 
 
 @pytest.mark.parametrize(
@@ -180,14 +179,14 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("ampcompare.api.training.run_single", take)
     recipe = Recipe(optimizer=OptimizerConfig(lr_base=0.4), global_batch_size=128)
-    api.run(RunConfig(recipe=recipe, arm="apex:O2"))
-    api.run(recipe=recipe, arm="apex:O2")
+    ampcompare.run(RunConfig(recipe=recipe, arm="apex:O2"))
+    ampcompare.run(recipe=recipe, arm="apex:O2")
     assert configs[0] == configs[1]
     assert configs[0].recipe.optimizer.lr == pytest.approx(0.2)
-    api.run(recipe="articles/r18-leaves", size="small", device="cpu")
+    ampcompare.run(recipe="articles/r18-leaves", size="small", device="cpu")
     assert (configs[2].arm, configs[2].device) == ("fp32", "cpu")
     with pytest.raises(ConfigError, match="both were given"):
-        api.run(RunConfig(), arm="half")
+        ampcompare.run(RunConfig(), arm="half")
 
 
 def _outcome(statuses: list[str], *, strict: bool = False, error: str | None = None, code: int = 3) -> int:
@@ -251,10 +250,10 @@ def test_examine_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "ampcompare.api.machine.examine", lambda arms, seconds: calls.append(([str(arm) for arm in arms], seconds))
     )
-    api.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
+    ampcompare.examine_machine(["half", ampcompare.Arm.parse("fp32")], time_limit=5)
     assert calls == [(["half", "fp32"], 5)]
     with pytest.raises(ConfigError, match="fp23"):
-        api.examine_machine(["fp23"])
+        ampcompare.examine_machine(["fp23"])
 
 
 def test_reproduce_claims(tmp_path: Path) -> None:
@@ -269,8 +268,9 @@ def test_reproduce_claims(tmp_path: Path) -> None:
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
-        "import sys, ampcompare, ampcompare.api, ampcompare.explain.explain, ampcompare.doctor.examine\n"
-        "print(all(callable(getattr(ampcompare, name)) for name in ampcompare.api.__all__), 'torch' in sys.modules)"
+        "import sys, ampcompare, ampcompare.diagnosis.explain.explain, ampcompare.doctor.examine\n"
+        "names = set(ampcompare.__all__) - {'__version__', 'Precision', 'StepOutcome', 'make_precision'}\n"
+        "print(all(callable(getattr(ampcompare, name)) for name in names), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
@@ -281,7 +281,7 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     script = tmp_path / "train.py"
     script.write_text("from apex import amp\namp.initialize\n")
     seen: list[Any] = []
-    monkeypatch.setattr("ampcompare.api.diagnosis._diagnose", lambda options, loop: seen.append(options))
+    monkeypatch.setattr("ampcompare.api.diagnosis._diagnose", lambda options, loop, output_dir: seen.append(options))
     ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, rank=1, device="cpu")
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]

@@ -18,7 +18,6 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.convert.between_arms import into_arm
 from ampcompare.checkpoint.store.difference import first_difference
 from ampcompare.checkpoint.store.file import write_checkpoint
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -27,8 +26,9 @@ from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
+from ampcompare.training.make_parallel import make_parallel
+from ampcompare.training.metrics.hashes import weights_sha256
 from ampcompare.training.metrics.run_summary import RunMetrics
-from ampcompare.training.metrics.weights_hash import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import group_of_one
 from ampcompare.training.session import Session

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -17,6 +16,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.tensors.sharded import whole
 from ampcompare.training.assemble import assemble
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.factory import make_precision
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

@@ -15,7 +15,6 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.backends import fp8
 from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.store.difference import first_difference
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -23,6 +22,7 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.resume import find_checkpoint, validate_resume

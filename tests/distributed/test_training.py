@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import RanksDiffer
 from ampcompare.experiment.plan import DEFAULT_ARMS
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, ProcessGroup, SingleProcess, weights_digest
 from ampcompare.precision.cpu_half import cpu_half
 from ampcompare.precision.factory import make_precision
@@ -25,6 +24,7 @@ from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
 from ampcompare.training.evaluate import evaluate
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")

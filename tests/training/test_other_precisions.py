@@ -19,7 +19,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.settings.eval_precisions import EVAL_PRECISIONS
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
-from ampcompare.training.metrics.weights_hash import weights_sha256
+from ampcompare.training.metrics.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.session import Session
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampcompare.base.environment.cuda import why_no_cuda
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError, did_you_mean
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.isolate.call import call_in_child
 from ampcompare.base.isolate.start import isolated_environment, start_command
-from ampcompare.doctor.ask import ask
-from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.claims.definition import Claim, ExperimentSpec, Study
 from ampcompare.experiment.claims.evaluate import ClaimResult, judge_claim
 from ampcompare.experiment.observer import Observer
@@ -32,6 +32,7 @@ __all__ = ["Reproduction", "reproduce", "sees_gpu", "select_claims"]
 
 NEEDS_GPU = "needs a GPU"
 PROGRAM_SECONDS = 600
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,8 @@ def select_claims(study: Study, names: Sequence[str]) -> list[Claim]:
 
 
 def sees_gpu() -> bool:
-    """Return whether torch can use a GPU, asked in a child: a process that forks cells must not touch CUDA."""
-    if not has_nvidia_gpu():
-        return False
-    return bool(ask("gpus").value.get("available"))
+    """Return whether torch can use a GPU; where files leave that open, a child process asks torch."""
+    return not why_no_cuda() and bool(call_in_child(PROGRAMS / "sees_gpu.py").value.get("available"))
 
 
 def reproduce(

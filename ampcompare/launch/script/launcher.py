@@ -28,9 +28,9 @@ from ampcompare.launch.script.processes import (
     threads_of,
 )
 from ampcompare.launch.script.record import failed_script, script_record
+from ampcompare.launch.script.refusals.arms import why_refused
 from ampcompare.launch.script.rows import ScriptRows
 from ampcompare.records.run import RunRecord, dump_json
-from ampcompare.script.refusals.arms import why_refused
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 

@@ -33,7 +33,6 @@ from ampcompare.launch.worker.process_facts import gather_process_facts
 from ampcompare.launch.worker.progress_reporter import ProgressReporter
 from ampcompare.launch.worker.resume import find_resume_point, prepare_files
 from ampcompare.launch.worker.warmup_guards import guards_during_warmup
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.ranks import Communicator, SingleProcess
 from ampcompare.precision.base import Precision
 from ampcompare.precision.cpu_half import cpu_half
@@ -46,9 +45,10 @@ from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
 from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
+from ampcompare.training.make_parallel import make_parallel
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
+from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.metrics.run_summary import RunMetrics
-from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import own_group
 from ampcompare.training.session import Session

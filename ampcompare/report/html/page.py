@@ -90,7 +90,7 @@ class Html(Reporter):
             runs=[_run(record) for record in comparison.records],
             logs=links if any(links) else None,
             settings=settings,
-            chosen=chosen_settings(settings),
+            chosen=chosen_settings(comparison, settings),
             environment=shared_environment(comparison),
             arm_facts=arm_facts(comparison),
             command=printable(comparison.command, MAX_LINE),

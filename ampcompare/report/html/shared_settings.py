@@ -6,13 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
-from ampcompare.settings.paths import flatten
 
 __all__ = ["Shared", "arm_facts", "chosen_settings", "listed", "shared_environment", "shared_settings"]
 
@@ -42,13 +38,14 @@ class Shared:
 
 def shared_settings(comparison: Comparison) -> Shared:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
-    facts = [dict(flatten(record.config.model_dump(exclude={"arm"}))) for record in comparison.records]
+    facts = [record.config.by_path() for record in comparison.records]
     return _shared(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
-def chosen_settings(shared: Shared) -> list[list[str]]:
+def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
-    defaults = {name: _shown(value) for name, value in flatten(RunConfig().model_dump(exclude={"arm"}))}
+    known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
+    defaults = {name: _shown(value) for name, value in known.items()}
     return [
         [name.removeprefix("recipe."), value, defaults.get(name, "not set")]
         for name, value in shared.equal
@@ -76,12 +73,12 @@ def arm_facts(comparison: Comparison) -> list[list[str]]:
             first[record.arm] = record
     rows = []
     for row in comparison.arms:
-        try:
-            arm = Arm.parse(row.arm)
+        known = first.get(row.arm)
+        backend = options = "-"  # of a program's row, and of a table that ampcompare did not make
+        if known is not None and known.config.arm == row.arm:
+            arm = known.config.parsed_arm
             backend, options = arm.backend, ", ".join(f"{name} = {value}" for name, value in arm.options.items())
-        except ConfigError:  # a table that was not made by this version
-            backend, options = "-", "-"
-        engine = first[row.arm].engine if row.arm in first else None
+        engine = known.engine if known is not None else None
         why = f"{engine.name} {engine.version}: {engine.reason}" if engine else "torch"
         rows.append([_shown(text or "-") for text in (row.arm, backend, options, why, row.half)])
     return rows

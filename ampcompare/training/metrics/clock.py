@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import torch
 
-from ampcompare.backends.accelerators import ACCELERATORS
+from ampcompare.base.environment.accelerators import ACCELERATORS
 
 __all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
 

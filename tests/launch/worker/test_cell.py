@@ -18,7 +18,7 @@ from ampcompare.launch.worker.cell import Cell, build, configure_process, record
 from ampcompare.parallel.ranks import SingleProcess
 from ampcompare.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
+from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.session import Session
 
 MakeConfig = Callable[..., RunConfig]

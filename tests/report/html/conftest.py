@@ -77,7 +77,7 @@ def _record(arm: str, number: int, seed: int, epochs: int, diverges: bool) -> Ru
         cell=f"{number}-{seed}",
         arm=arm,
         status="diverged" if diverges else "completed",
-        config=RunConfig(recipe=Recipe(seed=seed, epochs=epochs)),
+        config=RunConfig(arm=arm if arm == "apex:O2" else "fp32", recipe=Recipe(seed=seed, epochs=epochs)),
         engine=EngineInfo(name="compat", version="25.05", reason="apex is not installed") if number else None,
         environment={"torch": "2.13.0", "device": "cpu", "processor": "a processor"},
         summary=summary,

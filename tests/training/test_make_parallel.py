@@ -14,9 +14,9 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.parallel.apex_ddp import ApexDDP
 from ampcompare.parallel.ddp import DDP
 from ampcompare.parallel.dp import DP
-from ampcompare.parallel.factory import make_parallel
 from ampcompare.parallel.single import Single
 from ampcompare.settings.parallel import ParallelConfig
+from ampcompare.training.make_parallel import make_parallel
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

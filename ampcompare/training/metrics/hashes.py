@@ -1,16 +1,18 @@
-"""Hashes of a model's weights: to see whether training moved them, and whether two runs ended with the same ones."""
+"""Hashes of weights and batches: whether training moved the weights, and whether two runs had the same ones."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ampcompare.tensors.sharded import whole
+from ampcompare.tensors.tree import tensors_in
 
-__all__ = ["parameters_sha256", "weights_sha256"]
+__all__ = ["inputs_sha256", "parameters_sha256", "weights_sha256"]
 
 
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
@@ -27,6 +29,12 @@ def weights_sha256(models: Sequence[nn.Module]) -> str:
     Equal hashes mean equal weights: fp16 and bf16 are exact in float32. float64 stays what it is.
     """
     return _sha256(_as_float32(tensor) for model in models for tensor in (*model.parameters(), *model.buffers()))
+
+
+def inputs_sha256(inputs: Any) -> str | None:
+    """Return a hash of the tensors inside what a module is called with; None if there are none."""
+    tensors = list(tensors_in(inputs))
+    return _sha256(tensors) if tensors else None
 
 
 def _as_float32(tensor: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
-from ampcompare.script.refusals.files import read_files
-from ampcompare.script.refusals.uses import Uses, find_uses
+from ampcompare.launch.script.refusals.files import read_files
+from ampcompare.launch.script.refusals.uses import Uses, find_uses
 from ampcompare.settings.script import ScriptConfig
 
 __all__ = ["TWO_LINES", "why_refused"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.training.metrics.weights_hash import parameters_sha256, weights_sha256
+from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
 
 
 def _model() -> nn.Module:

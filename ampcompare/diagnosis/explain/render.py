@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import textwrap
 
-from ampcompare.explain.explain import OPTIMIZER_TENSORS, Explanation
+from ampcompare.diagnosis.explain.explain import OPTIMIZER_TENSORS, Explanation
 
 __all__ = ["render_explanation"]
 

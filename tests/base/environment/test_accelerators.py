@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampcompare.backends import accelerators
-from ampcompare.backends.accelerators import accelerator_of, why_no_accelerator
+from ampcompare.base.environment import accelerators
+from ampcompare.base.environment.accelerators import accelerator_of, why_no_accelerator
 
 
 def test_the_type_of_a_device() -> None:

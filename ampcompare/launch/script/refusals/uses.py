@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-from ampcompare.script.refusals.files import SourceFile, SourceFiles
+from ampcompare.launch.script.refusals.files import SourceFile, SourceFiles
 from ampcompare.source.names import ModuleNames
 from ampcompare.source.syntax import dotted
 

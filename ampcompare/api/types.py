@@ -1,0 +1,12 @@
+"""The types that the functions of this interface take and return."""
+
+from __future__ import annotations
+
+from ampcompare.backends.arm import Arm
+from ampcompare.records.callback import Callback, CellInfo
+from ampcompare.records.run import RunRecord
+from ampcompare.records.step import StepRecord
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
+
+__all__ = ["Arm", "Callback", "CellInfo", "Recipe", "RunConfig", "RunRecord", "StepRecord"]
