@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ampcompare.analysis.statistics import ERROR_RATE, Margin, decide, paired
+from ampcompare.analysis.inference.statistics import ERROR_RATE, Margin, decide, paired
 
 Array = NDArray[np.float64]
 MARGIN = 0.5  # points

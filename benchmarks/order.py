@@ -30,9 +30,9 @@ from results import write_results
 from scipy.special import stdtr
 from tabulate import tabulate
 
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.statistics import ERROR_RATE
-from ampcompare.analysis.step_time import TIME_FLOOR
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.statistics import ERROR_RATE
+from ampcompare.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.experiment.run_order import balanced_rows
 
 Floats = NDArray[np.float64]

@@ -40,10 +40,10 @@ from metric_verdicts import metric_rows
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.looks import error_rate_of_next
-from ampcompare.analysis.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.analysis.sample_size import stein_pairs
-from ampcompare.analysis.statistics import (
+from ampcompare.analysis.inference.looks import error_rate_of_next
+from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
+from ampcompare.analysis.inference.sample_size import stein_pairs
+from ampcompare.analysis.inference.statistics import (
     Effect,
     Verdict,
     decide,
