@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ampcompare.records.callback import Callback, CellInfo
     from ampcompare.records.run import RunRecord
     from ampcompare.records.step import StepRecord
-    from ampcompare.script.metric_log import log_metric
+    from ampcompare.script.recorded.metric_log import log_metric
     from ampcompare.settings.config import RunConfig
     from ampcompare.settings.recipe import Recipe
 
@@ -75,7 +75,7 @@ _HOMES = {
     "examine_machine": "ampcompare.api",
     "explain_arm": "ampcompare.api",
     "judge_table": "ampcompare.api",
-    "log_metric": "ampcompare.script.metric_log",
+    "log_metric": "ampcompare.script.recorded.metric_log",
     "make_precision": "ampcompare.precision.factory",
     "reproduce_claims": "ampcompare.api",
     "run": "ampcompare.api",

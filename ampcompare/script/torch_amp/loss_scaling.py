@@ -17,7 +17,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.half_optimizer import HalfOptimizer
-from ampcompare.script.session import here
+from ampcompare.script.apex_amp.session import here
 
 __all__ = ["LossScaling", "Scale", "make_loss_scaling"]
 

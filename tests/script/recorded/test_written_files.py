@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.jit._script import RecursiveScriptModule
 
-from ampcompare.script import written_files
-from ampcompare.script.written_files import WrittenFiles
+from ampcompare.script.recorded import written_files
+from ampcompare.script.recorded.written_files import WrittenFiles
 
 TENSORS = {"a": torch.ones(2)}
 ORIGINALS = (torch.save, torch.serialization.save, RecursiveScriptModule.save)

@@ -13,9 +13,9 @@ from torch import nn
 from ampcompare.base.errors import PreparationError
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
-from ampcompare.script.kept import WRAPPERS, bare_model
-from ampcompare.script.parallel_wrappers import ParallelWrappers
-from ampcompare.script.session import here
+from ampcompare.script.apex_amp.session import here
+from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 
 __all__ = ["FoundModels"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import distributed
 
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.script.metric_log import listen
-from ampcompare.script.pairing import FirstBatches, HashedWeights, weights_of
-from ampcompare.script.scalars import catch_scalars
-from ampcompare.script.written_files import WrittenFiles
+from ampcompare.script.recorded.metric_log import listen
+from ampcompare.script.recorded.pairing import FirstBatches, HashedWeights, weights_of
+from ampcompare.script.recorded.scalars import catch_scalars
+from ampcompare.script.recorded.written_files import WrittenFiles
 from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
 
 __all__ = ["EnoughSteps", "Watch"]

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError
 from ampcompare.guards.patches import Patches
-from ampcompare.script.session import here
+from ampcompare.script.apex_amp.session import here
 
 __all__ = ["ParallelWrappers"]
 

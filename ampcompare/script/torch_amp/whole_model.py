@@ -27,12 +27,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
-from ampcompare.script.found_models import FoundModels
-from ampcompare.script.loss_scaling import LossScaling, Scale, make_loss_scaling
-from ampcompare.script.master_gradients import MasterGradients
-from ampcompare.script.pairing import HashedWeights
-from ampcompare.script.session import here
-from ampcompare.script.torch_amp import (
+from ampcompare.script.apex_amp.session import here
+from ampcompare.script.recorded.pairing import HashedWeights
+from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     not_scaled,
     refuse_closure,
@@ -40,6 +37,9 @@ from ampcompare.script.torch_amp import (
     unscaled,
     without_autocast,
 )
+from ampcompare.script.torch_amp.found_models import FoundModels
+from ampcompare.script.torch_amp.loss_scaling import LossScaling, Scale, make_loss_scaling
+from ampcompare.script.torch_amp.master_gradients import MasterGradients
 
 __all__ = ["WholeModel"]
 

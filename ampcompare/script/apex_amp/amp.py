@@ -24,11 +24,11 @@ from torch import Tensor
 
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.precision.base import Precision, StepOutcome
-from ampcompare.script.casting import Casting
-from ampcompare.script.functions import KINDS, cast_arguments
-from ampcompare.script.gradients import GradientReads
+from ampcompare.script.apex_amp.casting import Casting
+from ampcompare.script.apex_amp.half_function import KINDS, cast_arguments
+from ampcompare.script.apex_amp.read_gradients import GradientReads
+from ampcompare.script.apex_amp.session import Session, here, parameters_by_id
 from ampcompare.script.legacy.record.rows import Rows, value_of
-from ampcompare.script.session import Session, here, parameters_by_id
 
 __all__ = ["Given", "ScriptAmp"]
 

@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.guards.patches import Patches
-from ampcompare.script.amp import Given
+from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp.session import here
 from ampcompare.script.legacy.record.rows import Rows, value_of
-from ampcompare.script.session import here
 
 __all__ = [
     "TorchAmp",

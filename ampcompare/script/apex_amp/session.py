@@ -11,7 +11,7 @@ from torch import Tensor
 from ampcompare.base.errors import ScalingError
 from ampcompare.guards.location import Location, user_frames
 from ampcompare.precision.base import Precision, StepOutcome, owned_params
-from ampcompare.script.gradients import GradientReads
+from ampcompare.script.apex_amp.read_gradients import GradientReads
 
 __all__ = ["Parameters", "Session", "here", "leaves_of", "parameters_by_id"]
 

@@ -20,8 +20,8 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import owned_params
-from ampcompare.script.amp import Given
-from ampcompare.script.torch_amp import (
+from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.torch_amp.autocast_and_scaler import (
     not_scaled,
     present,
     refuse_closure,

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.guards.import_hook import ImportHook
-from ampcompare.script.metric_log import log_metric
+from ampcompare.script.recorded.metric_log import log_metric
 
 __all__ = ["catch_scalars"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ampcompare.script import metric_log
-from ampcompare.script.scalars import LIBRARIES, catch_scalars
+from ampcompare.script.recorded import metric_log
+from ampcompare.script.recorded.scalars import LIBRARIES, catch_scalars
 
 
 @pytest.fixture

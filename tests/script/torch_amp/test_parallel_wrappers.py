@@ -61,7 +61,7 @@ def printed(folder: Path, words: dict[str, str], arm: str) -> str:
         text = text.replace(name, value)
     (folder / "train.py").write_text(text)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     done = subprocess.run(
         [*launch, "-m", "ampcompare", "exec", "--arm", arm, "train.py"],
         cwd=folder,

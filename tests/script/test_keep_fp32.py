@@ -8,7 +8,7 @@ from torch import nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.precision.keep_fp32 import without_autocast
-from ampcompare.script.kept import KeptAtFirstCall, bare_model
+from ampcompare.script.keep_fp32 import KeptAtFirstCall, bare_model
 
 
 def test_modules_are_kept_at_the_first_call() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.guards.patches import Patches
-from ampcompare.script.amp import ScriptAmp
+from ampcompare.script.apex_amp.amp import ScriptAmp
 from ampcompare.script.legacy.record.rows import Rows, value_of
 
 __all__ = ["PlainBackward"]
