@@ -37,7 +37,8 @@ from scipy.stats import binomtest, ttest_1samp
 from tabulate import tabulate
 
 from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.statistics import ERROR_RATE, decide
+from ampcompare.analysis.inference.effect import ERROR_RATE
+from ampcompare.analysis.inference.verdict import decide
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.verdicts.loss_tail import tail_loss
 from ampcompare.launch.worker.cell import run_cell

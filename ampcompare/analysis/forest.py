@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.answer.headline import headline
+from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, interval
 from ampcompare.analysis.inference.pooled_effects import pool
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, Effect, Margin, decide, interval
+from ampcompare.analysis.inference.verdict import Margin, decide
 from ampcompare.analysis.runs.pairs import Pair, pairs_by_seed
 from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor
 from ampcompare.analysis.verdicts.accuracy import accuracy_effect

@@ -11,8 +11,9 @@ from ampcompare.analysis.answer.headline import headline
 from ampcompare.analysis.answer.next_step import next_steps
 from ampcompare.analysis.answer.recommendation import details
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, wilson
 from ampcompare.analysis.inference.looks import Design
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, Effect, Verdict, wilson
+from ampcompare.analysis.inference.verdict import Verdict
 from ampcompare.analysis.runs.circumstances import circumstances
 from ampcompare.analysis.runs.comparability import foreign_steps, memory_reason
 from ampcompare.analysis.runs.counterparts import find_twins, twin_sentence

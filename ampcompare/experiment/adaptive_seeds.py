@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ampcompare.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.analysis.inference.effect import Effect
 from ampcompare.analysis.inference.looks import error_rate_of_next
 from ampcompare.analysis.inference.sample_size import stein_pairs
-from ampcompare.analysis.inference.statistics import Effect
 from ampcompare.analysis.verdicts.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.experiment.journal import read_looks
 from ampcompare.experiment.observer import Observer

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.inference.looks import (
     Design,
     changed_terms,
@@ -24,7 +25,6 @@ from ampcompare.analysis.inference.looks import (
     error_rate_of_next,
     look_sentences,
 )
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
 from ampcompare.analysis.runs.comparability import changed_settings
 from ampcompare.analysis.runs.pairs import finished, pairs_by_seed
 from ampcompare.analysis.runs.scores import metric_of

@@ -17,8 +17,8 @@ from ampcompare.analysis.answer.headline import CORRECTED, headline
 from ampcompare.analysis.answer.next_step import next_steps
 from ampcompare.analysis.answer.phrases import quality_of
 from ampcompare.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.analysis.inference.effect import ERROR_RATE
 from ampcompare.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
-from ampcompare.analysis.inference.statistics import ERROR_RATE
 from ampcompare.analysis.runs.comparability import changed_settings, settings
 from ampcompare.analysis.runs.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.summary import summarize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.verdicts.samples import samples_noun, two_digits
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.analysis.answer.phrases import Quality, count_of, label_of, names_of, with_verb
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.runs.divergence_cause import divergence_cause, first_divergence
 from ampcompare.analysis.runs.identity import IDENTICAL
 from ampcompare.analysis.runs.learning import LEARNED_NOTHING

@@ -15,7 +15,7 @@ from pathlib import Path
 from ampcompare.analysis.answer.phrases import names_of
 from ampcompare.analysis.answer.recommendation import recommended
 from ampcompare.analysis.answer.typed_command import TypedCommand, seeds_text
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.runs.divergence_cause import EPS, divergence_cause
 from ampcompare.analysis.runs.learning import idle_verdict
 from ampcompare.analysis.runs.record_checks import SEEDS_ITSELF

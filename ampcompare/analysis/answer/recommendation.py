@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ampcompare.analysis.answer.headline_accuracy import on_these_samples, with_interval
 from ampcompare.analysis.answer.headline_cost import MIN_SAVING, memory_saving, on_device, shown_saving, step_time_of
 from ampcompare.analysis.answer.phrases import Quality, label_of, sentence_start
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.analysis.runs.identity import IDENTICAL, equal_losses, identical, other_weights
 from ampcompare.analysis.runs.learning import idle_verdict, still_improving, too_wide
 from ampcompare.analysis.runs.pairs import pairs_by_seed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from ampcompare.analysis.inference.margins import MarginRule, parse_margin
-from ampcompare.analysis.inference.statistics import Margin
+from ampcompare.analysis.inference.verdict import Margin
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.look import LOSS_MARGIN

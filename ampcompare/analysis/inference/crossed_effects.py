@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.analysis.inference.effect import ERROR_RATE, min_resolvable_spread
 from ampcompare.analysis.inference.sample_size import POWER
-from ampcompare.analysis.inference.statistics import ERROR_RATE, min_resolvable_spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

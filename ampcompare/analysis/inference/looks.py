@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.inference.statistics import ERROR_RATE
+from ampcompare.analysis.inference.effect import ERROR_RATE
 from ampcompare.records.look import Look
 
 __all__ = ["Design", "changed_terms", "changes_sentence", "error_rate_of_next", "look_sentences"]

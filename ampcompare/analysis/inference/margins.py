@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ampcompare.analysis.inference.statistics import ERROR_RATE, MIN_PAIRS, Margin, paired
+from ampcompare.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, paired
+from ampcompare.analysis.inference.verdict import Margin
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.metric import TOP1, Metric
 

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.inference.statistics import ERROR_RATE, MIN_PAIRS, Effect, paired
+from ampcompare.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, paired
 
 __all__ = ["Pooled", "pool"]
 

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.analysis.inference.statistics import ERROR_RATE, Effect, p_values, paired
+from ampcompare.analysis.inference.effect import ERROR_RATE, Effect, p_values, paired
 from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric

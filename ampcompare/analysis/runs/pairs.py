@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ampcompare.analysis.inference.statistics import Verdict
+from ampcompare.analysis.inference.verdict import Verdict
 from ampcompare.records.run import RunRecord
 
 __all__ = ["Pair", "conditional", "conditional_on", "counterparts", "divergence_verdict", "finished", "pairs_by_seed"]

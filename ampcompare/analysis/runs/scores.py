@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from ampcompare.analysis.inference.statistics import float_spread, min_resolvable_spread
+from ampcompare.analysis.inference.effect import float_spread, min_resolvable_spread
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunRecord

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ampcompare.analysis.inference.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
 from ampcompare.records.readings import SystemReadings
 from ampcompare.records.run import RunRecord
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired
+from ampcompare.analysis.inference.effect import MIN_PAIRS, SPREAD_IS_KNOWN, Effect, paired
 from ampcompare.analysis.tables.csv_table import Run
 from ampcompare.analysis.tables.quantities import Quantity
 

@@ -11,8 +11,9 @@ from importlib.resources import files
 from ampcompare.analysis.answer.headline import headline
 from ampcompare.analysis.answer.recommendation import not_recommended, recommended
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import MIN_PAIRS, wilson
 from ampcompare.analysis.inference.margins import AccuracyMargin, resolve_margin
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, Margin, Verdict, decide, wilson
+from ampcompare.analysis.inference.verdict import Margin, Verdict, decide
 from ampcompare.analysis.tables.columns import TableOptions
 from ampcompare.analysis.tables.csv_table import ResultsTable, Run, read_table
 from ampcompare.analysis.tables.effects import Difference, combined, compare_runs, mean_and_sd

@@ -7,9 +7,10 @@ from dataclasses import replace
 from math import sqrt
 
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import FLOAT32_STEP, Effect, paired, two_stage, unpaired
 from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, resolve_margin
-from ampcompare.analysis.inference.statistics import FLOAT32_STEP, Effect, Verdict, decide, paired, two_stage, unpaired
+from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.analysis.runs.comparability import accuracy_reason
 from ampcompare.analysis.runs.identity import IDENTICAL, identical
 from ampcompare.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict, no_number, no_ratio

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import Effect, float_spread, paired, two_stage, unpaired
 from ampcompare.analysis.inference.looks import Design
-from ampcompare.analysis.inference.statistics import Effect, Verdict, decide, float_spread, paired, two_stage, unpaired
+from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.analysis.runs.comparability import accuracy_reason
 from ampcompare.analysis.runs.identity import IDENTICAL, equal_losses
 from ampcompare.analysis.runs.learning import NO_VERDICT, idle_pairs, idle_verdict

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.analysis.inference.statistics import ERROR_RATE, interval, paired
+from ampcompare.analysis.inference.effect import ERROR_RATE, interval, paired
 from ampcompare.analysis.runs.scores import has_score, spread_floor
 from ampcompare.records.metric import Metric
 from ampcompare.records.other_precisions import PrecisionResult, PrecisionRow

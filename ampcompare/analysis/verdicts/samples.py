@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.analysis.inference.crossed_effects import mean_squares, new_samples_error, samples_needed
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, Effect, Margin, Verdict, interval
+from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, interval
+from ampcompare.analysis.inference.verdict import Margin, Verdict
 from ampcompare.analysis.runs.pairs import Pair
 from ampcompare.analysis.runs.scores import metric_of, spread_floor
 from ampcompare.base.errors import RecordError

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, paired
 from ampcompare.analysis.inference.looks import Design
-from ampcompare.analysis.inference.statistics import MIN_PAIRS, Effect, Verdict, decide, paired
+from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.analysis.runs.comparability import time_reason
 from ampcompare.analysis.runs.pairs import Pair, divergence_verdict
 from ampcompare.analysis.runs.time_validity import invalid_reason

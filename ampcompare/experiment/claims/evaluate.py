@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.analysis.inference.criteria import Criteria
-from ampcompare.analysis.inference.statistics import wilson
+from ampcompare.analysis.inference.effect import wilson
 from ampcompare.analysis.runs.identity import IDENTICAL
 from ampcompare.analysis.runs.scores import metric_of
 from ampcompare.analysis.summary import summarize

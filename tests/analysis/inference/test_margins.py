@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import paired
 from ampcompare.analysis.inference.margins import MarginRule, margin_error, parse_margin, resolve_margin
-from ampcompare.analysis.inference.statistics import Margin, decide, paired
+from ampcompare.analysis.inference.verdict import Margin, decide
 from ampcompare.analysis.summary import summarize
 from ampcompare.analysis.tables.csv_table import read_table
 from ampcompare.analysis.tables.external import judge

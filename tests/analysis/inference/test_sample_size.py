@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ampcompare.analysis.inference.effect import Effect, paired, two_stage
 from ampcompare.analysis.inference.sample_size import pairs_needed, pairs_to_settle, spread_limit, stein_pairs
-from ampcompare.analysis.inference.statistics import Effect, Margin, decide, paired, two_stage
+from ampcompare.analysis.inference.verdict import Margin, decide
 
 POINT = Margin(0.5, "0.5")
 

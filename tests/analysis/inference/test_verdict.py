@@ -8,13 +8,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from ampcompare.analysis.inference.sample_size import pairs_needed
-from ampcompare.analysis.inference.statistics import (
+from ampcompare.analysis.inference.effect import (
     MIN_PAIRS,
     Effect,
-    Margin,
-    Verdict,
-    decide,
     interval,
     min_resolvable_spread,
     p_values,
@@ -22,6 +18,8 @@ from ampcompare.analysis.inference.statistics import (
     unpaired,
     wilson,
 )
+from ampcompare.analysis.inference.sample_size import pairs_needed
+from ampcompare.analysis.inference.verdict import Margin, Verdict, decide
 
 FLOOR = 1e-9
 POINT = Margin(0.5, "0.5")
