@@ -1,4 +1,4 @@
-"""The four steps of a cell, each alone, in this process."""
+"""The four stages of a cell, each alone, in this process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.launch.base import Progress
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.worker import cell as module
-from ampcompare.launch.worker.cell import Cell, build, configure_process, record, run
+from ampcompare.launch.worker.stages.build import Cell, build
+from ampcompare.launch.worker.stages.configure import configure_process
+from ampcompare.launch.worker.stages.record import record
+from ampcompare.launch.worker.stages.run import run
 from ampcompare.parallel.ranks import SingleProcess
 from ampcompare.records.run import ProcessFacts, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -211,6 +213,6 @@ def test_record_gathers_the_facts_of_all_processes(
         assert (session, env) == (cell.session, world)
         return facts
 
-    monkeypatch.setattr(module, "gather_process_facts", gather)
+    monkeypatch.setattr("ampcompare.launch.worker.stages.record.gather_process_facts", gather)
 
     assert record(cell, world, start_seconds=0.0, seconds=1.0).processes is facts
