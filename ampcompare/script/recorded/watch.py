@@ -14,7 +14,7 @@ from ampcompare.script.recorded.metric_log import listen
 from ampcompare.script.recorded.pairing import FirstBatches, HashedWeights, weights_of
 from ampcompare.script.recorded.scalars import catch_scalars
 from ampcompare.script.recorded.written_files import WrittenFiles
-from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
+from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
 
 __all__ = ["EnoughSteps", "Watch"]
 

@@ -24,7 +24,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble
 from ampcompare.training.compile import cpu_half_of
-from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
+from ampcompare.training.metrics.memory import MemoryMeter, make_memory_meter
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.metrics.weights_hash import parameters_sha256
 from ampcompare.training.session import Session

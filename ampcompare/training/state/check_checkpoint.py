@@ -17,7 +17,7 @@ from ampcompare.checkpoint.convert.scaler_numbers import parse_scale, parse_step
 from ampcompare.checkpoint.store.layout import CONVERTED, as_list
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.tree import tensors_in
-from ampcompare.training.state.fit_optimizer import OptimizerFit, require_settings
+from ampcompare.training.state.check_optimizer_state import OptimizerFit, require_settings
 from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
 
