@@ -31,12 +31,13 @@ from results import write_results
 from scipy.stats import binomtest
 from tabulate import tabulate
 
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.sample_size import pairs_needed
-from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired
-from ampcompare.analysis.step_time import TIME_FLOOR
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.analysis.inference.sample_size import pairs_needed
+from ampcompare.analysis.inference.verdict import Margin, decide
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.analysis.summary import summarize
-from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.launch.forked import ForkedLauncher
 from ampcompare.records.comparison import ArmSummary
 from ampcompare.records.run import RunRecord

@@ -36,10 +36,11 @@ from scipy.signal import lfilter
 from scipy.stats import binomtest, ttest_1samp
 from tabulate import tabulate
 
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.loss_tail import tail_loss
-from ampcompare.analysis.statistics import ERROR_RATE, decide
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import ERROR_RATE
+from ampcompare.analysis.inference.verdict import decide
 from ampcompare.analysis.summary import summarize
+from ampcompare.analysis.verdicts.loss_tail import tail_loss
 from ampcompare.launch.worker.cell import run_cell
 from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.run import RunRecord

@@ -30,9 +30,9 @@ from results import write_results
 from scipy.special import stdtr
 from tabulate import tabulate
 
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.statistics import ERROR_RATE
-from ampcompare.analysis.step_time import TIME_FLOOR
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import ERROR_RATE
+from ampcompare.analysis.verdicts.step_time import TIME_FLOOR
 from ampcompare.experiment.run_order import balanced_rows
 
 Floats = NDArray[np.float64]
@@ -45,7 +45,7 @@ MARGIN = Criteria().time().size
 
 
 def is_winner(logs: Floats) -> NDArray[np.bool_]:
-    """Return whether each arm but the first is `better` or `worse`, as `statistics.decide` says it.
+    """Return whether each arm but the first is `better` or `worse`, as `decide` says it.
 
     Args:
         logs: log step times, comparisons x seeds x arms; the first arm is the reference.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.analysis.runs.time_validity import invalid_reason
 from ampcompare.records.readings import SystemReadings
 from ampcompare.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig

@@ -40,18 +40,11 @@ from metric_verdicts import metric_rows
 from results import write_results
 from tabulate import tabulate
 
-from ampcompare.analysis.looks import error_rate_of_next
-from ampcompare.analysis.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.analysis.sample_size import stein_pairs
-from ampcompare.analysis.statistics import (
-    Effect,
-    Verdict,
-    decide,
-    interval,
-    min_resolvable_spread,
-    paired,
-    two_stage,
-)
+from ampcompare.analysis.inference.effect import Effect, interval, min_resolvable_spread, paired, two_stage
+from ampcompare.analysis.inference.looks import error_rate_of_next
+from ampcompare.analysis.inference.margins import AccuracyMargin, margin_error, parse_margin, resolve_margin
+from ampcompare.analysis.inference.sample_size import stein_pairs
+from ampcompare.analysis.inference.verdict import Verdict, decide
 from ampcompare.experiment.adaptive_seeds import pilot_seeds
 from ampcompare.records.look import Look
 

@@ -1,1 +1,1 @@
-"""Verdicts from records, without torch: comparability, statistics, summaries, gates."""
+"""Verdicts from records, without torch. `summary` makes a comparison, `forest` joins several, `gates` checks one."""

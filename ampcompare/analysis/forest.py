@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.accuracy import accuracy_effect
-from ampcompare.analysis.headline import headline
-from ampcompare.analysis.pairs import Pair, pairs_by_seed
-from ampcompare.analysis.pooled_effects import pool
-from ampcompare.analysis.scores import has_score, metric_of, spread_floor
-from ampcompare.analysis.statistics import MIN_PAIRS, Effect, Margin, decide, interval
-from ampcompare.analysis.step_time import TIME_FLOOR, ratio_of, step_times
+from ampcompare.analysis.answer.headline import headline
+from ampcompare.analysis.inference.effect import MIN_PAIRS, Effect, interval
+from ampcompare.analysis.inference.pooled_effects import pool
+from ampcompare.analysis.inference.verdict import Margin, decide
+from ampcompare.analysis.runs.pairs import Pair, pairs_by_seed
+from ampcompare.analysis.runs.scores import has_score, metric_of, spread_floor
+from ampcompare.analysis.verdicts.accuracy import accuracy_effect
+from ampcompare.analysis.verdicts.step_time import TIME_FLOOR, ratio_of, step_times
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.forest import Experiment, ExperimentEffect, Forest, Measure, PooledEffect

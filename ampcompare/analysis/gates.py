@@ -8,16 +8,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.accuracy import accuracy_margin, accuracy_verdicts
-from ampcompare.analysis.comparability import accuracy_reason, memory_reason, time_reason
-from ampcompare.analysis.criteria import criteria_of
-from ampcompare.analysis.learning import LEARNED_NOTHING, idle_verdict
-from ampcompare.analysis.looks import Design
-from ampcompare.analysis.loss_tail import loss_verdicts
-from ampcompare.analysis.pairs import conditional, conditional_on, counterparts, pairs_by_seed
-from ampcompare.analysis.scores import value_of
-from ampcompare.analysis.step_time import step_times, time_verdicts
-from ampcompare.analysis.time_validity import invalid_reason
+from ampcompare.analysis.inference.criteria import criteria_of
+from ampcompare.analysis.inference.looks import Design
+from ampcompare.analysis.runs.comparability import accuracy_reason, memory_reason, time_reason
+from ampcompare.analysis.runs.learning import LEARNED_NOTHING, idle_verdict
+from ampcompare.analysis.runs.pairs import conditional, conditional_on, counterparts, pairs_by_seed
+from ampcompare.analysis.runs.scores import value_of
+from ampcompare.analysis.runs.time_validity import invalid_reason
+from ampcompare.analysis.verdicts.accuracy import accuracy_margin, accuracy_verdicts
+from ampcompare.analysis.verdicts.loss_tail import loss_verdicts
+from ampcompare.analysis.verdicts.step_time import step_times, time_verdicts
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.metric import TOP1, TOP5, Metric

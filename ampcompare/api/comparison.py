@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.analysis.criteria import Preference
+from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.api.arguments import (
     launch_options,
     loaded_callbacks,

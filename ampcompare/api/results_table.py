@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampcompare.analysis.criteria import Criteria, Preference
-from ampcompare.analysis.csv_table import read_table_file
-from ampcompare.analysis.external import judge
-from ampcompare.analysis.metrics import Better
-from ampcompare.analysis.table_columns import TableOptions
+from ampcompare.analysis.inference.criteria import Criteria, Preference
+from ampcompare.analysis.tables.columns import TableOptions
+from ampcompare.analysis.tables.csv_table import read_table_file
+from ampcompare.analysis.tables.external import judge
+from ampcompare.analysis.tables.metrics import Better
 from ampcompare.backends.arm import same_arm
 from ampcompare.records.comparison import Comparison
 

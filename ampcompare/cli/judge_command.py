@@ -17,8 +17,8 @@ from ampcompare.cli.output import say
 from ampcompare.cli.values import ARM, FILE, Choice
 
 if TYPE_CHECKING:
-    from ampcompare.analysis.csv_table import ResultsTable
-    from ampcompare.analysis.table_columns import TableOptions
+    from ampcompare.analysis.tables.columns import TableOptions
+    from ampcompare.analysis.tables.csv_table import ResultsTable
 
 __all__ = ["command"]
 
@@ -87,9 +87,9 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
     and diverged. A metric of NaN is a run that diverged. Known settings such as the batch size, and other columns of
     text, must be equal for arms to be compared; other numbers are not judged, which the output says.
     """
-    from ampcompare.analysis.criteria import Criteria
-    from ampcompare.analysis.external import EXAMPLE_SD, example_table, judge
-    from ampcompare.analysis.table_columns import TableOptions
+    from ampcompare.analysis.inference.criteria import Criteria
+    from ampcompare.analysis.tables.columns import TableOptions
+    from ampcompare.analysis.tables.external import EXAMPLE_SD, example_table, judge
     from ampcompare.report.formats import FORMATS
 
     example, sd, within = parameters["example"], parameters["sd"], parameters["within"]
@@ -112,7 +112,7 @@ def command(table: str | None, as_json: bool, **parameters: Any) -> int:
 
 def _read(name: str, options: TableOptions) -> ResultsTable:
     """Read the table from a file, or from standard input for `-`."""
-    from ampcompare.analysis.csv_table import MAX_BYTES, read_table, read_table_file
+    from ampcompare.analysis.tables.csv_table import MAX_BYTES, read_table, read_table_file
 
     if name != "-":
         return read_table_file(Path(name), options)

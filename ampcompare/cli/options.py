@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from ampcompare.analysis.criteria import Preference
+from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.cli.help import (
     CHECKPOINTS,
     COMPARISON,

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ampcompare.analysis.accuracy import accuracy_effects, accuracy_margin
-from ampcompare.analysis.criteria import Criteria, criteria_of
-from ampcompare.analysis.looks import error_rate_of_next
-from ampcompare.analysis.sample_size import stein_pairs
-from ampcompare.analysis.statistics import Effect
+from ampcompare.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.analysis.inference.effect import Effect
+from ampcompare.analysis.inference.looks import error_rate_of_next
+from ampcompare.analysis.inference.sample_size import stein_pairs
+from ampcompare.analysis.verdicts.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.experiment.journal import read_looks
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
-from ampcompare.analysis.margins import check_margin, parse_margin
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.margins import check_margin, parse_margin
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.adaptive_seeds import pilot_seeds, run_auto

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.analysis.comparability import changed_settings
+from ampcompare.analysis.runs.comparability import changed_settings
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run import load_records, reusable

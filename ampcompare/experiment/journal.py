@@ -16,12 +16,18 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ampcompare.analysis.comparability import changed_settings
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.looks import Design, changed_terms, changes_sentence, error_rate_of_next, look_sentences
-from ampcompare.analysis.pairs import finished, pairs_by_seed
-from ampcompare.analysis.scores import metric_of
-from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import MIN_PAIRS
+from ampcompare.analysis.inference.looks import (
+    Design,
+    changed_terms,
+    changes_sentence,
+    error_rate_of_next,
+    look_sentences,
+)
+from ampcompare.analysis.runs.comparability import changed_settings
+from ampcompare.analysis.runs.pairs import finished, pairs_by_seed
+from ampcompare.analysis.runs.scores import metric_of
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
 from ampcompare.base.files.write import append_line

@@ -13,14 +13,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ampcompare.analysis.comparability import changed_settings, settings
-from ampcompare.analysis.criteria import Criteria, criteria_of
-from ampcompare.analysis.headline import CORRECTED, headline
-from ampcompare.analysis.looks import Design, changes_sentence, error_rate_of_next
-from ampcompare.analysis.next_step import next_steps
-from ampcompare.analysis.phrases import quality_of
-from ampcompare.analysis.record_checks import contradiction, implausible, read_checked
-from ampcompare.analysis.statistics import ERROR_RATE
+from ampcompare.analysis.answer.headline import CORRECTED, headline
+from ampcompare.analysis.answer.next_step import next_steps
+from ampcompare.analysis.answer.phrases import quality_of
+from ampcompare.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.analysis.inference.effect import ERROR_RATE
+from ampcompare.analysis.inference.looks import Design, changes_sentence, error_rate_of_next
+from ampcompare.analysis.runs.comparability import changed_settings, settings
+from ampcompare.analysis.runs.record_checks import contradiction, implausible, read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import FileFault, read_json

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampcompare.analysis.comparability import changed_settings
-from ampcompare.analysis.criteria import criteria_of
-from ampcompare.analysis.looks import Design, error_rate_of_next
+from ampcompare.analysis.inference.criteria import criteria_of
+from ampcompare.analysis.inference.looks import Design, error_rate_of_next
+from ampcompare.analysis.runs.comparability import changed_settings
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.experiment.load import reload_comparison

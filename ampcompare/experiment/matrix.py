@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ampcompare.analysis.comparability import settings
+from ampcompare.analysis.runs.comparability import settings
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.settings.config import RunConfig

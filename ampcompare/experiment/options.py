@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.analysis.criteria import Preference
+from ampcompare.analysis.inference.criteria import Preference
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.sources import SettingsRequest
 from ampcompare.launch.base import Launcher

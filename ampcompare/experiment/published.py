@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.analysis.comparability import changed_settings, settings
+from ampcompare.analysis.runs.comparability import changed_settings, settings
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import Row, find_setting

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ampcompare.analysis.looks import Design
+from ampcompare.analysis.inference.looks import Design
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, close_matches
 from ampcompare.base.files.read import read_json

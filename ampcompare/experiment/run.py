@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.analysis.comparability import foreign_steps
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.record_checks import read_checked
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.runs.comparability import foreign_steps
+from ampcompare.analysis.runs.record_checks import read_checked
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint, installed_version
 from ampcompare.base.errors import Ended, RecordError

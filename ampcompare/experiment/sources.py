@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ampcompare.analysis.comparability import settings
+from ampcompare.analysis.runs.comparability import settings
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, first_matching
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows

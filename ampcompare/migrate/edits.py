@@ -7,7 +7,7 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ampcompare.migrate.tree import Tree
+from ampcompare.migrate.read.tree import Tree
 
 __all__ = ["Edits"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.migrate.finding import BY_HAND
-from ampcompare.migrate.neighbours import look_around
+from ampcompare.migrate.read.neighbours import look_around
 from ampcompare.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.find import find_sources

@@ -6,19 +6,19 @@ import ast
 import re
 from dataclasses import dataclass, replace
 
-from ampcompare.migrate.branches import join_branches
-from ampcompare.migrate.casts import cast_notes
-from ampcompare.migrate.core import rewrite_core
+from ampcompare.migrate.cleanup.branches import join_branches
+from ampcompare.migrate.cleanup.help_texts import rewrite_texts
+from ampcompare.migrate.cleanup.imports import import_from_engine, import_functools, rewrite_imports, torch_name
+from ampcompare.migrate.core.core import rewrite_core
 from ampcompare.migrate.edits import Edits
 from ampcompare.migrate.finding import BY_HAND, MARK, NOTE, Finding
-from ampcompare.migrate.fp16_optimizer import at_level_2
-from ampcompare.migrate.imports import import_from_engine, import_functools, rewrite_imports, torch_name
-from ampcompare.migrate.names import Names
-from ampcompare.migrate.neighbours import ALONE, Around
-from ampcompare.migrate.sites import Unsure
-from ampcompare.migrate.texts import rewrite_texts
-from ampcompare.migrate.tree import Tree
-from ampcompare.migrate.twins import Twins
+from ampcompare.migrate.fp16_utils.fp16_optimizer import at_level_2
+from ampcompare.migrate.read.names import Names
+from ampcompare.migrate.read.neighbours import ALONE, Around
+from ampcompare.migrate.read.sites import Unsure
+from ampcompare.migrate.read.tree import Tree
+from ampcompare.migrate.twins.cast_differences import cast_notes
+from ampcompare.migrate.twins.twins import Twins
 
 __all__ = ["Migration", "may_use_apex", "migrate_text"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ampcompare.analysis.scores import value_of
+from ampcompare.analysis.runs.scores import value_of
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
 from ampcompare.records.comparison import ArmSummary, Comparison

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampcompare.analysis.phrases import sentence_start
+from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import printable
 from ampcompare.records.forest import ExperimentEffect, Forest, Measure, PooledEffect
 from ampcompare.records.metric import Metric

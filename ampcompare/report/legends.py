@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ampcompare.analysis.phrases import sentence_start
+from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.report.samples import samples_of_verdicts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from ampcompare.analysis.samples import samples_noun, two_digits
-from ampcompare.analysis.statistics import MIN_PAIRS
+from ampcompare.analysis.inference.effect import MIN_PAIRS
+from ampcompare.analysis.verdicts.samples import samples_noun, two_digits
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import ArmSummary, Comparison, ModelPair, SampleComparison
 from ampcompare.report.columns import difference_interval, metric_interval

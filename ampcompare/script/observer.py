@@ -19,9 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.guards.patches import Patches
-from ampcompare.script.kept import bare_model
+from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.legacy.record.recorder import Recorder
-from ampcompare.script.watch import EnoughSteps
+from ampcompare.script.recorded.watch import EnoughSteps
 
 __all__ = ["ScriptObserver"]
 

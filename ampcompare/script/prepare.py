@@ -16,9 +16,9 @@ from ampcompare.script.legacy.record.rows import Rows
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.pairing import seed_all
+from ampcompare.script.recorded.pairing import seed_all
+from ampcompare.script.recorded.watch import Watch
 from ampcompare.script.stand_in import StandIn, half_dtype
-from ampcompare.script.watch import Watch
 
 __all__ = ["prepare_child", "prepare_script", "run_script"]
 

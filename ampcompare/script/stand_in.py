@@ -19,16 +19,16 @@ from ampcompare.guards.patches import Patches
 from ampcompare.precision.base import Precision
 from ampcompare.precision.factory import make_precision
 from ampcompare.precision.keep_fp32 import kept_in_fp32, without_autocast, without_casts
-from ampcompare.script.amp import ScriptAmp
-from ampcompare.script.kept import KeptAtFirstCall
+from ampcompare.script.apex_amp.amp import ScriptAmp
+from ampcompare.script.apex_amp.plain_backward import PlainBackward
+from ampcompare.script.apex_amp.session import here
+from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy import opt_level
 from ampcompare.script.legacy.record.rows import Rows
-from ampcompare.script.o1_behind_torch import O1BehindTorch
-from ampcompare.script.plain_backward import PlainBackward
-from ampcompare.script.session import here
-from ampcompare.script.torch_amp import TorchAmp
-from ampcompare.script.watch import Watch
-from ampcompare.script.whole_model import WholeModel
+from ampcompare.script.recorded.watch import Watch
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
+from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.whole_model import WholeModel
 
 MAX_PLAIN_STEPS = 100
 

@@ -29,7 +29,7 @@ from ampcompare.training.ema import ModelEma
 from ampcompare.training.optimizers import make_optimizer
 from ampcompare.training.schedule import make_schedule
 from ampcompare.training.state.capture import restore_training
-from ampcompare.training.state.fit import Owned, owned_by
+from ampcompare.training.state.check_checkpoint import Owned, owned_by
 from ampcompare.training.state.schema import require_position
 
 __all__ = ["Assembly", "assemble", "assemble_single"]

@@ -16,7 +16,7 @@ from ampcompare.base.errors import CheckpointError
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.lists import by_type, copy_by_dtype
-from ampcompare.training.state.fit import require_fit
+from ampcompare.training.state.check_checkpoint import require_fit
 
 __all__ = ["ModelEma"]
 

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from ampcompare.analysis.margins import margin_error
-from ampcompare.analysis.statistics import Effect, Margin, decide, min_resolvable_spread, p_values, paired
+from ampcompare.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired
+from ampcompare.analysis.inference.margins import margin_error
+from ampcompare.analysis.inference.verdict import Margin, decide
 
 IMAGES = 360
 MARGIN = Margin(0.005, "0.5")
@@ -78,7 +79,7 @@ def test_both_tests_must_agree(differences: list[int], lost: int) -> None:
 @pytest.fixture
 def no_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out how many seeds an open verdict lacks, which a simulation does not read and which takes its time."""
-    monkeypatch.setattr("ampcompare.analysis.statistics.pairs_to_settle", lambda *_, **__: None)
+    monkeypatch.setattr("ampcompare.analysis.inference.verdict.pairs_to_settle", lambda *_, **__: None)
 
 
 MODELS: dict[str, Draw] = {

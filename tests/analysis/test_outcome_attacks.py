@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import check_gates, parse_gate
-from ampcompare.analysis.looks import Design
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.looks import Design
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.readings import TimingRound

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.record_checks import contradiction, implausible, read_checked, unique_runs
+from ampcompare.analysis.runs.record_checks import contradiction, implausible, read_checked, unique_runs
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError

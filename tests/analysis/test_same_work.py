@@ -185,7 +185,7 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(make_record: MakeRec
 def test_memory_of_another_device_is_not_recommended(make_record: MakeRecord) -> None:
     """Half the bytes of an allocator are not half of the resident memory of a process on a CPU."""
     records = _compared(make_record, _environment(device="cuda:0")).records
-    from ampcompare.analysis.criteria import Criteria
+    from ampcompare.analysis.inference.criteria import Criteria
 
     comparison = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(prefer="memory"))
     assert comparison.reading[0].startswith("No arm is recommended for memory")

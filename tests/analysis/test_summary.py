@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import ArmSummary, Comparison

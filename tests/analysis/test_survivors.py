@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.criteria import Criteria
 from ampcompare.analysis.gates import check_gates, parse_gate
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord

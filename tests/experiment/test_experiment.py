@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import ConfigError, LaunchError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.base.environment.versions import fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.journal import JOURNAL, read_looks

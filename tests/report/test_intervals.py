@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampcompare.analysis.statistics import Effect, Margin, Verdict, decide
-from ampcompare.analysis.step_time import ratio_of
+from ampcompare.analysis.inference.effect import Effect
+from ampcompare.analysis.inference.verdict import Margin, Verdict, decide
 from ampcompare.analysis.summary import summarize
+from ampcompare.analysis.verdicts.step_time import ratio_of
 from ampcompare.records.comparison import ArmSummary, Comparison
 from ampcompare.records.run import RunRecord
 from ampcompare.report.color import has_color, paint

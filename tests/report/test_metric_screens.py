@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampcompare.analysis.criteria import Criteria
+from ampcompare.analysis.inference.criteria import Criteria
 from ampcompare.analysis.summary import summarize
 from ampcompare.base.errors import ConfigError
 from ampcompare.records.comparison import Comparison

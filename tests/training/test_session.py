@@ -20,7 +20,7 @@ from ampcompare.tasks.in_memory import memory_data
 from ampcompare.tasks.registry import make_task
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.evaluate import evaluate
-from ampcompare.training.metrics.clock import PeakMemory
+from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.analysis.criteria import Criteria
-from ampcompare.analysis.identity import IDENTICAL
-from ampcompare.analysis.scores import metric_of
-from ampcompare.analysis.statistics import wilson
+from ampcompare.analysis.inference.criteria import Criteria
+from ampcompare.analysis.inference.effect import wilson
+from ampcompare.analysis.runs.identity import IDENTICAL
+from ampcompare.analysis.runs.scores import metric_of
 from ampcompare.analysis.summary import summarize
 from ampcompare.experiment.claims.definition import Accuracy, Below, Claim, Diverges, Memory, Test, Time, Trains
 from ampcompare.records.comparison import ArmSummary

@@ -1,61 +1,37 @@
 """Train a cell in this process, and write its steps and record.
 
 `python -m ampcompare.launch.worker.cell FOLDER` trains the configuration in FOLDER. The composition root is
-`train_cell`: configure_process, build, run, record.
+`train_cell`, which calls the four stages of `stages/`: configure_process, build, run, record.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
 
 import psutil
-import torch
 
-from ampcompare.base.environment.versions import fingerprint, host_name
 from ampcompare.launch.base import Progress
-from ampcompare.launch.cell_files import CHECKPOINTS, read_config, write_config, write_record
+from ampcompare.launch.cell_files import read_config, write_config, write_record
 from ampcompare.launch.distributed_env import DistributedEnv
-from ampcompare.launch.stop_signal import stopped_by_signal
-from ampcompare.launch.worker.device_facts import device_facts
 from ampcompare.launch.worker.failure import failed_with
-from ampcompare.launch.worker.line_file import LineFile
-from ampcompare.launch.worker.monitor import SystemMonitor
-from ampcompare.launch.worker.process_facts import gather_process_facts
-from ampcompare.launch.worker.progress_reporter import ProgressReporter
-from ampcompare.launch.worker.resume import find_resume_point, prepare_files
+from ampcompare.launch.worker.stages.build import build
+from ampcompare.launch.worker.stages.configure import configure_process
+from ampcompare.launch.worker.stages.record import record
+from ampcompare.launch.worker.stages.run import run
 from ampcompare.launch.worker.warmup_guards import guards_during_warmup
 from ampcompare.parallel.ranks import Communicator, SingleProcess
-from ampcompare.precision.base import Precision
-from ampcompare.precision.cpu_half import cpu_half
-from ampcompare.precision.factory import make_precision
-from ampcompare.precision.tf32 import require_tf32, set_tf32
-from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.registry import make_task
-from ampcompare.training.assemble import assemble
-from ampcompare.training.compile import cpu_half_of
 from ampcompare.training.device import resolve_device
-from ampcompare.training.make_parallel import make_parallel
-from ampcompare.training.metrics.clock import MemoryMeter, make_memory_meter
-from ampcompare.training.metrics.hashes import parameters_sha256, weights_sha256
-from ampcompare.training.metrics.run_summary import RunMetrics
-from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.own_group import own_group
-from ampcompare.training.session import Session
-from ampcompare.training.state.saver import Saver
-from ampcompare.training.stop_request import StopRequest
 
-__all__ = ["Cell", "build", "configure_process", "record", "run", "run_cell", "train_cell"]
+__all__ = ["run_cell", "train_cell"]
 
 
 def run_cell(
@@ -112,221 +88,6 @@ def train_cell(
         seconds = time.perf_counter() - begin
         result = record(cell, world, start_seconds=start_seconds, seconds=seconds)
     return result.model_copy(update={"guards": violations, "started": started})
-
-
-def configure_process(config: RunConfig, device: torch.device) -> None:
-    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32.
-
-    Raises:
-        EnvironmentUnfit: TF32 was requested and the device lacks it.
-    """
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif device.type == "xpu":
-        torch.xpu.set_device(device)
-    torch.set_num_threads(config.threads)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if config.recipe.cudnn_benchmark:
-        torch.backends.cudnn.benchmark = True
-    if config.tf32 == "on":
-        require_tf32(device, "--tf32 on")
-    if config.tf32 != "torch":
-        set_tf32(config.tf32 == "on")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell that is ready to train.
-
-    Attributes:
-        fp16_mode: how 16-bit arithmetic is computed on this device; None for fp32.
-        compute: the context of every step, which emulates fp16 if `fp16_mode` says so.
-        steps_path, epochs_path: `steps.jsonl` and `epochs.jsonl` on rank 0, the null device on the others.
-        device_facts: name, versions and switches of the device.
-    """
-
-    config: RunConfig
-    device: torch.device
-    precision: Precision
-    session: Session
-    saver: Saver
-    stop: StopRequest
-    metrics: RunMetrics
-    memory: MemoryMeter
-    fp16_mode: str | None
-    compute: contextlib.AbstractContextManager[Any]
-    steps_path: Path
-    epochs_path: Path
-    device_facts: dict[str, Any]
-    monitor: SystemMonitor
-
-
-def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
-    """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
-
-    Args:
-        attempt: restarts before this one.
-
-    Raises:
-        AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
-    """
-    precision = make_precision(config.arm, device=str(device))
-    task = make_task(config.recipe)
-    memory = make_memory_meter(device)  # before the models: its peak counts from here
-    engine = precision.engine.name if precision.engine else None
-    parallel = make_parallel(config.parallel, device, engine)
-    point = find_resume_point(config, folder, ranks, attempt)
-    state = None if point is None else point.state
-    assembly = assemble(
-        config.recipe, task, precision, parallel, device, workers=config.workers, ranks=ranks, state=state
-    )
-    # Only now: a checkpoint that does not fit changes no file.
-    ranks.broadcast_from_rank0(lambda: prepare_files(folder, point, attempt))
-    steps_path, epochs_path = (
-        folder / name if ranks.is_first else Path(os.devnull) for name in ("steps.jsonl", "epochs.jsonl")
-    )
-    saver = Saver(folder / CHECKPOINTS, config.saving, _log, steps_path, ranks)
-    stop = StopRequest(config.saving.stop_at_step)
-    session = Session(config, assembly, saver=saver, stop=stop)
-    units = config.recipe.batch_size * ranks.size * task.units_per_sample
-    metrics = RunMetrics(config.warmup_steps, units, task.metrics[0])
-    session.stateful["tally"] = metrics  # saved and restored with the session
-    if point is None:
-        metrics.initial_parameters = parameters_sha256(assembly.replicas)
-    else:
-        session.load_state_dict(point.state, point.resumption)
-    mode = cpu_half_of(config.cpu_half, config.recipe.compile)
-    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
-    return Cell(
-        config=config,
-        device=device,
-        precision=precision,
-        session=session,
-        saver=saver,
-        stop=stop,
-        metrics=metrics,
-        memory=memory,
-        fp16_mode=fp16_mode,
-        compute=compute,
-        steps_path=steps_path,
-        epochs_path=epochs_path,
-        device_facts=device_facts(device, config),
-        monitor=SystemMonitor(device),
-    )
-
-
-def _log(text: str) -> None:
-    """Write a line to the log of the cell, unless the disk is full."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{text}\n")
-
-
-def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
-    """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
-    metrics, warmup_steps = cell.metrics, cell.config.warmup_steps
-    reporter = None
-    if on_progress is not None:
-        reporter = ProgressReporter(
-            metrics, cell.session.assembly.total_steps, cell.session.position.epoch, on_progress
-        )
-        cell.session.on_phase = reporter.enter
-    files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
-    with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
-        epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
-        for event in cell.session.events():
-            if isinstance(event, EpochResult):
-                metrics.add_epoch(event)
-                epochs.write([_without_samples(event)])
-                continue
-            metrics.add_steps(event)
-            cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
-            if cell.monitor.energy is not None:
-                is_timed = metrics.num_steps - len(event) >= warmup_steps
-                cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
-            steps.write(event)
-            if reporter is not None:
-                reporter.add(event)
-
-
-def _without_samples(event: EpochResult) -> EpochResult:
-    return event.model_copy(update={"per_sample": None})
-
-
-def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:
-    """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
-
-    Args:
-        world: how the processes were started, if there are several.
-        start_seconds: from the start of the process or launcher until training could begin.
-        seconds: of building and training.
-    """
-    config, session, metrics = cell.config, cell.session, cell.metrics
-    summary = metrics.summary(
-        session.divergence, cell.memory.peak(), seconds, ended=session.ended, rollbacks=session.rollbacks
-    )
-    models, initial = session.assembly.replicas, metrics.initial_parameters
-    summary = summary.model_copy(
-        update={
-            "start_seconds": max(0.0, start_seconds),
-            "weights_sha256": weights_sha256(models),  # now: facts of processes take further steps
-            "weights_moved": None if initial is None else parameters_sha256(models) != initial,
-        }
-    )
-    if summary.metric_final is not None and not session.interrupted:
-        # After the peak of memory was read, and before the facts of processes.
-        results = evaluate_in_others(session, cell.compute)
-        summary = summary.model_copy(update={"in_precisions": results})
-    with cell.compute:  # it times further steps, which must compute as the others did
-        processes = None if world is None else gather_process_facts(config, session, world, summary)
-    steps_done = session.position.step
-    return RunRecord(
-        cell=config.digest(),
-        arm=config.arm,
-        status=_status(session),
-        config=config,
-        engine=cell.precision.engine,
-        effective=cell.precision.effective,
-        half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
-        host=host_name(),
-        environment={**fingerprint(), **cell.device_facts},
-        metrics=list(session.assembly.task.metrics),
-        unit=session.assembly.task.unit,
-        summary=summary,
-        trace=metrics.tracer.trace(metrics.seconds),
-        readings=cell.monitor.readings(metrics.seconds, _units_of_a_gpu(cell)),
-        processes=processes,
-        resumed=session.resumed,
-        notes=[*_settings_without_effect(config, cell.device), *cell.precision.notes],
-        error=f"asked to stop after {steps_done} updates, and saved" if session.interrupted else None,
-    )
-
-
-def _units_of_a_gpu(cell: Cell) -> int | None:
-    """Return the units that this process trains on in a step; None where several GPUs share them."""
-    is_one = cell.config.parallel.kind != "dp"
-    return cell.config.recipe.batch_size * cell.session.assembly.task.units_per_sample if is_one else None
-
-
-def _status(session: Session) -> Literal["completed", "diverged", "interrupted"]:
-    if session.interrupted:
-        return "interrupted"
-    return "completed" if session.divergence.diverged_step is None else "diverged"
-
-
-def _settings_without_effect(config: RunConfig, device: torch.device) -> list[str]:
-    """Return a line with the reason for each requested setting that changes nothing on this device."""
-    if device.type == "cuda":
-        return []
-    purposes = {"--pin-memory": "copies to a GPU", "--prefetch": "copies to a GPU", "--cudnn-benchmark": "cuDNN"}
-    values = [config.pin_memory, config.prefetch, config.recipe.cudnn_benchmark]
-    return [
-        f"{name} does nothing here: it is for {purpose}, and the device is {device}"
-        for (name, purpose), value in zip(purposes.items(), values, strict=True)
-        if value
-    ]
 
 
 def main(arguments: list[str]) -> int:

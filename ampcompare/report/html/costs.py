@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ampcompare.analysis.phrases import sentence_start
+from ampcompare.analysis.answer.phrases import sentence_start
 from ampcompare.base.formatting import MIB, printable
 from ampcompare.records.metric import Metric
 from ampcompare.records.run import RunRecord

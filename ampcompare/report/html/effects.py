@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampcompare.analysis.pairs import pairs_by_seed
-from ampcompare.analysis.phrases import sentence_start
-from ampcompare.analysis.scores import has_score
+from ampcompare.analysis.answer.phrases import sentence_start
+from ampcompare.analysis.runs.pairs import pairs_by_seed
+from ampcompare.analysis.runs.scores import has_score
 from ampcompare.base.formatting import format_decimal, printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ampcompare.analysis.phrases import sentence_start
-from ampcompare.analysis.scores import metric_of
+from ampcompare.analysis.answer.phrases import sentence_start
+from ampcompare.analysis.runs.scores import metric_of
 from ampcompare.base.formatting import printable
 from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.metric import Metric

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ampcompare.analysis.headline import warnings_and_answer
+from ampcompare.analysis.answer.headline import warnings_and_answer
 from ampcompare.base.formatting import printable
 from ampcompare.records.comparison import Comparison
 from ampcompare.records.metric import Metric

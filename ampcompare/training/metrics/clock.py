@@ -1,20 +1,16 @@
-"""Time of a step and peak memory, read without adding a synchronization to the timed window."""
+"""Time of a step, read without adding a synchronization to the timed window."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
-import os
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 import torch
 
 from ampcompare.base.environment.accelerators import ACCELERATORS
 
-__all__ = ["Clock", "HostClock", "MemoryMeter", "PeakMemory", "make_clock", "make_memory_meter"]
+__all__ = ["Clock", "HostClock", "make_clock"]
 
 
 class Clock(abc.ABC):
@@ -91,93 +87,8 @@ class EventClock(Clock):
         return waited if end is None else self.seconds(end, start)
 
 
-class PeakMemory:
-    """Peak memory of a run, in bytes.
-
-    Attributes:
-        used: CUDA and XPU: peak bytes in tensors; MPS: bytes that Metal holds for torch, which it seldom gives back;
-            CPU: peak resident memory minus its value when the meter was created.
-        reserved: CUDA and XPU: peak bytes held by the caching allocator; None elsewhere.
-    """
-
-    def __init__(self, used: int, reserved: int | None) -> None:
-        self.used = used
-        self.reserved = reserved
-
-
-class MemoryMeter(abc.ABC):
-    """Measures from its creation to each `peak` call."""
-
-    @abc.abstractmethod
-    def peak(self) -> PeakMemory:
-        """Return the peak so far."""
-
-
-class CudaMemoryMeter(MemoryMeter):
-    """Counts of torch's caching allocator on one device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        torch.cuda.reset_peak_memory_stats(device)
-
-    def peak(self) -> PeakMemory:
-        return PeakMemory(torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device))
-
-
-class AcceleratorMemoryMeter(MemoryMeter):
-    """Counts of the allocator of another accelerator, as far as torch has them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.module: Any = getattr(torch, device.type)
-        self.device = device
-        self.counts_peak = ACCELERATORS[device.type].counts_peak
-        if self.counts_peak:
-            self.module.reset_peak_memory_stats(device)
-
-    def peak(self) -> PeakMemory:
-        if not self.counts_peak:
-            return PeakMemory(self.module.driver_allocated_memory(), None)
-        return PeakMemory(self.module.max_memory_allocated(self.device), self.module.max_memory_reserved(self.device))
-
-
-class ResidentMemoryMeter(MemoryMeter):
-    """Resident memory of this process, as the kernel sees it.
-
-    On Linux the kernel's high-water mark is reset first. Other systems have only the mark of the whole process, so the
-    peak is 0 if the process was larger before the run.
-    """
-
-    def __init__(self) -> None:
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak to the current value
-        self.before = psutil.Process().memory_info().rss
-
-    def peak(self) -> PeakMemory:
-        return PeakMemory(max(0, self._high_water() - self.before), None)
-
-    @staticmethod
-    def _high_water() -> int:
-        try:
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        except OSError:
-            pass
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if os.uname().sysname == "Darwin" else peak * 1024
-
-
 def make_clock(device: torch.device) -> Clock:
     """Return the clock of a device."""
     if device.type in ACCELERATORS:
         return EventClock(device)
     return CudaClock() if device.type == "cuda" else HostClock()
-
-
-def make_memory_meter(device: torch.device) -> MemoryMeter:
-    """Return the memory meter of a device, started."""
-    if device.type in ACCELERATORS:
-        return AcceleratorMemoryMeter(device)
-    return CudaMemoryMeter(device) if device.type == "cuda" else ResidentMemoryMeter()

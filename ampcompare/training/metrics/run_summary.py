@@ -16,8 +16,8 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.loss_tail import loss_tail
 from ampcompare.records.metric import TOP1, Metric
 from ampcompare.records.run import RunSummary, StepRecord
-from ampcompare.training.metrics.clock import PeakMemory
 from ampcompare.training.metrics.loss_curve import Tracer
+from ampcompare.training.metrics.memory import PeakMemory
 from ampcompare.training.policies.divergence import DivergenceDetector
 
 __all__ = ["RunMetrics"]

@@ -22,7 +22,7 @@ from ampcompare.precision.base import Precision, owned_params
 from ampcompare.tensors.flattened import SHARDS, is_flattened, plain_state, rebuilt
 from ampcompare.tensors.lists import copies_on_host
 from ampcompare.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
-from ampcompare.training.state.fit import Names, Owned, require_training_fits
+from ampcompare.training.state.check_checkpoint import Names, Owned, require_training_fits
 from ampcompare.training.state.generators import random_states, set_random_states
 
 __all__ = ["rank_states", "restore_rank", "restore_training", "training_state"]

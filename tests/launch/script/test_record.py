@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.record_checks import contradiction, implausible
+from ampcompare.analysis.runs.record_checks import contradiction, implausible
 from ampcompare.launch.script.launcher import script_command
 from ampcompare.launch.script.output import MAX_LOG_BYTES, OutputReader
 from ampcompare.launch.script.record import picked, script_record

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.analysis.comparability import foreign_steps
+from ampcompare.analysis.runs.comparability import foreign_steps
 from ampcompare.checkpoint.convert.convert import convert_file
 from ampcompare.launch.base import Progress
 from ampcompare.launch.cell_files import continue_steps

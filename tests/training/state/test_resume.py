@@ -32,7 +32,7 @@ from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
-from ampcompare.training.state.fit import require_fit
+from ampcompare.training.state.check_checkpoint import require_fit
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.state.schema import require_plain_parts

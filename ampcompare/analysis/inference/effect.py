@@ -1,0 +1,221 @@
+"""The difference between two arms with its error, its t intervals, and its p values against 0 and a margin.
+
+An `Effect` is a difference of means, positive where the arm is better than the reference, with what is known of its
+error. It may come from pairs, from two separate samples, or from single runs with a spread that somebody published;
+every test and verdict follows from it alike. Units are those of what was put in.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+__all__ = [
+    "ERROR_RATE",
+    "FLOAT32_STEP",
+    "MIN_PAIRS",
+    "SPREAD_IS_KNOWN",
+    "Effect",
+    "PValues",
+    "bounds",
+    "float_spread",
+    "interval",
+    "margin_bounds",
+    "min_resolvable_spread",
+    "p_values",
+    "paired",
+    "two_stage",
+    "unpaired",
+    "wilson",
+]
+
+MIN_PAIRS = 3
+ERROR_RATE = 0.05
+FLOAT32_STEP = 2.0**-23  # of two neighbors, relative
+TINY = 1e-30
+SPREAD_IS_KNOWN = 1e9  # degrees of freedom at which Student's t is the normal distribution
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A difference of means, arm minus reference or the other way round where less is better.
+
+    Attributes:
+        mean: of the difference.
+        spread: standard deviation of the difference in one pair.
+        error: standard error of `mean`.
+        freedom: degrees of freedom behind `error`.
+        pairs: runs of the smaller side.
+        margin_error: standard error in tests against the margin, which may move with the reference; None if `error`.
+        step: what one count is worth where values are counts, such as 1 / images; None where they are none.
+    """
+
+    mean: float
+    spread: float
+    error: float
+    freedom: float
+    pairs: int
+    margin_error: float | None = None
+    step: float | None = None
+
+    @property
+    def net_counts(self) -> int:
+        """The sum of the differences over all pairs, in counts; 0 where values are not counts."""
+        return 0 if self.step is None else round(self.mean * self.pairs / self.step)
+
+    @property
+    def testable(self) -> bool:
+        """Whether there are enough pairs, or a spread known from elsewhere, for a test to mean something."""
+        enough = self.pairs >= MIN_PAIRS and self.freedom > MIN_PAIRS - 1.5
+        return enough or self.freedom >= SPREAD_IS_KNOWN
+
+
+@dataclass(frozen=True)
+class PValues:
+    """The p values of one effect: of no difference, of worse than the margin, and of outside the margin."""
+
+    different: float
+    non_inferior: float
+    equivalent: float
+
+
+def min_resolvable_spread(samples: int) -> float:
+    """Return the least spread that a difference of two accuracies over `samples` images can be believed to have.
+
+    An accuracy is a count over `samples`, so that each is off by up to half a count: a uniform error of standard
+    deviation 1 / (samples * sqrt(12)), and sqrt(2) times that for a difference. Three seeds that happen to agree to the
+    last image show a spread of 0, which is not what is known.
+    """
+    return 1 / (samples * math.sqrt(6))
+
+
+def float_spread(values: Sequence[float]) -> float:
+    """Return the least spread that differences of these values can be believed to have: the rounding of float32.
+
+    Metrics are computed from outputs of the models, which have at most that precision.
+    """
+    largest = max((abs(value) for value in values), default=0.0)
+    return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
+
+
+def paired(arm: Sequence[float], reference: Sequence[float], floor: float, *, counts: bool = False) -> Effect:
+    """Return the effect over pairs, by Student's t on the differences.
+
+    Args:
+        floor: least spread of a difference, above 0, from the resolution of what was measured.
+        counts: whether values are counts, whose rounding has the spread `floor`. It is then added to that of the
+            differences, which few small counts often show too small: otherwise 7 % of equal arms have a winner.
+    """
+    differences = [a - b for a, b in zip(arm, reference, strict=True)]
+    count = len(differences)
+    shown = statistics.stdev(differences) if count > 1 else 0.0
+    spread = math.hypot(floor, shown) if counts else max(floor, shown)
+    return Effect(statistics.fmean(differences), spread, spread / math.sqrt(count), count - 1, count)
+
+
+def two_stage(
+    arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float, *, counts: bool = False
+) -> Effect:
+    """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
+
+    The number of pairs goes by the pilot's spread, so a spread over all pairs would be too small where the pilot's was.
+    With the pilot's the t distribution is exact.
+
+    Args:
+        pilot: which pairs belong to it.
+        floor: as for `paired`, and so is `counts`.
+
+    Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
+    """
+    whole = paired(arm, reference, floor, counts=counts)
+    ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
+    first = paired(ours, theirs, floor, counts=counts)
+    return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
+
+
+def unpaired(arm: Sequence[float], reference: Sequence[float], floor: float) -> Effect:
+    """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
+    counts = len(arm), len(reference)
+    variances = [
+        max(floor**2 / 2, statistics.variance(values) if len(values) > 1 else 0.0) for values in (arm, reference)
+    ]
+    shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
+    below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
+    mean = statistics.fmean(arm) - statistics.fmean(reference)
+    return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts))
+
+
+def interval(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
+    """Return the two-sided t interval of an effect, or None where too few pairs show too little of the spread."""
+    return bounds(effect, confidence) if effect.testable else None
+
+
+def bounds(effect: Effect, confidence: float) -> tuple[float, float]:
+    """Return the two-sided t interval of an effect, whether or not it is testable."""
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(effect.freedom, (1 + confidence) / 2)) * effect.error
+    return effect.mean - half, effect.mean + half
+
+
+def p_values(effect: Effect, margin: float) -> PValues:
+    """Test an effect: two-sided against 0, one-sided against `-margin`, and both bounds of the margin (TOST).
+
+    Source: the shifted one-sample t tests of `scipy.stats.ttest_1samp`; TOST (Schuirmann 1987), whose p value is the
+    larger of its two one-sided ones.
+    """
+    from scipy.special import stdtr
+
+    def above(bound: float, error: float) -> float:
+        return float(stdtr(effect.freedom, (bound - effect.mean) / error))
+
+    def below(bound: float, error: float) -> float:
+        return float(stdtr(effect.freedom, (effect.mean - bound) / error))
+
+    error = effect.error if effect.margin_error is None else effect.margin_error
+    different = min(1.0, 2 * min(above(0, effect.error), below(0, effect.error)))
+    non_inferior = max(above(-margin, error), _few_counts(effect, margin, -effect.net_counts))
+    not_superior = max(below(margin, error), _few_counts(effect, margin, effect.net_counts))
+    return PValues(different, non_inferior, max(non_inferior, not_superior))
+
+
+def _few_counts(effect: Effect, margin: float, net: int) -> float:
+    """Return the probability of at most `net` lost counts in all, were the mean loss the margin; 0 without counts.
+
+    The spread of a few counts says little: three differences of 0 have none. But a loss of m counts per pair comes in
+    whole counts, so that their total is Poisson with mean pairs * m where each is rare, and spreads more where gains
+    offset losses, which the t test sees. A claim about the margin needs both tests.
+    """
+    from scipy.special import gammaincc
+
+    if effect.step is None:
+        return 0.0
+    return float(gammaincc(max(0, net) + 1, effect.pairs * margin / effect.step))
+
+
+def margin_bounds(effect: Effect, confidence: float) -> tuple[float, float]:
+    """Return the interval of the tests against the margin: that of t, widened to that of the Poisson total."""
+    from scipy.special import gammainccinv
+
+    if effect.margin_error is not None:
+        effect = replace(effect, error=effect.margin_error)
+    low, high = bounds(effect, confidence)
+    if effect.step is None:
+        return low, high
+    each = effect.step / effect.pairs
+    losses, gains = max(0, -effect.net_counts), max(0, effect.net_counts)
+    alpha = (1 - confidence) / 2
+    return (
+        min(low, -float(gammainccinv(losses + 1, alpha)) * each),
+        max(high, float(gammainccinv(gains + 1, alpha)) * each),
+    )
+
+
+def wilson(events: int, runs: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a rate."""
+    from scipy.stats import binomtest
+
+    bounds = binomtest(events, runs).proportion_ci(1 - ERROR_RATE, method="wilson")
+    return float(bounds.low), float(bounds.high)

@@ -1,0 +1,1 @@
+"""Which runs count, which belong together, and what differs between them, before anything is tested."""

@@ -1,0 +1,276 @@
+"""Whether two runs did the same work, so that their accuracy, step time or peak memory can be compared.
+
+What is refused and what is only named is a table in docs/fairness.md. A setting of the launch that can move a result is
+refused where nobody sees it, and compared where the label of the row names it, as `half threads=8` of a sweep does.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ampcompare.analysis.runs.pairs import Pair
+from ampcompare.analysis.runs.scores import other_metric
+from ampcompare.records.run import RunRecord, RunSummary
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.digest import NON_NUMERIC_SETTINGS
+from ampcompare.settings.paths import flatten
+
+__all__ = [
+    "accuracy_incomparable_reason",
+    "accuracy_reason",
+    "changed_settings",
+    "device_kind",
+    "foreign_steps",
+    "memory_reason",
+    "named_settings",
+    "resumed_elsewhere",
+    "settings",
+    "time_incomparable_reason",
+    "time_reason",
+]
+
+APART_BY_DESIGN = ("arm", "recipe.seed")
+# How the samples of an update are divided; what counts is their sum, and each of these is named in the reading.
+SPLIT = ("recipe.batch_size", "recipe.global_batch_size", "recipe.grad_accum_steps")
+NO_WORK = (*SPLIT, "recipe.data.download")
+# Settings outside of the recipe that change what is computed.
+POLICY = (
+    "on_nan", "rollback_every", "max_rollbacks", "stop_loss_scale", "max_skipped", "nan_patience", "tf32", "cpu_half",
+    "parallel.sync_bn",
+)  # fmt: skip
+# Settings that change how long a step takes, or what it holds in memory.
+SPEED = (
+    "processes", "parallel.kind", "parallel.bucket_cap_mb", "parallel.delay_allreduce", "parallel.backend",
+    "parallel.find_unused_parameters", "recipe.grad_accum_steps", "threads", "workers", "pin_memory", "prefetch",
+    "drain_every", "warmup_steps", "deterministic",
+)  # fmt: skip
+SOFTWARE = ("torch", "cuda", "cudnn")
+HARDWARE = ("device_name", "processor")
+ELSEWHERE = re.compile(r"(torch|processor|machine|host) .* then, .* now")
+MAX_NAMED = 3
+MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
+
+
+def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its path, such as `recipe.optimizer.lr`; an empty group has none."""
+    return ((path, value) for path, value in flatten(values) if value != {})
+
+
+def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
+    """Return the settings in which two configurations differ, except arm, seed, and how they were saved."""
+    first, second = _settings_of(one), _settings_of(other)
+    return [path for path in {**first, **second} if first.get(path) != second.get(path) and path not in APART_BY_DESIGN]
+
+
+def accuracy_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
+    """Return why the accuracies of pairs cannot be compared; "" if they can.
+
+    Args:
+        same_software: whether versions of torch must be equal; a baseline may be of an earlier one.
+    """
+    return _first_reason(pairs, lambda *pair: accuracy_incomparable_reason(*pair, same_software=same_software))
+
+
+def time_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
+    """Return why the step times of pairs cannot be compared; "" if they can."""
+    reason = _first_reason(pairs, lambda *pair: time_incomparable_reason(*pair, same_software=same_software))
+    return reason or _confounded_hosts(pairs)
+
+
+def memory_reason(pairs: Sequence[Pair], *, same_software: bool = True) -> str:
+    """Return why the peaks of memory of pairs cannot be compared; "" if they can."""
+    return _first_reason(
+        pairs,
+        lambda *pair: (
+            accuracy_incomparable_reason(*pair, same_software=same_software)
+            or _machine_reason(*pair, same_software=same_software)
+        ),
+    )
+
+
+def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
+    """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
+    return (
+        other_metric(arm, reference)
+        or foreign_steps(arm)
+        or foreign_steps(reference)
+        or _recipe_reason(arm, reference)
+        or _script_reason(arm, reference)
+        or _unnamed(POLICY, arm, reference)
+        or _outcome_reason(arm.summary, reference.summary)
+        or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
+    )
+
+
+def time_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
+    """Return why the times of two runs cannot be compared; "" if they can."""
+    jobs = max(arm.jobs, reference.jobs)
+    emulated = next((how for how in (arm.half, reference.half) if how and how.endswith("emulated")), None)
+    return (
+        accuracy_incomparable_reason(arm, reference, same_software=same_software)
+        or (f"{jobs} cells ran at once" if jobs > 1 else "")
+        or (f"{emulated.split()[0]} computed in fp32" if emulated else "")
+        or _skipping(arm.summary)
+        or _skipping(reference.summary)
+        or _machine_reason(arm, reference, same_software=same_software)
+    )
+
+
+def _skipping(summary: RunSummary) -> str:
+    """Return that a run skipped so many steps that its median step time may be that of steps which did less work."""
+    if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
+        return ""
+    return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
+
+
+def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+    """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
+    here, there = device_kind(arm), device_kind(reference)
+    return (
+        (f"on {here}, not {there}" if here != there else "")
+        or _environment_reason(HARDWARE, arm, reference)
+        or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
+        or _unnamed(SPEED, arm, reference)
+        or resumed_elsewhere(arm)
+        or resumed_elsewhere(reference)
+    )
+
+
+def device_kind(record: RunRecord) -> str:
+    """Return cpu or cuda, by what the run found; cpu for old records without a word on it."""
+    return str(record.environment.get("device", "cpu")).partition(":")[0]
+
+
+def foreign_steps(record: RunRecord) -> str:
+    """Return by which arm, and for how many steps, a run was trained before its own arm resumed it."""
+    parts, before, own = [], 0, record.config.arm
+    for resumption in record.resumed:
+        if resumption.arm and resumption.arm != own:
+            steps = resumption.step - before
+            parts.append(f"trained by {resumption.arm} for {steps} of {record.summary.num_steps} steps")
+        before = resumption.step
+    return " and ".join(parts)
+
+
+def resumed_elsewhere(record: RunRecord) -> str:
+    """Return what had changed on the machine where a run was resumed from a checkpoint."""
+    notes = (note for resumption in record.resumed for note in resumption.notes if ELSEWHERE.fullmatch(note))
+    return "; ".join(f"resumed with {note}" for note in dict.fromkeys(notes))
+
+
+def named_settings(record: RunRecord) -> set[str]:
+    """Return the settings that the label of a row names after its arm, by the last part of their path."""
+    words = record.arm.removeprefix(record.config.arm).split()
+    return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
+
+
+def _first_reason(pairs: Sequence[Pair], reason: Callable[[RunRecord, RunRecord], str]) -> str:
+    """Return the first reason of a side that is not uniform, or of a pair."""
+    if not pairs:
+        return ""
+    sides = ([arm for arm, _ in pairs], [reference for _, reference in pairs])
+    return next(filter(None, [*map(_mixture, sides), *(reason(*pair) for pair in pairs)]), "")
+
+
+def _mixture(records: Sequence[RunRecord]) -> str:
+    """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
+    engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
+    libraries = {f"{run.library} {run.version} as {run.arm}" for record in records if (run := record.effective)}
+    halves = {record.half for record in records if record.half}
+    for what in (engines, libraries, halves):
+        if len(what) > 1:
+            return f"{' and '.join(sorted(what))} in one row"
+    first = records[0]
+    for record in records[1:]:
+        reason = _recipe_reason(record, first) or _apart(POLICY, record, first)
+        if reason:
+            return f"{reason}, in one row"
+    return ""
+
+
+def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return how the recipes of two runs differ, the samples of an update being counted over all processes."""
+    paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
+    here, there = arm.config.total_batch_size, reference.config.total_batch_size
+    words = [f"global batch size {here}, not {there}"] if here != there else []
+    words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
+    return _joined(words)
+
+
+def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
+    """Return that two runs are not of the same script."""
+    return "of another script, or with other arguments" if arm.config.script != reference.config.script else ""
+
+
+def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
+    """Return how the updates and the validation of two runs differ.
+
+    A recipe may let a run end early, or return to a good state: then the number of its updates is a result.
+    """
+    free = any(summary.ended or summary.rollbacks or summary.diverged_step is not None for summary in (arm, reference))
+    if arm.num_steps != reference.num_steps and arm.num_steps and reference.num_steps and not free:
+        return f"{arm.num_steps} updates, not {reference.num_steps}"
+    if arm.epochs and reference.epochs and arm.epochs[-1].samples != reference.epochs[-1].samples:
+        return f"validated on {arm.epochs[-1].samples} samples, not {reference.epochs[-1].samples}"
+    chances = {summary.epochs[-1].chance for summary in (arm, reference) if summary.epochs} - {None}
+    if len(chances) > 1:
+        return "validated on samples with other labels"
+    kept = [summary.epochs[-1].per_sample for summary in (arm, reference) if summary.epochs]
+    labels = {of_run.labels_sha256 for of_run in kept if of_run is not None}
+    return "validated on samples with other labels" if len(labels) > 1 else ""
+
+
+def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    for name in names:
+        here, there = arm.environment.get(name), reference.environment.get(name)
+        if here != there:
+            return f"{name.replace('_', ' ')} {here}, not {there}"
+    return ""
+
+
+def _unnamed(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    """Return in which of these settings two runs differ, unless the label of a row names them."""
+    named = named_settings(arm) | named_settings(reference)
+    return _apart([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
+
+
+def _apart(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+    changed = changed_settings(arm.config, reference.config)
+    return _joined(_words([path for path in paths if path in changed], arm.config, reference.config))
+
+
+def _confounded_hosts(pairs: Sequence[Pair]) -> str:
+    """Return that a host cannot be told from an arm, in half of the pairs or more.
+
+    That is where in all pairs over two hosts one side is on one host, which the other side uses in none of them.
+    """
+    apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
+    here, there = {host for host, _ in apart}, {host for _, host in apart}
+    if not apart or 2 * len(apart) < len(pairs) or here & there or min(len(here), len(there)) > 1:
+        return ""
+    return f"on host {', '.join(sorted(here))}, not {', '.join(sorted(there))}"
+
+
+def _settings_of(config: RunConfig) -> Mapping[str, Any]:
+    """Return the settings that can change a number; kept while `config` lives, as each is compared with many."""
+    key = id(config)
+    known = _known.get(key)
+    if known is None or known[0]() is not config:
+        values = dict(settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS))))
+        known = _known[key] = (weakref.ref(config, lambda _: _known.pop(key, None)), values)
+    return known[1]
+
+
+_known: dict[int, tuple[weakref.ref[RunConfig], Mapping[str, Any]]] = {}
+
+
+def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:
+    here, there = _settings_of(arm), _settings_of(reference)
+    return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
+
+
+def _joined(words: Sequence[str]) -> str:
+    return "; ".join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])

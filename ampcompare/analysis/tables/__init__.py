@@ -1,0 +1,1 @@
+"""Tables of figures that someone else measured, read and judged: the command `judge`."""

@@ -1,0 +1,1 @@
+"""The verdicts on each quantity: accuracy, training loss, step time, single samples, other precisions."""

@@ -1,0 +1,1 @@
+"""Rewrite the core of `apex.amp`: initialize, scale_loss, gradients that are read, steps, and state."""

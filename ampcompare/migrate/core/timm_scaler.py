@@ -1,0 +1,85 @@
+"""Scripts that scale their loss by `ApexScaler` of timm, which calls Apex: they get timm's `NativeScaler`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ampcompare.migrate.core.across_files import wrapped_models
+from ampcompare.migrate.core.initialize import replace_call
+from ampcompare.migrate.finding import Unsure
+from ampcompare.migrate.read.exclusive import conditions_around
+from ampcompare.migrate.read.sites import Sites
+from ampcompare.migrate.read.tree import Tree
+
+if TYPE_CHECKING:
+    from ampcompare.migrate.core.context import Core
+
+__all__ = ["rewrite_timm", "uses_timm_scaler"]
+
+APEX, NATIVE = "ApexScaler", "NativeScaler"
+CASTS = "torch.cuda.amp.autocast"
+STATE = "NativeScaler saves its state under another key than ApexScaler, so files from before do not restore the scale"
+
+
+def uses_timm_scaler(tree: Tree, sites: Sites) -> bool:
+    """Return whether a module initializes Apex, and leaves the rest to `ApexScaler` of timm."""
+    if sites.backwards or sites.masters or sites.saves or sites.loads or not sites.initializes:
+        return False
+    return APEX in tree.text and any(True for _ in _calls(tree)) and any(True for _ in _imports(tree))
+
+
+def _imports(tree: Tree) -> Iterator[ast.ImportFrom]:
+    for node in tree.nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("timm.utils") and not node.level:
+            if any(alias.name in (APEX, "*") and alias.asname is None for alias in node.names):
+                yield node
+
+
+def _calls(tree: Tree) -> Iterator[ast.Call]:
+    for node in tree.nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == APEX:
+            yield node
+
+
+def rewrite_timm(core: Core) -> None:
+    """Replace the class, and let the forward passes of the branch of Apex run under autocast.
+
+    Raises:
+        Unsure: the class is used without being called, or `initialize` gives more than a level.
+    """
+    tree, edits = core.tree, core.edits
+    calls = list(_calls(tree))
+    names = [node for node in tree.nodes if isinstance(node, ast.Name) and node.id == APEX]
+    if len(names) > len(calls):
+        raise Unsure(names[-1], f"{APEX} of timm is passed on as a value; {NATIVE} is its twin")
+    for call in calls:
+        edits.replace(call.func, NATIVE)
+        core.note(call, STATE)
+    for node in _imports(tree):
+        kept = [alias for alias in node.names if alias.name != APEX]
+        if len(kept) < len(node.names):
+            if not any(alias.name == NATIVE for alias in kept):
+                kept.append(ast.alias(NATIVE))
+            text = ", ".join(alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in kept)
+            edits.replace_statement(node, [f"from {node.module} import {text}"])
+    core.always = True
+    for each in core.sites.initializes:
+        level = each.arguments.get("opt_level")
+        fixed = level is None or isinstance(level, ast.Constant)
+        fixed = fixed or f"{ast.unparse(level)} != 'O0'" in conditions_around(tree, each.call)  # type: ignore[arg-type]
+        if "enabled" in each.arguments or not fixed:
+            raise Unsure(each.call, f"{NATIVE} of timm scales always, but here a run chooses the level")
+        casts = _casts(core, each.call)
+        lines = wrapped_models(core, each) if casts is None else [casts]
+        replace_call(core, each, lines)
+
+
+def _casts(core: Core, call: ast.Call) -> str | None:
+    """Return the statement by which another branch chooses autocast, `amp_autocast = torch.cuda.amp.autocast`."""
+    for node in core.tree.nodes:
+        if isinstance(node, ast.Assign) and core.names.meaning(node.value) == CASTS:
+            if core.tree.function(node) is core.tree.function(call):
+                return core.tree.source(node)
+    return None

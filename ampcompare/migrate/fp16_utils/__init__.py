@@ -1,0 +1,1 @@
+"""Rewrite training by `apex.fp16_utils` as `amp.initialize` at O2."""

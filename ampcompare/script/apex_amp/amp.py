@@ -1,0 +1,347 @@
+"""The `apex.amp` of a script under an arm that is not Apex's: its calls lead to the `Precision` of ampcompare's loop.
+
+| the script calls | the precision does |
+|---|---|
+| `initialize` | `prepare`; from here on casts are on, where O1's would be: forward, loss and evaluation |
+| `scale_loss` | `scale_loss`, without casts |
+| `master_params`, or a first look at a gradient | `unscale` |
+| `optimizer.step` | `step`, without casts |
+| `state_dict`, `load_state_dict` | the same |
+
+What the script asks of Apex (opt level, loss scale, batch norm in fp32) is the arm's to decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.precision.base import Precision, StepOutcome
+from ampcompare.script.apex_amp.casting import Casting
+from ampcompare.script.apex_amp.half_function import KINDS, cast_arguments
+from ampcompare.script.apex_amp.read_gradients import GradientReads
+from ampcompare.script.apex_amp.session import Session, here, parameters_by_id
+from ampcompare.script.legacy.record.rows import Rows, value_of
+
+__all__ = ["Given", "ScriptAmp"]
+
+ONE_SCALE = (
+    "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
+)
+Given = Callable[[list[Any], list[Any]], None]
+
+
+class ScriptAmp:
+    """The functions of `apex.amp`, on an arm.
+
+    Args:
+        name: of the arm, for messages.
+        make: builds its precision for a device.
+        rows: records losses and steps.
+        given: called with models and optimizers before they are prepared.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[str], Precision], rows: Rows | None = None, given: Given | None = None
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._rows = rows
+        self._given = given
+        self._casting = Casting()
+        self._sessions: list[Session] = []
+        self._reads = GradientReads(self._before_read)
+        self._stepping = False
+        self._blocks = 0
+        self._device_type = "cpu"
+        self._registered: list[tuple[Any, str, str]] = []
+
+    def _before_read(self, param: Tensor) -> None:
+        for session in self._sessions:
+            session.unscale_for(param)
+
+    @property
+    def precisions(self) -> list[Precision]:
+        """Those of all calls of `initialize`, in order."""
+        return [session.precision for session in self._sessions]
+
+    def initialize(
+        self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any
+    ) -> Any:
+        """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex.
+
+        Raises:
+            PreparationError: `enabled=False`, which no arm can follow, or models that cannot be prepared.
+        """
+        some_models = models if isinstance(models, list) else [models]
+        some_optimizers = [] if optimizers is None else optimizers if isinstance(optimizers, list) else [optimizers]
+        if self._given is not None:
+            self._given(some_models, some_optimizers)
+        device = _device_of(some_models, some_optimizers)
+        self._device_type = torch.device(device).type
+        precision = self._make(device)
+        if not enabled and precision.half_dtype is not None:
+            raise PreparationError(
+                here(f"amp.initialize has enabled=False, so {self._name} cannot act; run the script with amp enabled")
+            )
+        own = parameters_by_id(some_optimizers)
+        try:
+            new_models, new_optimizers = precision.prepare(some_models, some_optimizers)
+        except PreparationError as error:
+            raise PreparationError(here(str(error))) from None
+        session = Session(self._name, precision, new_optimizers, own, self._reads)
+        self._sessions.append(session)
+        for optimizer in new_optimizers:
+            self._replace_methods(session, optimizer)
+        self._apply_registered(precision)
+        self._casting.start(precision.autocast)
+        if self._rows is not None:
+            numbers = [self._rows.number(optimizer)[0] for optimizer in new_optimizers]
+            names = {number: type(one).__name__ for number, one in zip(numbers, new_optimizers, strict=True)}
+            scales = precision.loss_scales()
+            self._rows.add_initialize(self._name, names, list(scales), [True] * len(scales))
+            self._rows.has_amp = self._rows.has_initialized = True
+            if scales and options.get("num_losses", 1) > 1:
+                self._rows.add_note(ONE_SCALE)
+        given = new_models if isinstance(models, list) else new_models[0]
+        if optimizers is None:
+            return given
+        return given, new_optimizers if isinstance(optimizers, list) else new_optimizers[0]
+
+    def _replace_methods(self, session: Session, optimizer: Any) -> None:
+        step, zero_grad = optimizer.step, optimizer.zero_grad
+
+        # Bound methods, which LR schedulers need.
+        @functools.wraps(step)
+        def stepped(_self: Any, closure: Any = None, **kwargs: Any) -> Any:
+            if self._stepping:  # the precision's own call
+                return step(**kwargs)
+            if closure is not None:
+                result, outcome = self._step_with_closure(session, step, closure), None
+            else:
+                result, outcome = None, self._step(session, optimizer, step)
+            if self._rows is not None:
+                self._rows.add_step(self._rows.number(optimizer)[0], _applied(outcome))
+            return result
+
+        @functools.wraps(zero_grad)
+        def cleared(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            session.cleared(optimizer)
+            return zero_grad(*args, **kwargs)
+
+        optimizer.step = types.MethodType(stepped, optimizer)
+        optimizer.zero_grad = types.MethodType(cleared, optimizer)
+
+    def _step(self, session: Session, optimizer: Any, plain: Callable[..., Any]) -> StepOutcome | None:
+        self._stepping = True
+        try:
+            with self._casting.off():
+                return session.step(optimizer, plain)
+        finally:
+            self._stepping = False
+
+    def _step_with_closure(self, session: Session, step: Callable[..., Any], closure: Any) -> Any:
+        if session.precision.half_dtype is not None:
+            raise ScalingError(
+                here(f"optimizer.step gets a closure, which {self._name} cannot run: a step may have to be skipped")
+            )
+        return step(closure)
+
+    def scale_loss(
+        self,
+        loss: Any,
+        optimizers: Any,
+        loss_id: int = 0,
+        model: Any = None,
+        delay_unscale: bool = False,
+        delay_overflow_check: bool = False,
+    ) -> AbstractContextManager[Any]:
+        """Yield the scaled loss, to call `backward` on; the arguments are those of Apex.
+
+        Raises:
+            ScalingError: before `initialize`, or an optimizer that it did not prepare.
+        """
+        some = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+        return self._block(self._session_of(some), loss, some, loss_id, delay_unscale)
+
+    def _session_of(self, optimizers: Sequence[Any]) -> Session:
+        for session in reversed(self._sessions):
+            if all(any(one is other for other in session.optimizers) for one in optimizers):
+                return session
+        if not self._sessions:
+            raise ScalingError(here("amp.scale_loss before amp.initialize; call that first"))
+        raise ScalingError(
+            here("amp.scale_loss gets an optimizer that no amp.initialize has prepared, or those of two calls; pass it")
+        )
+
+    @contextmanager
+    def _block(
+        self, session: Session, loss: Any, optimizers: Sequence[Any], loss_id: int, delay_unscale: bool
+    ) -> Iterator[Any]:
+        session.begin(optimizers)
+        if self._rows is not None:
+            numbers = [self._rows.number(optimizer)[0] for optimizer in optimizers]
+            self._rows.add_backward(value_of(loss), loss_id, (session.scale, session.scale), None, numbers, [])
+        with (
+            self._casting.off(),
+            self._reads.paused(),
+            self._inside(),
+            session.precision.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled,
+        ):
+            yield scaled
+        session.end(optimizers, delay_unscale=delay_unscale)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Run a block whose backward passes are of scaled losses."""
+        self._blocks += 1
+        if self._rows is not None:
+            self._rows.blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if self._rows is not None:
+                self._rows.blocks -= 1
+
+    def before_backward(self, losses: Sequence[Tensor]) -> None:
+        """Prepare the gradients that are there for a backward pass.
+
+        Raises:
+            ScalingError: it would add true gradients to scaled ones.
+        """
+        if not self._blocks:
+            for session in self._sessions:
+                session.before_plain_backward(losses)
+
+    def master_params(self, optimizer: Any) -> Iterator[Tensor]:
+        """Yield the tensors that `optimizer.step` updates, with true gradients after a `scale_loss` block."""
+        for session in self._sessions:
+            if any(one is optimizer for one in session.optimizers):
+                return iter(session.params(optimizer))
+        return iter([param for group in optimizer.param_groups for param in group["params"]])
+
+    def state_dict(self, destination: Any = None) -> Any:
+        """Return the state of the precision.
+
+        Args:
+            destination: a mapping to fill and return.
+
+        Raises:
+            ScalingError: before `initialize`, or after several.
+        """
+        state = self._only_session("state_dict").precision.state_dict()
+        if destination is None:
+            return state
+        destination.update(state)
+        return destination
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` of the same arm returned.
+
+        Raises:
+            ScalingError: before `initialize`, after several, or the state of another arm.
+        """
+        precision = self._only_session("load_state_dict").precision
+        lacking = set(precision.state_dict()) - set(state_dict)
+        if lacking:
+            raise ScalingError(
+                here(
+                    f"amp.load_state_dict gets {', '.join(map(repr, state_dict)) or 'nothing'}, and {self._name} needs "
+                    f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's. Convert it with "
+                    "`ampcompare convert`, or start from scratch"
+                )
+            )
+        precision.load_state_dict(state_dict)
+
+    def _only_session(self, function: str) -> Session:
+        if len(self._sessions) == 1:
+            return self._sessions[0]
+        when = "after several calls of amp.initialize" if self._sessions else "before amp.initialize"
+        raise ScalingError(here(f"amp.{function} {when}; initialize all models and optimizers in one call, before it"))
+
+    def disable_casts(self) -> AbstractContextManager[None]:
+        """Run a block without the arm's casts."""
+        return self._casting.off()
+
+    def end_casts(self) -> None:
+        """Switch casts off until the next `initialize`."""
+        self._casting.end()
+
+    def end(self) -> None:
+        """Switch casts off, and drop the precisions: the next `initialize` starts from scratch."""
+        self._casting.end()
+        for session in self._sessions:
+            self._reads.want(session, False)
+        self._sessions.clear()
+
+    def _half_now(self) -> torch.dtype | None:
+        """Return the type that functions are cast to; None where casts are off, or the arm casts no functions."""
+        if not self._casting.active or not torch.is_autocast_enabled(self._device_type):
+            return None
+        return self._sessions[-1].precision.half_dtype
+
+    def decorator(self, kind: str) -> Callable[[Any], Any]:
+        """Return `half_function`, `float_function` or `promote_function`.
+
+        Args:
+            kind: one of `KINDS`.
+        """
+        return lambda fn: cast_arguments(fn, kind, self._half_now)
+
+    def registrar(self, kind: str) -> Callable[[Any, str], None]:
+        """Return `register_half_function`, `register_float_function` or `register_promote_function`."""
+
+        def register(module: Any, name: str) -> None:
+            if not hasattr(module, name):
+                raise ValueError(f"No function named {name} in module {module}.")
+            self._registered.append((module, name, kind))
+
+        return register
+
+    def _apply_registered(self, precision: Precision) -> None:
+        registered, self._registered = self._registered, []
+        for module, name, kind in registered:
+            setattr(module, name, cast_arguments(getattr(module, name), kind, self._half_now))
+
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse the form of the API that came before `initialize`.
+
+        Raises:
+            PreparationError: always.
+        """
+        raise PreparationError(
+            here(f"amp.init has no models and optimizers, so {self._name} cannot act; call amp.initialize instead")
+        )
+
+    def functions(self) -> dict[str, Any]:
+        """Return the public functions of `apex.amp` by name."""
+        named = {name: getattr(self, name) for name in FUNCTIONS}
+        for kind in KINDS:
+            named[f"{kind}_function"] = self.decorator(kind)
+            named[f"register_{kind}_function"] = self.registrar(kind)
+        return named
+
+
+def _applied(outcome: StepOutcome | None) -> Callable[[], bool] | bool:
+    return True if outcome is None else lambda: outcome.applied[0]
+
+
+FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "init")
+
+
+def _device_of(models: Sequence[Any], optimizers: Sequence[Any]) -> str:
+    """Return the device of the first parameter."""
+    for model in models:
+        for param in model.parameters():
+            return str(param.device)
+    for optimizer in optimizers:
+        return str(optimizer.param_groups[0]["params"][0].device)
+    return "cpu"

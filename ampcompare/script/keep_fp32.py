@@ -1,0 +1,67 @@
+"""`keep_fp32` of an arm in a script that names no model: modules are found when the script first calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.precision.keep_fp32 import kept_in_fp32
+from ampcompare.script.apex_amp.session import here
+
+__all__ = ["KeptAtFirstCall", "bare_model"]
+
+WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of what distributes or compiles it: its names are those of the script."""
+    while type(model).__name__ in WRAPPERS:
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    return model
+
+
+class KeptAtFirstCall:
+    """Keeps modules in fp32, of every model that the script calls.
+
+    Args:
+        patterns: as for `kept_in_fp32`.
+        context: makes what a kept module runs in.
+        is_wanted: returns whether the arm acts on the script by now.
+    """
+
+    def __init__(self, patterns: str, context: Callable[[], Any], is_wanted: Callable[[], bool]) -> None:
+        self._patterns = patterns.split("|")
+        self._unmatched = set(self._patterns)
+        self._context = context
+        self._is_wanted = is_wanted
+        self._seen: dict[int, nn.Module] = {}
+        self._handles = [
+            register_module_forward_pre_hook(self._entered),
+            register_optimizer_step_pre_hook(self._before_step),
+        ]
+
+    def end(self) -> None:
+        """Find no further models."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _entered(self, module: nn.Module, _arguments: Any) -> None:
+        if id(module) in self._seen or not self._is_wanted():
+            return
+        self._seen |= {id(inner): inner for inner in module.modules()}
+        for pattern in self._patterns:
+            with suppress(ConfigError), kept_in_fp32([bare_model(module)], pattern, None, self._context):
+                self._unmatched.discard(pattern)
+
+    def _before_step(self, *_arguments: Any) -> None:
+        if self._unmatched and self._is_wanted():
+            missing = " and ".join(sorted(self._unmatched))
+            raise ConfigError(
+                here(f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type")
+            )

@@ -1,0 +1,268 @@
+"""Stand behind `torch.autocast` and `GradScaler` of a script, so that they do what the arm does.
+
+The script keeps its own blocks: where it switches autocast off, it stays off. A GradScaler keeps the settings that the
+script passes, except those that the arm names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.guards.patches import Patches
+from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.apex_amp.session import here
+from ampcompare.script.legacy.record.rows import Rows, value_of
+
+__all__ = [
+    "TorchAmp",
+    "not_scaled",
+    "present",
+    "refuse_closure",
+    "scaler_settings",
+    "switched_off",
+    "unscaled",
+    "without_autocast",
+]
+
+SCALER = inspect.signature(torch.amp.GradScaler)
+SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
+LINES = (
+    "`model, optimizer = amp.initialize(model, optimizer)` and `with amp.scale_loss(loss, optimizer) as scaled: "
+    "scaled.backward()`, with `from apex import amp`"
+)
+
+
+class TorchAmp:
+    """The names of `torch.amp` under an arm in fp32 or of `torch.amp`.
+
+    Attributes:
+        used: the script has entered an autocast block, or made a GradScaler.
+
+    Args:
+        arm: in fp32 or of the backend native; any other is refused when the script first uses `torch.amp`.
+        rows: records losses and steps of a script without a GradScaler.
+        given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        rows: Rows | None = None,
+        given: Given | None = None,
+        initialized: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._arm = arm
+        self._rows = rows
+        self._given = given
+        self._initialized = initialized
+        self._off: str | None = None
+        self._hooks: list[Any] = []
+        self._dtype: torch.dtype | None = None
+        if arm.backend == "native":
+            self._dtype = getattr(torch, arm.options["dtype"])
+        self.used = False
+        self._scales = False
+        self._casts = self._dtype is None
+        self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
+        self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        """Replace the constructors of both classes."""
+        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
+        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        patches.wrap(torch.amp.GradScaler, "scale", self._scale)
+        patches.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
+        patches.wrap(torch.amp.GradScaler, "step", self._step)
+        patches.wrap(torch.amp.GradScaler, "update", self._update)
+        patches.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
+        for name in SETTINGS:
+            patches.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
+        patches.wrap(torch.autograd, "backward", self._backward)
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def end(self) -> None:
+        """Remove what `install` has put outside of its patches."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note(self, enabled: bool) -> None:
+        """Note that the script makes an object of `torch.amp`, which it may have switched off."""
+        if enabled or self._arm.backend == "fp32":
+            self._use()
+        elif not self.used and self._off is None:
+            self._off = switched_off(self._arm)
+
+    def _use(self) -> None:
+        if not self.used:
+            if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
+                raise UnsupportedCombination(
+                    here(
+                        f"the script uses torch.amp, and {self._arm} is only there for scripts with apex.amp; compare "
+                        f"another arm, or put these two lines into it instead: {LINES}"
+                    )
+                )
+            self.used = True
+
+    def _make_autocast(
+        self,
+        original: Any,
+        block: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if not _is_own():
+            self._note(enabled)
+            if enabled:
+                dtype, enabled = self._dtype, self._dtype is not None
+                self._casts = True
+        original(block, present(device_type), dtype, enabled, cache_enabled)
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_own():
+            self._scalers[scaler] = False
+            kwargs = scaler_settings(args, kwargs)
+            self._note(kwargs["enabled"])
+            kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
+            if kwargs["enabled"] and self._dtype is not torch.float16:
+                self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
+            args, kwargs["enabled"] = (), self._dtype is torch.float16
+        original(scaler, *args, **kwargs)
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self._scales = True
+        if scaler in self._scalers:
+            self._scalers[scaler] = True
+        return original(scaler, outputs)
+
+    def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._scalers.get(scaler, True) and scaler.is_enabled():
+            raise not_scaled(self._arm)
+        return original(scaler, *args, **kwargs)
+
+    def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler.is_enabled() and not _is_own():
+            refuse_closure(self._arm, args, kwargs)
+        return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
+
+    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler in self._scalers:
+            self._scalers[scaler] = False
+        return result
+
+    def _state_dict(self, original: Any, scaler: Any) -> Any:
+        settings = self._silenced.get(scaler)
+        return original(scaler) if settings is None else {"scale": 1.0, **settings, "_growth_tracker": 0}
+
+    def _setting(self, name: str, original: Any, scaler: Any) -> Any:
+        settings = self._silenced.get(scaler)
+        return original(scaler) if settings is None else settings[name]
+
+    def _is_plain(self) -> bool:
+        """Return whether the script trains without a GradScaler."""
+        return self.used and not self._scales and self._rows is not None and not self._rows.has_amp
+
+    def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_plain() and self._rows is not None:
+            loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+            self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
+        return original(tensors, *args, **kwargs)
+
+    def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if self._is_plain() and self._rows is not None:
+            self._rows.add_step(self._rows.number(optimizer)[0], True)
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if self._off is not None and not self.used and not self._initialized():
+            raise UnsupportedCombination(self._off)
+        if self.used and self._given is not None:
+            self._given([], [optimizer])
+            self._given = None
+        if self.used and not self._casts:
+            raise without_autocast(self._arm)
+        if self.used and not self._scales and self._dtype is torch.float16:
+            raise unscaled(self._arm)
+
+
+def present(device_type: str) -> str:
+    """Return the type of the device that is there: without a GPU, casts and a scale for CUDA would be off."""
+    return "cpu" if device_type == "cuda" and not torch.cuda.is_available() else device_type
+
+
+def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a GradScaler from the arguments of its constructor, for a device that is there."""
+    settings = {name: one.default for name, one in SCALER.parameters.items()}
+    settings |= dict(zip(settings, args, strict=False)) | dict(kwargs)
+    return {**settings, "device": present(settings["device"])}
+
+
+def switched_off(arm: Arm | str) -> str:
+    """Return the message for a script that trains with `torch.amp` switched off."""
+    return here(
+        f"the script makes autocast or GradScaler with enabled=False, so {arm} cannot act; run it with its own option "
+        "for mixed precision, such as --amp"
+    )
+
+
+def unscaled(arm: Arm | str) -> ScalingError:
+    """Return the error for a script that steps in fp16 without a scaled loss."""
+    return ScalingError(
+        here(
+            f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss: add "
+            "`scaler = torch.amp.GradScaler()` and scale, step and update by it, or compare native:bf16"
+        )
+    )
+
+
+def not_scaled(arm: Arm | str) -> ScalingError:
+    """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
+    return ScalingError(
+        here(
+            f"the scaler divides gradients by its scale, and has scaled no loss since its last update, so under {arm} "
+            "they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
+        )
+    )
+
+
+def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what a script passes to `scaler.step` besides the optimizer, if it is a closure.
+
+    Raises:
+        ScalingError: it is; GradScaler raises too.
+    """
+    if any(map(callable, args)) or callable(kwargs.get("closure")):
+        raise ScalingError(here(f"scaler.step gets a closure, which {arm} cannot run: a step may have to be skipped"))
+
+
+def without_autocast(arm: Arm | str) -> ScalingError:
+    """Return the error for a script whose GradScaler works without any autocast block."""
+    return ScalingError(
+        here(
+            f"the script has a GradScaler, and has entered no enabled autocast block, so {arm} casts nothing. If the "
+            "script has an option that turns mixed precision on, give it"
+        )
+    )
+
+
+def _is_own() -> bool:
+    """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
+    name: str = sys._getframe(3).f_globals.get("__name__", "")  # above: the replacement, and the function here
+    return name.startswith(("ampcompare.precision.", "torch.utils.checkpoint", "torch.amp."))

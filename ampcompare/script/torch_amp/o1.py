@@ -1,0 +1,217 @@
+"""`apex:O1` behind `torch.autocast` and `GradScaler`: O1's casts inside the blocks, Apex's loss scaler in the scaler.
+
+O1 needs no model. Each `scaler.step` checks and unscales its optimizer; `scaler.update` moves Apex's scale once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import autocast_mode
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import checkpoint
+
+from ampcompare.apex.amp.scaler import LossScaler
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.guards.patches import Patches
+from ampcompare.precision.base import owned_params
+from ampcompare.script.apex_amp.amp import Given
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    not_scaled,
+    present,
+    refuse_closure,
+    scaler_settings,
+    switched_off,
+    unscaled,
+    without_autocast,
+)
+
+__all__ = ["O1BehindTorch"]
+
+
+@dataclasses.dataclass
+class _State:
+    """Of one GradScaler, since the last update.
+
+    Attributes:
+        scaler: of Apex.
+        scaled: whether it has scaled a loss.
+        overflows: per optimizer, whether its gradients overflowed.
+    """
+
+    scaler: LossScaler
+    scaled: bool = False
+    overflows: dict[int, bool] = dataclasses.field(default_factory=dict)
+
+
+class O1BehindTorch:
+    """Replaces what both classes do; O1's patches of torch are on from the first block of the script on.
+
+    Args:
+        loss_scale: of the arm: "dynamic" or a factor.
+        given: called with the first optimizer before its first step.
+        initialized: returns whether the script trains through `apex.amp`.
+
+    Attributes:
+        used: the script has entered an autocast block.
+    """
+
+    def __init__(
+        self,
+        loss_scale: float | str = "dynamic",
+        given: Given | None = None,
+        initialized: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loss_scale = loss_scale
+        self._given = given
+        self._initialized = initialized
+        self._off: str | None = None
+        self._scales = False
+        self._hooks: list[Any] = []
+        self._handle: Any = None
+        self._depth = 0
+        self.used = False
+
+    def install(self, patches: Patches) -> None:
+        """Replace the methods of both classes."""
+        patches.put(autocast_mode.autocast, "__enter__", _method(self._enter))
+        patches.put(autocast_mode.autocast, "__exit__", _method(self._exit))
+        patches.wrap(autocast_mode.autocast, "__init__", self._make_autocast)
+        patches.wrap(torch.amp.GradScaler, "__init__", self._make_scaler)
+        for name in ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict"):
+            patches.wrap(torch.amp.GradScaler, name, getattr(self, f"_{name.rstrip('_')}"))
+        patches.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
+        self._hooks = [register_optimizer_step_pre_hook(self._before_step)]
+
+    def end(self) -> None:
+        """Remove what `install` has put outside of its patches, and O1's patches of torch."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._handle is not None:
+            self._handle._deactivate()
+
+    def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(block, present(device_type), *args, **kwargs)
+        self._note(block._enabled)
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        settings = scaler_settings(args, kwargs)
+        self._note(settings["enabled"])
+        original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
+
+    def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Let what a checkpoint computes again run under O1's casts if it did so before."""
+        kinds = original(*args, **kwargs)
+        for kind in kinds:
+            if kind is not None:
+                kind["enabled"] = self._handle is not None and self._handle._is_active
+        return kinds
+
+    def _note(self, enabled: bool) -> None:
+        if not enabled and not self.used and self._off is None:
+            self._off = switched_off("apex:O1")
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        if not self.used:
+            if self._off is not None and not self._initialized():
+                raise UnsupportedCombination(self._off)
+            return
+        if not self._scales:
+            raise unscaled("apex:O1")
+        if self._given is not None:
+            self._given([], [optimizer])
+            self._given = None
+
+    def _enter(self, block: Any) -> Any:
+        if self._handle is None:
+            amp = importlib.import_module("ampcompare.apex.amp")
+            self._handle = amp.init(verbose=False)
+            self._handle._is_active = False
+        self.used = self.used or block._enabled
+        self._depth += 1
+        block._ampcompare_before = self._handle._is_active
+        self._handle._is_active = bool(block._enabled)
+        return block
+
+    def _exit(self, block: Any, *_exception: Any) -> None:
+        self._depth -= 1
+        self._handle._is_active = block._ampcompare_before
+        if not self._depth:
+            self._handle._clear_cache()
+
+    def _of(self, scaler: Any) -> _State:
+        state: _State | None = scaler.__dict__.get("_ampcompare_state")
+        if state is None:
+            state = scaler.__dict__["_ampcompare_state"] = _State(LossScaler(self._loss_scale))
+        return state
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self._scales = True
+        if not scaler.is_enabled():
+            return outputs
+        self._of(scaler).scaled = True
+        if isinstance(outputs, Tensor):
+            return outputs.float() * self._of(scaler).scaler.loss_scale()
+        return type(outputs)(self._scale(original, scaler, output) for output in outputs)
+
+    def _unscale(self, original: Any, scaler: Any, optimizer: Any) -> None:
+        if not scaler.is_enabled():
+            return
+        state = self._of(scaler)
+        if not self.used:
+            raise without_autocast("apex:O1")
+        if not state.scaled:
+            raise not_scaled("apex:O1")
+        if id(optimizer) in state.overflows:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+        grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
+        state.scaler.clear_overflow_state()
+        with torch.no_grad():
+            state.scaler.unscale_(grads)
+        state.overflows[id(optimizer)] = state.scaler._read_flags()
+
+    def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scaler.is_enabled():
+            return optimizer.step(*args, **kwargs)
+        refuse_closure("apex:O1", args, kwargs)
+        state = self._of(scaler)
+        if id(optimizer) not in state.overflows:
+            self._unscale(original, scaler, optimizer)
+        return None if state.overflows[id(optimizer)] else optimizer.step(*args, **kwargs)
+
+    def _update(self, original: Any, scaler: Any, new_scale: Any = None) -> None:
+        if not scaler.is_enabled():
+            return
+        state = self._of(scaler)
+        if new_scale is not None:
+            state.scaler._loss_scale = float(new_scale)
+        else:
+            state.scaler._has_overflow = any(state.overflows.values())
+            state.scaler.update_scale()
+        state.overflows.clear()
+        state.scaled = False
+
+    def _get_scale(self, original: Any, scaler: Any) -> float:
+        return self._of(scaler).scaler.loss_scale() if scaler.is_enabled() else 1.0
+
+    def _state_dict(self, original: Any, scaler: Any) -> dict[str, Any]:
+        if not scaler.is_enabled():
+            return {}
+        own = self._of(scaler).scaler
+        settings = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": own._scale_seq_len}
+        return {"scale": own.loss_scale(), **settings, "_growth_tracker": own._unskipped}
+
+    def _load_state_dict(self, original: Any, scaler: Any, state: dict[str, Any]) -> None:
+        if scaler.is_enabled():
+            own = self._of(scaler).scaler
+            own._loss_scale, own._unskipped = float(state["scale"]), int(state["_growth_tracker"])
+
+
+def _method(function: Any) -> Any:
+    """Return a function that a class binds."""
+    return lambda self, *args: function(self, *args)

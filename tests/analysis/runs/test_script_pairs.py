@@ -1,0 +1,85 @@
+"""Runs of a script are pairs only if they began alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ampcompare.analysis.runs.script_pairs import began_apart, script_sentences
+from ampcompare.analysis.summary import summarize
+from ampcompare.records.evaluation import EpochResult
+from ampcompare.records.run import RunRecord, ScriptFacts
+from ampcompare.records.script_metrics import metrics_of
+from ampcompare.records.summary import RunSummary
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.script import ScriptConfig, ScriptMetric
+
+
+def record(
+    arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), files: tuple[str, ...] = (), **more: Any
+) -> Any:
+    config = RunConfig(arm=arm)
+    facts = ScriptFacts(weights=[weights], batches=list(batches), files=list(files), **more)
+    return RunRecord(cell=config.digest(), arm=arm, status="completed", config=config, script=facts)
+
+
+def test_other_weights_or_batches_part_a_pair() -> None:
+    """Batches count as far as both have seen them."""
+    assert began_apart(record("fp32"), record("half", weights="v")) == "began from other weights"
+    assert began_apart(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
+    assert began_apart(record("fp32"), record("half", batches=("b", "c"))) == ""
+
+
+def test_the_report_says_whether_runs_are_paired() -> None:
+    """One sentence where all are, one for each reason where not, and one for a file that several wrote."""
+    alike = [record("fp32"), record("half")]
+    assert [text.partition(":")[0] for text in script_sentences(alike, "fp32")] == ["Paired"]
+    apart = [record("fp32", files=("/out",)), record("half", weights="v", files=("/out",))]
+    first, second = script_sentences(apart, "fp32")
+    assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
+    assert second.startswith("2 cells wrote /out, fp32, seed 0, first")
+
+
+def test_a_script_that_failed_has_no_learning_rate_of_our_loop() -> None:
+    """The settings of the recipe are not its own."""
+    config = RunConfig(arm="half", script=ScriptConfig(name="train.py"))
+    failed = RunRecord(cell=config.digest(), arm="half", status="failed", config=config, error="e")
+    assert math.isnan(summarize([record("fp32"), failed], arms=["fp32", "half"], reference="fp32").arms[1].lr)
+
+
+def test_departures_are_named() -> None:
+    """Once for all arms that have them."""
+    alike = [record("fp32"), record("half", notes=["one scale"]), record("native:fp16", notes=["one scale"])]
+    assert list(script_sentences(alike, "fp32"))[1:] == ["half, native:fp16: one scale."]
+
+
+def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
+    metric = ScriptMetric(name="reward", difference=difference)  # type: ignore[arg-type]
+    script = ScriptConfig(name="train.py", metrics=(metric,))
+    config = RunConfig(arm=arm, script=script, recipe=Recipe(seed=seed))
+    facts = ScriptFacts(weights=["w"], batches=["b"])
+    (described,) = metrics_of(script)
+    epoch = EpochResult(epoch=0, samples=1, values={"reward": value}, train_seconds=1.0, eval_seconds=0.0)
+    return RunRecord(
+        cell=config.digest(), arm=arm, status="completed", config=config, script=facts, metrics=[described],
+        summary=RunSummary(metric_final=value, num_steps=100, epochs=[epoch]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"), [("ratio", "not comparable (reward -5.1000 has no ratio"), ("points", "equivalent")]
+)
+def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: str) -> None:
+    """Without `points` the arm is not said to have learned nothing, and the verdict names the option."""
+    records = [
+        _scored(arm, seed, -5.1 + 0.1 * seed + (0.001 * (seed % 3) if arm == "half" else 0.0), difference)
+        for arm in ("fp32", "half")
+        for seed in range(6)
+    ]
+    row = summarize(records, arms=["fp32", "half"], reference="fp32").arms[1]
+    assert row.accuracy_verdict.startswith(word)
+    assert "learned nothing" not in row.accuracy_verdict
+    assert ("--metric reward:points" in row.accuracy_verdict) == (difference == "ratio")

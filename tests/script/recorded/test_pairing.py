@@ -1,0 +1,44 @@
+"""Hashes of first batches and weights, and the seed."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import nn
+
+from ampcompare.script.recorded.pairing import FirstBatches, seed_all, weights_of
+
+
+def test_first_batches_are_those_of_the_first_module_after_each_step() -> None:
+    """Inner modules, evaluation and later calls of one step do not count; after three batches nothing is watched."""
+    found: list[list[str]] = []
+    batches = FirstBatches(found.append)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for value in (1.0, 2.0, 1.0, 3.0):
+        with torch.no_grad():
+            model(torch.zeros(1, 2))
+        model(torch.full((1, 2), value))
+        model(torch.full((1, 2), 7.0))
+        batches.stepped()
+    ((one, two, three),) = found
+    assert one == three != two
+
+
+def test_equal_seeds_give_equal_draws() -> None:
+    """Python and torch are seeded."""
+    draws = []
+    for _ in range(2):
+        seed_all(3)
+        draws.append((random.random(), torch.rand(1).item()))
+    assert draws[0] == draws[1]
+
+
+def test_weights_have_one_hash_whatever_holds_them() -> None:
+    """The hash is of the bits of all parameters."""
+    model = nn.Linear(2, 2)
+    before = weights_of([model])
+    assert before == weights_of([model])
+    with torch.no_grad():
+        model.bias[0] += 1
+    assert weights_of([model]) != before
