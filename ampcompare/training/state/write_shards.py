@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.checkpoint.store.folder import CheckpointFolder
-from ampcompare.checkpoint.store.sharded import FILES, PARTS, checksum
+from ampcompare.checkpoint.store.checksum import checksum
+from ampcompare.checkpoint.store.sharded import FILES, PARTS
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.tensors.flattened import is_wrapped
 from ampcompare.tensors.sharded import is_sharded, local
