@@ -243,6 +243,40 @@ def test_only_the_command_line_prints_and_exits(module: str) -> None:
     assert not wrong
 
 
+def _assigned_classes(tree: ast.AST) -> list[str]:
+    """Return where a tree gives an object another class."""
+    places = [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store))
+        or (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).rpartition(".")[2] in ("setattr", "__setattr__")
+            and any(isinstance(value, ast.Constant) and value.value == "__class__" for value in node.args)
+        )
+    ]
+    return [f"line {line}" for line in sorted(places)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_object_changes_its_class(module: str) -> None:
+    """`__class__` is read, never assigned: a module gets a `ReplacedForward` and stays what its user made it."""
+    assert not _assigned_classes(_tree(module))
+
+
+def test_an_assigned_class_is_found() -> None:
+    """In each of its spellings, and not where it is read."""
+    source = """
+a.__class__ = B
+a.b[0].__class__, c = B, 1
+setattr(a, "__class__", B)
+object.__setattr__(a, "__class__", B)
+a = b.__class__ is C
+getattr(a, "__class__")
+"""
+    assert _assigned_classes(ast.parse(source)) == ["line 2", "line 3", "line 4", "line 5"]
+
+
 def test_no_file_is_called_utils() -> None:
     """A file's name says what is in it, but for one whose name is Apex's."""
     vague = [name for name in MODULES if name.rpartition(".")[2] in ("utils", "helpers", "misc", "common")]

@@ -213,18 +213,18 @@ def check_gates(
     known = {_run(record) for record in baseline.records} if baseline is not None else set()
     for row in comparison.arms:
         base = _base(row.arm, comparison, baseline)
-        mine = [_run(record) for record in comparison.records if record.arm == row.arm]
-        is_itself = any(run[1] is not None and run in known for run in mine)
+        runs = [record for record in comparison.records if record.arm == row.arm]
+        is_itself = any(run[1] is not None and run in known for run in map(_run, runs))
         for gate in gates:
-            if is_itself and gate.measure not in ("diverged", "failed"):
+            needs_base = gate.measure not in ("diverged", "failed")
+            if needs_base and is_itself:
                 checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
-            elif base is None and gate.measure not in ("diverged", "failed"):
-                if baseline is not None:
+            elif needs_base and base is None:
+                if baseline is not None:  # else the arm is the reference itself
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
                 checks.append(_check_verdict(gate, row.arm, verdicts[_kind(gate)].get(row.arm, "")))
             else:
-                runs = [record for record in comparison.records if record.arm == row.arm]
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _named(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
     return checks

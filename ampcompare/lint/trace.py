@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ampcompare.lint.event import Context, Event, Facts, Kind, conditions
@@ -161,27 +162,7 @@ class Tracer:
             return
         full = self._names.resolve(call.func, frame.scope) or ""
         first = call.args[0] if call.args else None
-
-        def add(
-            kind: Kind, subject: ast.expr | str | None, target: ast.expr | str | None = "", scaler: str = ""
-        ) -> None:
-            subject = subject if isinstance(subject, str) else self._canonical(subject, frame)
-            target = target if isinstance(target, str) else self._canonical(target, frame)
-            self._events.append(
-                Event(
-                    kind,
-                    call,
-                    statement,
-                    subject,
-                    frame.facts,
-                    frame.loops,
-                    frame.contexts,
-                    frame.scope,
-                    target,
-                    scaler,
-                )
-            )
-
+        add = functools.partial(self._add, call, statement, frame)
         if full in CLIPS:
             add(Kind.CLIP, first)
         elif full in WRAPPERS:
@@ -211,9 +192,27 @@ class Tracer:
                 if self._roles.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
 
-    def _method(self, call: ast.Call, function: ast.Attribute, frame: _Frame, add: object) -> bool:
-        """Record the call of a method that is an event; return whether it is one."""
-        assert callable(add)
+    def _add(
+        self,
+        call: ast.Call,
+        statement: ast.stmt,
+        frame: _Frame,
+        kind: Kind,
+        subject: ast.expr | str | None,
+        target: ast.expr | str | None = "",
+        scaler: str = "",
+    ) -> None:
+        subject = subject if isinstance(subject, str) else self._canonical(subject, frame)
+        target = target if isinstance(target, str) else self._canonical(target, frame)
+        facts, loops, contexts = frame.facts, frame.loops, frame.contexts
+        self._events.append(Event(kind, call, statement, subject, facts, loops, contexts, frame.scope, target, scaler))
+
+    def _method(self, call: ast.Call, function: ast.Attribute, frame: _Frame, add: Callable[..., None]) -> bool:
+        """Record the call of a method that is an event; return whether it is one.
+
+        Args:
+            add: `_add` for this call.
+        """
         receiver, name = function.value, function.attr
         if name == "backward":
             owner = (dotted(receiver) or "").rpartition(".")[2].lower()

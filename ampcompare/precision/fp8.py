@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,7 +17,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.precision.factory import make_precision
-from ampcompare.precision.mxfp8 import MXFP8Linear, load_product
+from ampcompare.precision.mxfp8 import MXFP8Forward, load_product
 from ampcompare.precision.wrapper import PrecisionWrapper
 from ampcompare.records.run import Effective
 
@@ -69,17 +69,17 @@ class FP8(PrecisionWrapper):
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
         converted = [self._converted(model) for model in models]
-        if not any(True for model in converted for _ in self._layers(model)):
+        layers = {layer for model in converted for layer in _fp8_layers(model)}
+        if not layers:
             raise UnsupportedCombination(
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
                 f"{self._over} on it, or another model"
             )
         if self._device.type == "cpu" and self._product is None:
-            for model in converted:
-                for layer in self._layers(model):
-                    layer.forward = functools.partial(_outside_autocast, layer.forward)
+            for layer in layers:
+                layer.forward = functools.partial(_outside_autocast, layer.forward)
         prepared = super()._prepare(converted, optimizers)
-        left = [text for model in converted for text in self._left_out(model)]
+        left = [text for model in converted for text in self._left_out(model, layers)]
         if left:
             more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
             self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
@@ -90,7 +90,7 @@ class FP8(PrecisionWrapper):
         if self._product is not None:
             for name, module in model.named_modules():
                 if isinstance(module, nn.Linear) and fits(module, name):
-                    MXFP8Linear.convert(module, self._product)
+                    MXFP8Forward(module, self._product).install()
             return model
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
         # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
@@ -112,21 +112,24 @@ class FP8(PrecisionWrapper):
         fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
         return fits and module not in kept
 
-    def _layers(self, model: nn.Module) -> Iterator[Any]:
-        kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-        return (module for module in model.modules() if isinstance(module, kind | MXFP8Linear))
-
-    def _left_out(self, model: nn.Module) -> Iterator[str]:
-        """Yield each module that multiplies and is not converted, with the reason."""
-        converted = set(map(id, self._layers(model)))
+    def _left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
+        """Yield each module that multiplies and is not in `layers`, which are converted, with the reason."""
         for name, module in model.named_modules():
-            if not isinstance(module, MULTIPLYING) or id(module) in converted:
+            if not isinstance(module, MULTIPLYING) or module in layers:
                 continue
             if type(module) is nn.Linear and any(size % self._align for size in module.weight.shape):
                 sizes = f"{module.in_features} to {module.out_features}"
                 yield f"{name} ({sizes}, not multiples of {self._align})"
             else:
                 yield f"{name} ({type(module).__name__})"
+
+
+def _fp8_layers(model: nn.Module) -> list[Any]:
+    """Return the layers that were just converted: the arm underneath may replace `forward` again."""
+    kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+    return [
+        module for module in model.modules() if isinstance(module, kind) or isinstance(module.forward, MXFP8Forward)
+    ]
 
 
 def _has_fp8(device: torch.device, scaling: str) -> bool:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.precision.replaced_forward import ReplacedForward
 
-__all__ = ["MXFP8Linear", "load_product"]
+__all__ = ["MXFP8Forward", "load_product"]
 
 BLOCK = 32
 LIBRARY = Library(("torchao.prototype.moe_training.mxfp8_linear",), ("torchao",), "pip install -U 'torchao>=0.18'")
@@ -25,24 +26,25 @@ Product = Callable[[Tensor, Tensor], Tensor]
 """A differentiable product of an input (rows, in) with a weight (out, in), all sizes multiples of 32, in bf16."""
 
 
-class MXFP8Linear(nn.Linear):
-    """An `nn.Linear` with operands in MXFP8, forward and backward; input, weight, bias and result are bf16."""
+class MXFP8Forward(ReplacedForward):
+    """Multiplies a linear layer's operands in MXFP8, forward and backward; input, weight, bias and result are bf16.
 
-    product: Product
+    The layer keeps its class, its parameters, its names and its hooks.
+    """
 
-    @classmethod
-    def convert(cls, layer: nn.Linear, product: Product) -> None:
-        """Change the class of a layer, which keeps its parameters, its names and its hooks."""
-        converted: Any = layer
-        converted.__class__ = cls
-        converted.product = product
+    module: nn.Linear
 
-    def forward(self, value: Tensor) -> Tensor:
+    def __init__(self, layer: nn.Linear, product: Product) -> None:
+        super().__init__(layer, layer.forward)
+        self.product = product
+
+    def __call__(self, value: Tensor) -> Tensor:
+        layer = self.module
         with torch.autocast(value.device.type, enabled=False):
-            rows = value.bfloat16().reshape(-1, self.in_features)
-            result = self.product(_filled(rows), _filled(self.weight.bfloat16()))
-            result = result[: len(rows), : self.out_features].reshape(*value.shape[:-1], self.out_features)
-            return result if self.bias is None else result + self.bias.bfloat16()
+            rows = value.bfloat16().reshape(-1, layer.in_features)
+            result = self.product(_filled(rows), _filled(layer.weight.bfloat16()))
+            result = result[: len(rows), : layer.out_features].reshape(*value.shape[:-1], layer.out_features)
+            return result if layer.bias is None else result + layer.bias.bfloat16()
 
 
 def _filled(matrix: Tensor) -> Tensor:

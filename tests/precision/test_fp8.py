@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -101,17 +102,38 @@ def test_products_in_mxfp8_are_those_of_the_formula(shape: tuple[int, int, int],
 
 
 @needs_torchao
-def test_layers_that_are_not_converted_are_named() -> None:
+@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
+def test_an_mxfp8_layer_stays_a_linear_layer(over: str) -> None:
+    """It keeps its class and its names, and copies and replicas of it multiply in MXFP8 with weights of their own."""
+    layer: Any = nn.Linear(32, 32)
+    precision = make_precision(f"fp8:mxfp8,over={over}")
+    ((layer,), _), x = precision.prepare([layer], [SGD(layer.parameters(), lr=1.0)]), torch.randn(4, 32)
+    assert precision.notes == ()
+    assert type(layer) is nn.Linear
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    with torch.no_grad(), precision.autocast():
+        expected = layer(x)
+        for other in (copy.deepcopy(layer), layer._replicate_for_data_parallel()):
+            other.weight = nn.Parameter(-layer.weight)
+            other.bias = nn.Parameter(-layer.bias)
+            assert torch.equal(other(x), -expected)
+        assert torch.equal(layer(x), expected)
+
+
+@needs_torchao
+@pytest.mark.parametrize("arm", ["fp8", "fp8:mxfp8", "fp8:mxfp8,over=half:dtype=bf16"])
+def test_layers_that_are_not_converted_are_named(arm: str) -> None:
     """A head of 10 classes, convolutions and attention stay in bf16, the projection inside attention too."""
     model = nn.ModuleDict({"conv": nn.Conv2d(1, 4, 3), "attend": nn.MultiheadAttention(16, 2), "net": net()})
-    precision = make_precision("fp8")
+    precision = make_precision(arm)
     (prepared,), _ = precision.prepare([model], [SGD(model.parameters(), lr=1.0)])
     assert precision.notes == (
         "fp8 is not in: conv (Conv2d), attend (MultiheadAttention), "
         "attend.out_proj (NonDynamicallyQuantizableLinear), net.2 (32 to 10, not multiples of 16)",
     )
-    kinds = {name: type(module).__name__ for name, module in prepared.named_modules()}
-    assert [name for name, kind in kinds.items() if kind == "Float8Linear"] == ["net.0"]
+    if arm == "fp8":
+        kinds = {name: type(module).__name__ for name, module in prepared.named_modules()}
+        assert [name for name, kind in kinds.items() if kind == "Float8Linear"] == ["net.0"]
 
 
 @needs_torchao

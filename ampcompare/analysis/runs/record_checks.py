@@ -23,6 +23,7 @@ from ampcompare.records.metric import TOP1, TOP5, Metric
 from ampcompare.records.other_precisions import PrecisionResult
 from ampcompare.records.run import RunRecord, read_record
 from ampcompare.records.step import iter_steps
+from ampcompare.records.summary import Trace
 from ampcompare.settings.digest import settings_digest
 
 __all__ = ["SEEDS_ITSELF", "contradiction", "implausible", "read_checked", "unique_runs"]
@@ -256,29 +257,40 @@ def _steps_fault(path: Path, record: RunRecord) -> str:
     if len(steps) != summary.num_steps:
         return f"it counts {summary.num_steps} steps, and steps.jsonl has {len(steps)}"
     losses = [step.loss for step in steps]
-    # JSON has one NaN, and the hash is over the bits of each.
-    if not any(map(math.isnan, losses)):
-        found = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
-        if found != summary.losses_sha256:
-            return f"losses_sha256 is {summary.losses_sha256[:12]}, and the losses of steps.jsonl give {found[:12]}"
-    tail = loss_tail(losses)["loss_tail"]
-    if summary.loss_tail is not None and not _equal(summary.loss_tail, tail):
-        return f"loss_tail is {summary.loss_tail}, and the last losses of steps.jsonl give {tail}"
+    if fault := _losses_fault(losses, record):
+        return fault
     skipped = sum(not all(step.applied) for step in steps)
     if skipped != summary.skipped_steps:
         return f"it counts {summary.skipped_steps} skipped steps, and steps.jsonl has {skipped}"
-    trace = record.trace
-    if trace is not None:
-        for number, loss in zip(trace.steps, trace.losses, strict=False):
-            own = losses[number] if number < len(losses) else math.nan
-            if not (math.isnan(loss) and math.isnan(own)) and not math.isclose(loss, own, rel_tol=TRACE_DIGITS):
-                return f"its trace has a loss of {loss} at step {number}, and steps.jsonl {own}"
+    if fault := _trace_fault(losses, record.trace):
+        return fault
     seconds = [step.seconds for step in steps if step.step >= summary.warmup_steps]
-    if seconds and not _equal(summary.step_seconds_median, statistics.median(seconds)):
-        return (
-            f"step_seconds_median is {summary.step_seconds_median}, and the median of steps.jsonl is "
-            f"{statistics.median(seconds)}"
-        )
+    median = statistics.median(seconds) if seconds else None
+    if median is not None and not _equal(summary.step_seconds_median, median):
+        return f"step_seconds_median is {summary.step_seconds_median}, and the median of steps.jsonl is {median}"
+    return ""
+
+
+def _losses_fault(losses: Sequence[float], record: RunRecord) -> str:
+    summary = record.summary
+    # JSON has one NaN, and the hash is over the bits of each.
+    if summary.losses_sha256 and not any(map(math.isnan, losses)):
+        digest = hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
+        if digest != summary.losses_sha256:
+            return f"losses_sha256 is {summary.losses_sha256[:12]}, and the losses of steps.jsonl give {digest[:12]}"
+    tail = loss_tail(losses)["loss_tail"]
+    if summary.loss_tail is not None and not _equal(summary.loss_tail, tail):
+        return f"loss_tail is {summary.loss_tail}, and the last losses of steps.jsonl give {tail}"
+    return ""
+
+
+def _trace_fault(losses: Sequence[float], trace: Trace | None) -> str:
+    if trace is None:
+        return ""
+    for number, loss in zip(trace.steps, trace.losses, strict=False):
+        own = losses[number] if number < len(losses) else math.nan
+        if not (math.isnan(loss) and math.isnan(own)) and not math.isclose(loss, own, rel_tol=TRACE_DIGITS):
+            return f"its trace has a loss of {loss} at step {number}, and steps.jsonl {own}"
     return ""
 
 

@@ -23,13 +23,13 @@ from ampcompare.base.files.write import write_atomically, write_file
 from ampcompare.checkpoint.reader.archive import open_archive
 from ampcompare.checkpoint.reader.budget import Budget
 from ampcompare.checkpoint.reader.foreign import Contents, explained, open_members, open_regular
+from ampcompare.checkpoint.store.checksum import hash_bytes
 from ampcompare.checkpoint.store.frame import COMMENT, COMMENT_SIZE, read_frame
 from ampcompare.checkpoint.store.layout import SCHEMA, require_plain
 
 __all__ = ["moved", "read_checkpoint", "verify_file", "write_checkpoint", "write_pickle", "write_weights"]
 
 LOCAL_HEADER_SIZE = 30
-CHUNK = 1 << 20
 
 
 class _Writer:
@@ -146,12 +146,7 @@ def verify_file(path: Path) -> None:
     """
     with _opened(path) as (file, size, end):
         file.seek(0)
-        hashed = xxhash.xxh3_128()
-        buffer = memoryview(bytearray(CHUNK))
-        left = size - COMMENT_SIZE - 2
-        while left > 0 and (count := file.readinto(buffer[: min(CHUNK, left)])):
-            hashed.update(buffer[:count])
-            left -= count
+        hashed = hash_bytes(file, size - COMMENT_SIZE - 2)
         _compare(path, _finish(hashed, file.read(2)), end)
 
 

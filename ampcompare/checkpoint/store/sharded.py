@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoint.reader.archive import open_archive
 from ampcompare.checkpoint.reader.budget import Budget
 from ampcompare.checkpoint.reader.foreign import as_tensor, explained, open_members, open_regular
+from ampcompare.checkpoint.store.checksum import checksum
 from ampcompare.checkpoint.store.file import moved, read_checkpoint
 
-__all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "checksum", "is_sharded_folder", "read_saved"]
+__all__ = ["FILES", "PARTS", "STATE_FILE", "SUFFIX", "is_sharded_folder", "read_saved"]
 
 SUFFIX = ".dcp"
 STATE_FILE = "state.pt"
@@ -37,7 +37,6 @@ PARTS = "stored_parts"
 elements by dimension; next to "dtype" and "shape" of the whole tensor."""
 
 SHARD_FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
-CHUNK = 1 << 20
 
 
 def is_sharded_folder(path: Path) -> bool:
@@ -66,21 +65,6 @@ def read_saved(path: Path, *, device: torch.device | str = "cpu") -> dict[str, A
         sizes = {name: _verified_size(path / name, wanted) for name, wanted in state.pop(FILES).items()}
         whole: dict[str, Any] = _without_parts(state, _Joiner(path, sizes))
     return whole if torch.device(device).type == "cpu" else moved(whole, torch.device(device))
-
-
-def checksum(path: Path) -> str:
-    """Return XXH3 of 128 bits over the bytes of a file.
-
-    Raises:
-        CheckpointError: it is no regular file.
-        OSError: it cannot be read.
-    """
-    hashed = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(CHUNK))
-    with open_regular(path) as file:
-        while count := file.readinto(buffer):
-            hashed.update(buffer[:count])
-    return hashed.hexdigest()
 
 
 def _verified_size(path: Path, wanted: str) -> int:

@@ -40,31 +40,36 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
     for trace in _amp_traces(module):
         for step in trace:
-            if step.kind not in STEPS or not any("%" in key for key in step.facts):
-                continue
-            loop = step.loops[-1:]
-            passes = [
-                other
-                for other in trace
-                if other.kind is Kind.BACKWARD and other.loops[-1:] == loop and other.may_follow(step)
-            ]
-            # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
-            if not loop or not any(_accumulates(step, other) for other in passes):
+            if not _is_after_accumulation(trace, step):
                 continue
             for event in trace:
-                if event.loops != step.loops or not event.may_follow(step) or not _accumulates(step, event):
+                condition = _accumulates(step, event) if event.loops == step.loops and event.may_follow(step) else ""
+                if not condition or any("%" in key for key in event.facts) or _steps_each_time(trace, event):
                     continue
-                condition = _accumulates(step, event)
-                if any("%" in key for key in event.facts) or _steps_each_time(trace, event):
-                    continue
-                step_kind = step.kind is Kind.SCALER_STEP
-                if event.kind is Kind.UPDATE and step_kind and event.subject == step.subject:
-                    yield module.finding("AMP209", event.call, f"the step runs only if `{condition}`")
-                elif event.kind is Kind.UNSCALE and step_kind and event.target == step.target:
-                    if not _updates_each_time(trace, event):
-                        yield module.finding("AMP210", event.call, f"the step runs only if `{condition}`")
-                elif event.kind is Kind.CLIP:
-                    yield module.finding("AMP211", event.call, f"the step runs only if `{condition}`")
+                if code := _code_of_microbatch(trace, event, step):
+                    yield module.finding(code, event.call, f"the step runs only if `{condition}`")
+
+
+def _is_after_accumulation(trace: Trace, step: Event) -> bool:
+    """Return whether an event is a step that runs for some micro-batches of a loop with a backward pass for each."""
+    loop = step.loops[-1:]
+    if step.kind not in STEPS or not loop or not any("%" in key for key in step.facts):
+        return False
+    passes = (other for other in trace if other.kind is Kind.BACKWARD and other.loops[-1:] == loop)
+    # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
+    return any(other.may_follow(step) and _accumulates(step, other) for other in passes)
+
+
+def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
+    """Return the code of a rule that an event breaks as it runs more often than a step; "" if none."""
+    if event.kind is Kind.CLIP:
+        return "AMP211"
+    if step.kind is not Kind.SCALER_STEP:
+        return ""
+    if event.kind is Kind.UPDATE and event.subject == step.subject:
+        return "AMP209"
+    unscales = event.kind is Kind.UNSCALE and event.target == step.target
+    return "AMP210" if unscales and not _updates_each_time(trace, event) else ""
 
 
 def _steps_each_time(trace: Trace, event: Event) -> bool:

@@ -16,58 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["create_precision"]
 
 
+OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
+NO_OPTIONS = ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses")
+
+
 def create_precision(core: Core, initialize: Initialize) -> None:
     """Put `make_precision` and `prepare` in the place of a call; what is above it makes fp32 the default."""
-    tree, edits, given = core.tree, core.edits, initialize.arguments
+    tree, edits = core.tree, core.edits
     name = f"self.{core.scalers.names[0]}" if core.scalers.home == "self" else core.scalers.names[0]
-    level = given.get("opt_level")
-    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
-    if isinstance(level, ast.Constant):
-        arm = f'"apex:{level.value!s}"'
-    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
-        arm = f'"apex:" + {tree.source(level)}'
-    enabled = given.get("enabled")
-    if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
-        arm = f'{arm} if {tree.source(enabled)} else "fp32"'
-    arguments = [arm, 'device="cuda"']
-    for option in OPTIONS:
-        value = given.get(option)
-        if value is None or (isinstance(value, ast.Constant) and value.value is None):
-            continue
-        text = tree.source(value)
-        if isinstance(value, ast.Constant) or _is_choice(value):
-            arguments.append(f"{option}={text}")
-        else:
-            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
-    for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
-        if option in given:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
-    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
-        raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
-    models = given.get("models", None)
-    if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
-    optimizers = given.get("optimizers")
-    if isinstance(optimizers, ast.Constant):
-        optimizers = None
-    several = [each for each in (models, optimizers) if isinstance(each, (ast.List, ast.Tuple))]
-    lists = [_as_list(tree, each) for each in (models, optimizers)]
-    lines = call_lines(core, f"{name} = ampcompare.make_precision", arguments)
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
-    if isinstance(initialize.statement, ast.Expr):
-        lines.append(f"{name}.prepare({', '.join(lists)})")
-    elif isinstance(initialize.statement, ast.Assign) and len(bound) == 1 + (optimizers is not None):
-        names = [_as_list(tree, each) for each in bound] + ([] if optimizers is not None else ["_"])
-        for each, given_value in zip(bound, (models, optimizers), strict=False):
-            if given_value in several and not isinstance(each, (ast.List, ast.Tuple)):
-                names[bound.index(each)] = tree.source(each)  # type: ignore[arg-type]
-        lines.append(f"{', '.join(names)} = {name}.prepare({', '.join(lists)})")
-    else:
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
+    arguments = [_arm(tree, initialize), 'device="cuda"', *_options(tree, initialize)]
+    _require_known_options(initialize)
+    preparation = _preparation(tree, initialize, name)
+    lines = [*call_lines(core, f"{name} = ampcompare.make_precision", arguments), preparation]
     conditions = conditions_of(tree, initialize)
-    in_module = core.scalers.home == "module" and initialize.function is not None
-    if in_module:
+    if core.scalers.home == "module" and initialize.function is not None:
         declare_global(core, initialize.function)
     elif conditions and conditions[-1] not in core.defaults:
         core.defaults.add(conditions[-1])
@@ -80,12 +42,80 @@ def create_precision(core: Core, initialize: Initialize) -> None:
     edits.replace_statement(initialize.statement, lines)
 
 
+def _arm(tree: Tree, initialize: Initialize) -> str:
+    """Return an expression for the arm: that of the opt level, or fp32 where Apex is not enabled."""
+    level = initialize.arguments.get("opt_level")
+    arm = '"apex:O1"' if level is None else f'f"apex:{{{tree.source(level)}}}"'
+    if isinstance(level, ast.Constant):
+        arm = f'"apex:{level.value!s}"'
+    elif level is not None and any(mark in tree.source(level) for mark in ('"', "'", "\n", "\\")):
+        arm = f'"apex:" + {tree.source(level)}'  # before Python 3.12 these may not stand in an f-string
+    enabled = initialize.arguments.get("enabled")
+    if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True):
+        return arm
+    return f'{arm} if {tree.source(enabled)} else "fp32"'
+
+
+def _options(tree: Tree, initialize: Initialize) -> list[str]:
+    """Return the arguments for the options of the arm; None stands for the default of the opt level and is left out."""
+    arguments = []
+    for option in OPTIONS:
+        value = initialize.arguments.get(option)
+        if value is None or (isinstance(value, ast.Constant) and value.value is None):
+            continue
+        text = tree.source(value)
+        if isinstance(value, ast.Constant) or _is_choice(value):
+            arguments.append(f"{option}={text}")
+        else:
+            arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
+    return arguments
+
+
+def _require_known_options(initialize: Initialize) -> None:
+    """Check that each option of a call is known and has a counterpart.
+
+    Raises:
+        Unsure: one has none, or it depends on the run which there are.
+    """
+    for option in NO_OPTIONS:
+        if option in initialize.arguments:
+            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+    if initialize.sometimes - {"verbosity"} or initialize.options is not None:
+        raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
+
+
+def _preparation(tree: Tree, initialize: Initialize, name: str) -> str:
+    """Return the line that prepares models and optimizers; its results are bound as those of the call were.
+
+    Raises:
+        Unsure: the call has no models, or its result is bound otherwise.
+    """
+    models = initialize.arguments.get("models")
+    if models is None:
+        raise Unsure(initialize.call, "amp.initialize without models")
+    optimizers = initialize.arguments.get("optimizers")
+    if isinstance(optimizers, ast.Constant):
+        optimizers = None
+    prepare = f"{name}.prepare({_as_list(tree, models)}, {_as_list(tree, optimizers)})"
+    if isinstance(initialize.statement, ast.Expr):
+        return prepare
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    bound = list(target.elts) if isinstance(target, (ast.Tuple, ast.List)) and optimizers is not None else [target]
+    if target is None or len(bound) != 1 + (optimizers is not None):
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
+    names = [_bound_to(tree, each, given) for each, given in zip(bound, (models, optimizers), strict=False)]
+    return f"{', '.join([*names, '_'][:2])} = {prepare}"
+
+
+def _bound_to(tree: Tree, target: ast.expr | None, given: ast.expr | None) -> str:
+    """Return what `prepare` is unpacked into: a name that stands for several of them takes the list itself."""
+    is_whole = isinstance(given, (ast.List, ast.Tuple)) and not isinstance(target, (ast.List, ast.Tuple))
+    return tree.source(target) if is_whole and target is not None else _as_list(tree, target)
+
+
 def _is_choice(value: ast.expr) -> bool:
     """Return whether a value is chosen by a test, and is not None at least in one case."""
     return isinstance(value, ast.IfExp) and isinstance(value.body, ast.Constant) and value.body.value == "dynamic"
-
-
-OPTIONS = ("keep_batchnorm_fp32", "master_weights", "loss_scale", "max_loss_scale")
 
 
 def _as_list(tree: Tree, node: ast.expr | None) -> str:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.checkpoint.store.layout import CONVERTED, as_list, one_or_list
+from ampcompare.checkpoint.store.layout import CONVERTED, TENSOR_SHARDS, as_list, one_or_list
 from ampcompare.parallel.ranks import Communicator
 from ampcompare.precision.base import Precision, owned_params
-from ampcompare.tensors.flattened import SHARDS, is_flattened, plain_state, rebuilt
 from ampcompare.tensors.lists import copies_on_host
 from ampcompare.tensors.sharded import from_part, is_sharded, placed_like, rank_in, whole_tree
 from ampcompare.training.state.check_checkpoint import Names, Owned, require_training_fits
+from ampcompare.training.state.flattened import is_flattened, plain_state, rebuilt
 from ampcompare.training.state.generators import random_states, set_random_states
 
 __all__ = ["rank_states", "restore_rank", "restore_training", "training_state"]
@@ -197,10 +197,10 @@ def _placed(optimizer: Optimizer, saved: Mapping[str, Any], kinds: Mapping[str, 
     """
 
     def place(value: Any, param: Tensor) -> Any:
-        is_part = isinstance(value, Mapping) and SHARDS in value
+        is_part = isinstance(value, Mapping) and TENSOR_SHARDS in value
         if not is_part and not is_flattened(value):
             return placed_like(value, param)
-        part = value[SHARDS][rank_in(param)] if is_part else value
+        part = value[TENSOR_SHARDS][rank_in(param)] if is_part else value
         part = rebuilt(part, kinds) if is_flattened(part) else part
         return from_part(part, param) if is_sharded(param) else part
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
+from ampcompare.checkpoint.store.layout import TENSOR_SHARDS
 from ampcompare.precision.base import owned_params
-from ampcompare.tensors.flattened import SHARDS, is_flattened
 from ampcompare.tensors.sharded import shard_shapes
+from ampcompare.training.state.flattened import is_flattened
 from ampcompare.training.state.probe import StateProbe
 from ampcompare.training.state.unlike import alike, short, unlike
 
@@ -132,7 +133,7 @@ class OptimizerFit:
         for name, slot in slots.items():
             of_ranks = [part[name] for part in parts]
             if any(map(is_flattened, of_ranks)):
-                slots[name] = {SHARDS: of_ranks}
+                slots[name] = {TENSOR_SHARDS: of_ranks}
             elif is_flattened(slot):
                 slots[name] = torch.empty(param.shape, dtype=of_ranks[0].dtype, device="meta")
         return slots

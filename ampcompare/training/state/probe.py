@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.tensors.flattened import class_name, flattened, is_flattened, is_wrapped
+from ampcompare.training.state.flattened import class_name, flattened, is_flattened, is_wrapped
 
 __all__ = ["StateProbe"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, equal
 
-from ampcompare.tensors.flattened import CLASS, SHARDS, is_flattened
+from ampcompare.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
+from ampcompare.training.state.flattened import is_flattened
 
 __all__ = ["alike", "short", "unlike"]
 
@@ -21,7 +22,13 @@ def unlike(found: Any, wanted: Any, *, same_type: bool = True) -> str:
             other values.
     """
     if isinstance(wanted, Mapping):
-        compare = _unlike_shards if SHARDS in wanted else _unlike_flattened if CLASS in wanted else _unlike_mapping
+        compare = (
+            _unlike_shards
+            if TENSOR_SHARDS in wanted
+            else _unlike_flattened
+            if TENSOR_CLASS in wanted
+            else _unlike_mapping
+        )
         return compare(found, wanted)
     if not isinstance(wanted, Tensor):
         return ""
@@ -37,10 +44,10 @@ def unlike(found: Any, wanted: Any, *, same_type: bool = True) -> str:
 
 def _unlike_shards(found: Any, wanted: Mapping[str, Any]) -> str:
     """Compare the parts of a sharded tensor, which are of as many ranks or do not fit."""
-    parts = found.get(SHARDS) if isinstance(found, Mapping) else None
-    if not isinstance(parts, list) or len(parts) != len(wanted[SHARDS]):
+    parts = found.get(TENSOR_SHARDS) if isinstance(found, Mapping) else None
+    if not isinstance(parts, list) or len(parts) != len(wanted[TENSOR_SHARDS]):
         return f"is {_kind_of(found)} there and {_kind_of(wanted)} here"
-    faults = (unlike(part, each) for part, each in zip(parts, wanted[SHARDS], strict=True))
+    faults = (unlike(part, each) for part, each in zip(parts, wanted[TENSOR_SHARDS], strict=True))
     return next((f"has a shard that {fault}" for fault in faults if fault), "")
 
 
@@ -49,7 +56,7 @@ def _unlike_flattened(found: Any, wanted: Mapping[str, Any]) -> str:
 
     Its dtype is what it shows to others; the types of the tensors that it holds do not depend on it.
     """
-    if not is_flattened(found) or found[CLASS] != wanted[CLASS]:
+    if not is_flattened(found) or found[TENSOR_CLASS] != wanted[TENSOR_CLASS]:
         return f"is {_kind_of(found)} there and {_kind_of(wanted)} here"
     if set(found) != set(wanted):
         return f"lacks a part of {_kind_of(wanted)}"
@@ -80,9 +87,9 @@ def _made_alike(found: Any, wanted: Any) -> bool:
 
 def _kind_of(value: Any) -> str:
     if is_flattened(value):
-        return f"of class {str(value[CLASS]).rpartition('.')[2][:60]}"
-    if isinstance(value, Mapping) and SHARDS in value:
-        count = len(value[SHARDS]) if isinstance(value[SHARDS], list) else "some"
+        return f"of class {str(value[TENSOR_CLASS]).rpartition('.')[2][:60]}"
+    if isinstance(value, Mapping) and TENSOR_SHARDS in value:
+        count = len(value[TENSOR_SHARDS]) if isinstance(value[TENSOR_SHARDS], list) else "some"
         return f"in shards of {count} ranks"
     return "a whole tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
+from ampcompare.checkpoint.store.checksum import checksum
 from ampcompare.checkpoint.store.folder import CheckpointFolder
-from ampcompare.checkpoint.store.sharded import FILES, PARTS, checksum
+from ampcompare.checkpoint.store.sharded import FILES, PARTS
 from ampcompare.parallel.ranks import Communicator
-from ampcompare.tensors.flattened import is_wrapped
 from ampcompare.tensors.sharded import is_sharded, local
+from ampcompare.training.state.flattened import is_wrapped
 
 __all__ = ["write_shards"]
 

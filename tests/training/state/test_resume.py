@@ -27,12 +27,12 @@ from ampcompare.records.evaluation import EpochResult
 from ampcompare.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.registry import make_task
-from ampcompare.tensors.flattened import is_flattened
 from ampcompare.tensors.tree import tensors_in
 from ampcompare.training.assemble import assemble_single
 from ampcompare.training.metrics.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.state.check_checkpoint import require_fit
+from ampcompare.training.state.flattened import is_flattened
 from ampcompare.training.state.resume import find_checkpoint, validate_resume
 from ampcompare.training.state.saver import Saver
 from ampcompare.training.state.schema import require_plain_parts

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.tensors.flattened import flattened, is_wrapped, plain_state, rebuilt
 from ampcompare.tensors.tree import tensors_in
+from ampcompare.training.state.flattened import flattened, is_wrapped, plain_state, rebuilt
 
 
 class Pair(Tensor):

@@ -18,12 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ampcompare.checkpoint.store.layout import TENSOR_CLASS, TENSOR_SHARDS
 from ampcompare.tensors.sharded import is_sharded, local, whole_tree
 from ampcompare.tensors.tree import mapped
 
 __all__ = [
-    "CLASS",
-    "SHARDS",
     "class_name",
     "flattened",
     "is_flattened",
@@ -31,12 +30,6 @@ __all__ = [
     "plain_state",
     "rebuilt",
 ]
-
-CLASS = "tensor_class"
-"""Key of a flattened tensor, of the name of its class; next to "tensors", "attributes", "shape" and "stride"."""
-
-SHARDS = "tensor_shards"
-"""Key of a list by rank of flattened or plain tensors, the parts of one sharded tensor."""
 
 
 def is_wrapped(value: Any) -> bool:
@@ -46,7 +39,7 @@ def is_wrapped(value: Any) -> bool:
 
 def is_flattened(value: Any) -> bool:
     """Return whether a value is what `flattened` makes of a tensor of a class of its own."""
-    return isinstance(value, Mapping) and CLASS in value
+    return isinstance(value, Mapping) and TENSOR_CLASS in value
 
 
 def class_name(kind: type) -> str:
@@ -60,7 +53,7 @@ def flattened(value: Any) -> Any:
         return value
     names, attributes = value.__tensor_flatten__()
     return {
-        CLASS: class_name(type(value)),
+        TENSOR_CLASS: class_name(type(value)),
         "tensors": {name: flattened(getattr(value, name)) for name in names},
         "attributes": attributes,
         "shape": value.shape,
@@ -77,7 +70,7 @@ def rebuilt(saved: Mapping[str, Any], kinds: Mapping[str, type]) -> Tensor:
     tensors = {
         name: rebuilt(inner, kinds) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
     }
-    kind: Any = kinds[saved[CLASS]]
+    kind: Any = kinds[saved[TENSOR_CLASS]]
     made: Tensor = kind.__tensor_unflatten__(
         tensors, saved["attributes"], torch.Size(saved["shape"]), tuple(saved["stride"])
     )
@@ -106,7 +99,7 @@ def _plain(value: Any) -> Any:
     dist.all_gather_object(parts, mapped(flattened(local(value.detach())), lambda tensor: tensor.detach().cpu()))
     if not any(map(is_flattened, parts)):
         return whole_tree(value)
-    return parts[0] if len(parts) == 1 else {SHARDS: parts}
+    return parts[0] if len(parts) == 1 else {TENSOR_SHARDS: parts}
 
 
 def _part(value: Any) -> Any:
