@@ -64,7 +64,7 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     done = call("run", "--metric", "top1:max")
     assert done.code == 2
     assert "is for a script: ampcompare run [OPTIONS] -- SCRIPT ARGS..." in done.err
-    assert "comes a script with its arguments" in call("compare", "--").err
+    assert "no script after --" in call("compare", "--").err
 
 
 @pytest.mark.slow
