@@ -1,4 +1,4 @@
-"""What differed between cells that are compared all the same, such as hosts and days, and what was not checked."""
+"""What differed between cells that are compared anyway, such as hosts and days, and what was not checked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
         yield from _difference(what, rows, value_of)
     for arm, runs in rows.items():
         for text, count in _counted(filter(None, map(foreign_steps, runs))):
-            yield f"{arm}: {count} of {len(runs)} runs {text}, so that its results are not those of {arm} alone."
+            yield f"{arm}: {count} of {len(runs)} runs {text}, so its results are not those of {arm} alone."
         for text, count in _counted(filter(None, map(resumed_elsewhere, runs))):
             yield f"{arm}: {count} of {len(runs)} runs {text}."
     yield from _survivors(records, reference)
@@ -61,7 +61,7 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
     if unread:
         yield (
             f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
-            "valid all the same. Install ampcompare[gpu] to have them read."
+            "valid all the same. Install ampcompare[gpu] to read them."
         )
 
 
@@ -109,7 +109,7 @@ def _lighter_steps(rows: dict[str, list[RunRecord]]) -> Iterator[str]:
     if parts:
         yield (
             f"Skipped steps do less work and count in the median step time: {'; '.join(parts)}. "
-            "Start and compilation are not in it."
+            "Startup and compilation are not included."
         )
 
 

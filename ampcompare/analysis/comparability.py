@@ -1,7 +1,7 @@
 """Whether two runs did the same work, so that their accuracy, step time or peak memory can be compared.
 
 What is refused and what is only named is a table in docs/fairness.md. A setting of the launch that can move a result is
-refused where nobody sees it, and compared where the label of the row names it, as `half threads=8` of a sweep does.
+refused where it is not visible, and compared where the label of the row names it, as `half threads=8` of a sweep does.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool
 
 
 def device_kind(record: RunRecord) -> str:
-    """Return cpu or cuda, by what the run found; cpu for old records without a word on it."""
+    """Return cpu or cuda, by what the run found; cpu for old records that do not say."""
     return str(record.environment.get("device", "cpu")).partition(":")[0]
 
 

@@ -345,8 +345,8 @@ def _notes(
             yield f"{line.label} is not compared by --sd {sd:g}: its runs and those of the reference have {own:.3g}."
     if any(line.value is not None and line.value.effect is None for line in tested):
         yield (
-            "The table does not say how many runs are behind a mean, without which it has no error: give a column n, "
-            "or --runs."
+            "The table does not give the number of runs behind a mean, which its standard error needs: add a column "
+            "n, or give --runs."
         )
     contradicted = any(line.value is not None and line.value.own_sd is not None for line in tested)
     if sd is not None and not _uses_sd(lines) and not contradicted:

@@ -41,7 +41,7 @@ SHOWN_BY = {
     "better": ("better",),
 }
 REFUSED = ("worse", "diverged", LEARNED_NOTHING)
-SAME_RUNS = "the baseline holds these very runs, so nothing has run since; take another --output-dir"
+SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why there is none
 Runs = Sequence[RunRecord]
 

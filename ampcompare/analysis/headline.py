@@ -127,4 +127,4 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
     if len({name.partition(" ")[0] for name in arms}) < 2:
         return ""
     parts = [f"{', '.join(its)} on {name}" for name, its in sorted(arms.items())]
-    return f"Two engines of apex.amp ran: {'; '.join(parts)}. A result of compat is not one of NVIDIA's Apex."
+    return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."

@@ -143,7 +143,7 @@ def _open(
         whose = "between arms" if len(arms) == len(everyone) else f"of {names_of(arms, everyone, said)}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
-        yield f"{noun}: differences {whose} cannot be told from run-to-run noise."
+        yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
         said.update(arms)
     tested = [row for row in rows if row not in few and row.metric_difference_low is not None]
     if tested:

@@ -145,7 +145,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     metric = metric_of(runs)
     last = [(record.summary.metric_final, record.summary.epochs[-1].chance) for record in runs
             if record.status == "completed" and record.summary.epochs]  # fmt: skip
-    if metric.has_errors:  # without a word on chance it is at least none
+    if metric.has_errors:  # if chance is not known, it is at least none
         last = [(value, chance or 0.0) for value, chance in last]
     gains = [
         metric.score(value) - metric.score(chance)
@@ -198,7 +198,7 @@ def still_improving(by_arm: Mapping[str, Sequence[RunRecord]], margin: float) ->
     ]
     if not rising:
         return ""
-    return f"Still improving at the end, so that more epochs may change the order: {', '.join(rising)}."
+    return f"Still improving at the end, so more epochs may change the order: {', '.join(rising)}."
 
 
 def _fell(losses: Sequence[float]) -> bool:

@@ -67,9 +67,9 @@ def loss_verdicts(
     *,
     same_software: bool = True,
 ) -> dict[str, Verdict]:
-    """Return the verdict of each arm: a Holm family of its own, apart from those of the metric and of time.
+    """Return the verdict of each arm: its own Holm family, apart from those of the metric and of time.
 
-    A verdict without a word is that of an arm whose runs, or those of the reference, keep no such loss.
+    An empty verdict is that of an arm whose runs, or those of the reference, keep no such loss.
     """
     tails = {arm: tail_loss(pairs, design.pilot) for arm, (_, pairs) in arms.items()}
     words = {arm: _untested(*arms[arm], tails[arm], same_software) for arm in arms}

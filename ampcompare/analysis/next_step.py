@@ -90,7 +90,7 @@ def _missing(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     if missing and all(text.endswith(SEEDS_ITSELF) for text in comparison.excluded) and comparison.excluded:
         yield NextStep(
             command=str(typed.with_option("--seed-arg", "--seed").elsewhere("seeded")),
-            why="pass the seed on, if --seed is what the script calls it",
+            why="pass the seed, if the script's option for it is called --seed",
         )
     elif missing:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"

@@ -147,7 +147,7 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
     if ended:
         yield f"Ended before the last epoch, as the recipe allows: {', '.join(ended)}; the records say why."
     if returned:
-        yield f"Went back to a good state: {', '.join(returned)}; the records say at which steps."
+        yield f"Rolled back to a good state: {', '.join(returned)}; the records say at which steps."
 
 
 def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> str:

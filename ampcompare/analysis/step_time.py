@@ -74,7 +74,7 @@ def _rounds_of(pair: Pair) -> list[Pair]:
 
 
 def _in_round(record: RunRecord, timing: TimingRound) -> RunRecord:
-    """Return the record of a cell with the times and readings of a round in place of those of its run."""
+    """Return the record of a cell with the times and readings of a round instead of those of its run."""
     times = {"step_seconds_median": timing.step_seconds_median, "data_seconds_median": timing.data_seconds_median}
     return record.model_copy(
         update={"summary": record.summary.model_copy(update=times), "readings": timing.readings or record.readings}

@@ -210,7 +210,7 @@ def _metric(
     if means:
         return means[0], _directed(ACCURACY, options)
     if not {"time", "throughput", "memory"} & set(roles):
-        raise RecordError(f"{name} has no column 'accuracy'; its header is {_shown(head)}; --metric names another")
+        raise RecordError(f"{name} has no column 'accuracy'; its header is {_shown(head)}; name one with --metric")
     return None, None
 
 
