@@ -41,9 +41,11 @@ def create_precision(core: Core, initialize: Initialize) -> None:
             arguments.append(f"**({{}} if {text} is None else {{'{option}': {text}}})")
     for option in ("cast_model_type", "cast_model_outputs", "patch_torch_functions", "min_loss_scale", "num_losses"):
         if option in given:
-            raise Unsure(initialize.call, f"{option} is no option of ampcompare.make_precision; use ampcompare.apex")
+            raise Unsure(
+                initialize.call, f"{option} is not an option of ampcompare.make_precision; use ampcompare.apex"
+            )
     if initialize.sometimes - {"verbosity"} or initialize.options is not None:
-        raise Unsure(initialize.call, "its options depend on the run; write out those of --to precision by hand")
+        raise Unsure(initialize.call, "its options depend on the run; write the options for --to precision by hand")
     models = given.get("models", None)
     if models is None:
         raise Unsure(initialize.call, "amp.initialize without models")
@@ -64,7 +66,7 @@ def create_precision(core: Core, initialize: Initialize) -> None:
                 names[bound.index(each)] = tree.source(each)  # type: ignore[arg-type]
         lines.append(f"{', '.join(names)} = {name}.prepare({', '.join(lists)})")
     else:
-        raise Unsure(initialize.call, "the result of amp.initialize is not bound to names of its own")
+        raise Unsure(initialize.call, "the result of amp.initialize is not bound to its own names")
     conditions = conditions_of(tree, initialize)
     in_module = core.scalers.home == "module" and initialize.function is not None
     if in_module:
