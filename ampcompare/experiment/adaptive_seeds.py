@@ -118,7 +118,8 @@ def run_auto(
     needed, arm = _needed_at_this_look(pilot, len(first), read_looks(folder), terms)
     if needed > len(first):
         observer.note(
-            f"a margin of {_margin(pilot)} needs {needed} seeds, by the spread of {arm} over the pilot's {len(first)}"
+            f"a margin of {_margin(pilot)} needs {needed} seeds, judging by the spread of {arm} over the pilot's "
+            f"{len(first)}"
         )
     else:
         if needed:
@@ -139,7 +140,7 @@ def run_auto(
             return True
         ended = (
             f"The budget of {budget_seconds:g} s ended it after {seeds} of the {needed} seeds that are needed. The "
-            "error rate holds, and a difference is seen less often than in 80 %."
+            f"error rate still holds, but the power to detect a difference is below 80 %."
         )
         return False
 

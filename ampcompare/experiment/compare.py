@@ -120,7 +120,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 
     Raises:
         ConfigError: an option that cannot be used.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         RecordError: the baseline cannot be read.
     """
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
@@ -134,7 +134,9 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
     base = sources.config
     if "arm" in base.model_fields_set:
-        raise ConfigError(f"a comparison takes arms, and the settings name one, arm: {base.arm}; write arms: [...]")
+        raise ConfigError(
+            f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
+        )
     seeds = requested_seeds(options, sources)
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
     plan = _make_plan(options, sources, rows, first)
@@ -152,7 +154,8 @@ def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence
     is_elsewhere = options.launch.nnodes > 1 or any(cell.launcher == "slurm" for cell in plan.cells)
     if options.timing_rounds and (options.jobs > 1 or is_elsewhere):
         raise ConfigError(
-            "--timing-rounds times one arm after the other on this machine; leave it out, or --jobs, --nnodes and Slurm"
+            "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
+            "--nnodes and Slurm"
         )
     # The nodes of one command run the same cells in the same order, and cannot tell each other what they have drawn.
     return plan if options.launch.nnodes == 1 else plan.in_order([], int(plan.digest(), 16))
@@ -169,7 +172,7 @@ def run_comparison(
 
     Raises:
         ConfigError: an option that cannot be used, or another command uses the folder.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         RecordError: the baseline cannot be read.
         LaunchError: no process could be started.
         KeyboardInterrupt: passed on; finished cells are saved.

@@ -19,14 +19,14 @@ __all__ = ["DiagnoseOptions", "diagnose"]
 def diagnose(
     options: DiagnoseOptions, loop: Loop | None = None, say: Callable[[str], Any] = lambda line: None
 ) -> Diagnosis:
-    """Diagnose a loop in this process, or else what the configuration names, in processes of its own.
+    """Diagnose a loop in this process, or else what the configuration names, in separate processes.
 
     Args:
         say: called with a line before each run of a script.
 
     Raises:
         ConfigError: options that cannot be used, or nothing was watched.
-        EnvironmentUnfit: this machine lacks something that is asked for.
+        EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: what was trained has failed.
     """
     if loop is not None:

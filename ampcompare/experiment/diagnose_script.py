@@ -35,7 +35,7 @@ SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 LOG = "log.txt"
 NOTE = "ampcompare: "
-BEYOND_FP16 = "a number of that line is beyond 65504, the largest of fp16: take torch.finfo(tensor.dtype).min or max"
+BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
 ERRORS: dict[int, type[AmpCompareError]] = {2: ConfigError, 4: EnvironmentUnfit}
 
 
@@ -77,7 +77,7 @@ def diagnose_script(options: DiagnoseOptions, say: Callable[[str], None] = lambd
 
 
 class _Runs:
-    """Runs of one script, each in a process of its own and with a folder of its own."""
+    """Runs of one script, each in a separate process and with its own folder."""
 
     def __init__(self, options: DiagnoseOptions, folder: Path) -> None:
         self._options = options
@@ -159,7 +159,7 @@ class _Runs:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what runs still; torchrun gets the time to end its ranks, which are in sessions of their own."""
+    """End what runs still; torchrun gets the time to end its ranks, which are in their own sessions."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -211,6 +211,6 @@ def _failure(code: int, folder: Path) -> str:
     if code != 0:
         return f"the script showed no step to diagnose: {_error(code, folder)}"
     return (
-        "the script ended without a step that was watched: each has a backward pass and a step of an optimizer that "
-        "went through apex.amp or torch.amp, in the process that was started or its ranks (--nproc-per-node)"
+        "the script ended without a step to watch: a step is a backward pass and an optimizer step that go through "
+        "apex.amp or torch.amp, in the started process or its ranks (--nproc-per-node)"
     )

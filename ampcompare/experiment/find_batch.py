@@ -1,4 +1,4 @@
-"""Find the largest batch that each arm can train in the memory of a device; each try is a process of its own."""
+"""Find the largest batch that each arm can train in the memory of a device; each try is a separate process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BatchSearch:
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
-            raise ConfigError(f"margin {self.margin:.0%} is not a share of memory that stays free, such as 5 %")
+            raise ConfigError(f"margin {self.margin:.0%} is not a percentage of memory to keep free, such as 5")
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
 
@@ -83,7 +83,10 @@ class BatchSearch:
 def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     """Return the configurations of arms that train as `config` says."""
     if config.recipe.global_batch_size is not None:
-        raise ConfigError("the batch of a process is searched; leave out --global-batch-size, and start with -b")
+        raise ConfigError(
+            "find-batch searches the batch size of one process; leave out --global-batch-size, and give "
+            "the first size with -b"
+        )
     return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
@@ -152,7 +155,7 @@ def _limit(search: BatchSearch, record: RunRecord) -> int | None:
 
 
 def _no_limit() -> ConfigError:
-    return ConfigError("on a CPU --memory-limit says how many GiB a run may take, as in --memory-limit 4")
+    return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
 def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
@@ -165,11 +168,11 @@ def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
     if record.status == "failed":
         if TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY):
             return Try(batch, error)
-        raise LaunchError(f"{record.arm} with batch {batch} failed, and not for lack of memory: {error}")
+        raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
         raise LaunchError(
             f"{record.arm} with batch {batch}: all {summary.num_steps} updates overflowed, so the optimizer has not "
-            "made its state yet; give a smaller loss scale"
+            f"created its state; give a smaller loss scale"
         )
     by_rank = record.processes.peak_bytes_by_rank if record.processes is not None else []
     peaks = [summary.peak_reserved_bytes or summary.peak_bytes or 0, *by_rank]

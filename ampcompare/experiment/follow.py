@@ -118,8 +118,8 @@ class _Events:
                 raise
             except Exception as error:
                 raise ConfigError(
-                    f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; repair it "
-                    "or leave it out; finished cells are kept"
+                    f"callback {type(callback).__name__}: {method} raised {type(error).__name__}: {error}; fix it or "
+                    f"leave it out; finished cells are kept"
                 ) from error
 
 

@@ -33,19 +33,19 @@ __all__ = ["JOURNAL", "NO_PLAN", "Journal", "append_look", "journal_head", "read
 
 JOURNAL = "journal.jsonl"
 NOT_COMPLETE = (
-    "Nothing was tested: not all runs of this plan are there, and a test on the way would be another look. The command "
-    "that began it, called again, runs the others and tests."
+    "Nothing was tested: some runs of this plan are missing, and a test before the end would be another look. Run the "
+    "command that began it again: it finishes the other runs and tests."
 )
 NOT_COUNTED = (
-    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report counts none. "
-    "The command that is to compare them so, called with these terms, tests."
+    "Nothing was tested: the journal has no look at these runs under the terms of the plan, and a report adds none. "
+    "Run the comparison again with these terms to test."
 )
 NO_PLAN = (
-    "Nothing was tested: the folder has a journal of looks and no plan.json that says which of its runs belong "
-    "together. The command that wrote it, called again, writes it again."
+    "Nothing was tested: the folder has a journal of looks but no plan.json that says which of its runs belong "
+    "together. Run the command that wrote it again to restore it."
 )
 SPENT = (
-    "Nothing was tested: the looks before have spent the error rate of 5 %. Other seeds in another run directory are a "
+    "Nothing was tested: earlier looks have spent the error rate of 5 %. Other seeds in another run directory are a "
     "new comparison."
 )
 
@@ -70,7 +70,7 @@ def read_looks(folder: Path) -> list[Look]:
         try:
             data = parse_json(line)
             if not isinstance(data, dict) or data.get("before") != _hash(before):
-                raise FileFault("it does not follow the line before, so a line was changed or taken out")
+                raise FileFault("it does not follow from the line before, so a line was changed or removed")
             looks.append(Look.model_validate(data["look"]))
         except (FileFault, KeyError, ValidationError) as error:
             why = f"{error}".splitlines()[0]

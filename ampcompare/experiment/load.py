@@ -57,7 +57,7 @@ class _StoredPlan(BaseModel):
         rows = {"reference": self.reference, **{f"cell {label}": _row(label) for label in self.cells}}
         for what, row in rows.items():
             if row not in self.arms:
-                raise ValueError(f"the row {row!r} of {what} is none of its arms")
+                raise ValueError(f"the row {row!r} of {what} is not one of its arms")
         return self
 
 
@@ -210,7 +210,7 @@ def _with_headline(comparison: Comparison, look: Look | None) -> Comparison:
 def _fault_in_report(raw: Mapping[str, Any], record: RunRecord) -> str:
     fault = implausible(record) or contradiction(record)
     if not fault and record.host is not None and record.cell != (own := settings_digest(raw["config"])):
-        return f"it calls itself cell {record.cell}, and its settings are those of cell {own}"
+        return f"it calls itself cell {record.cell}, but its settings are those of cell {own}"
     return fault
 
 
@@ -258,8 +258,8 @@ def _read_plan(path: Path) -> _StoredPlan:
         return validated(_StoredPlan, read_json(path))
     except (FileFault, ConfigError) as error:
         raise RecordError(
-            f"{path} is not a plan: {error}; the command that wrote it, called again, writes it again, and without it "
-            "records of equal settings are one table"
+            f"{path} is not a plan: {error}; run the command that wrote it again to restore it, or remove it to show "
+            f"records of equal settings as one table"
         ) from None
 
 

@@ -63,8 +63,8 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
     for name, comparison in group:
         if (comparison.reference, criteria_of(comparison)) != (first.reference, criteria_of(first)):
             raise ConfigError(
-                f"{first_name} and {name} hold runs of the same settings, and have different references, margins or "
-                "tags; name one of them"
+                f"{first_name} and {name} hold runs of the same settings, but have different references, margins or "
+                f"tags; name one of them"
             )
         keys = [(record.arm, record.config.recipe.seed) for record in comparison.records]
         for arm, seed in keys:
@@ -97,9 +97,11 @@ def _design(comparisons: Sequence[Comparison]) -> Design | None:
         return None
     rates = [0.0 if comparison.error_rate == 0 else _next_error_rate(comparison) for comparison in comparisons]
     rate = min(rates) / 2 ** (len(comparisons) - 2)
-    looks = "Runs of several directories, of which each was looked at before"
+    looks = "Runs of several directories, each of which was looked at before"
     if not rate:
-        return Design(0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and of one nothing is left to spend.",))
+        return Design(
+            0.0, 0.0, notes=(f"Nothing was tested: {looks.lower()}, and one of them has no error rate left to spend.",)
+        )
     return Design(rate, rate / 2, notes=(f"{looks}: one more look, tested at an error rate of {100 * rate:.3g} %.",))
 
 

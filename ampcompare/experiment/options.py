@@ -26,7 +26,7 @@ class LaunchOptions:
     Attributes:
         nnodes: machines.
         node_rank: which of them this is.
-        rdzv_endpoint: HOST:PORT on node 0, where several machines meet.
+        rdzv_endpoint: HOST:PORT address on node 0 at which several machines meet.
         max_restarts: restarts of all processes of a cell after one has failed.
         dist_url: where processes meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
@@ -49,7 +49,7 @@ class LaunchOptions:
             raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
         if jobs > 1 and "slurm" in launchers:
             raise ConfigError(
-                "--jobs is for cells on this machine; under Slurm all are submitted, and the queue decides"
+                "--jobs is for cells on this machine; under Slurm all cells are submitted at once; leave it out"
             )
 
     def launcher(self, config: RunConfig, *, several_cells: bool) -> Launcher:
@@ -110,7 +110,7 @@ class CompareOptions:
         time_margin: equivalence margin in percent of the step time.
         loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
         looks: how often the runs are looked at in all, as planned beforehand; None leaves it open.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        objective: what the recommended arm should improve while keeping the accuracy.
         tag: label of the report and its folder.
         jobs: cells that run in parallel; step times are then not compared.
         timing_rounds: times that the arms of a seed are timed again after their runs, in turns.
@@ -154,7 +154,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; it is the number of cells that run in parallel, at least 1")
+            raise ConfigError(f"jobs is {self.jobs}; give the number of cells that run in parallel, at least 1")
         if self.timing_rounds < 0:
             raise ConfigError(f"timing rounds are {self.timing_rounds}; give how often arms are timed again, or 0")
 

@@ -115,5 +115,5 @@ def _name_owner(folder: Path) -> str:
         except (FileFault, KeyError, TypeError, ValueError, OverflowError):
             pass
         if time.monotonic() >= end:
-            return "another command that has not said who it is"
+            return "another command that left no details"
         time.sleep(POLL_SECONDS)

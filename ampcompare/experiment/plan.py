@@ -105,10 +105,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise ConfigError(f"seeds {text!r} cannot be read; write them as 0-4 or 0,2,7")
         low, high = int(first), int(last or first)
         if high < low or high - low >= MAX_SEEDS:
-            raise ConfigError(f"seeds {word.strip()!r} is not a range from low to high of at most {MAX_SEEDS}")
+            raise ConfigError(
+                f"seeds {word.strip()!r} is not a range; write the lower seed first, and at most {MAX_SEEDS} seeds"
+            )
         seeds.extend(range(low, high + 1))
     if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"seeds {text!r} name a seed twice; a run counts once")
+        raise ConfigError(f"seeds {text!r} name a seed twice; list each seed once")
     return tuple(seeds)
 
 
@@ -141,12 +143,12 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
     named: dict[str, Row] = {}
     for row in rows:
         if row.label in named:
-            raise ConfigError(f"arm {row.label!r} is named twice; an arm is one row")
+            raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
         named[row.label] = row
     cells = [_cell(base, row.arm, row.varied, seed) for seed in seeds for row in named.values()]
     base_row = find_reference(rows, reference)
     if base_row is None:
-        raise ConfigError(f"the reference {reference!r} is none of the arms {', '.join(named)}")
+        raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
     plan = Plan(tuple(named), base_row.label, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
     return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
 

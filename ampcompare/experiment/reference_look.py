@@ -22,12 +22,12 @@ from ampcompare.records.run import RunRecord, dump_json
 __all__ = ["NO_JOURNAL", "chosen_reference", "compare_against"]
 
 NO_JOURNAL = (
-    "Nothing was tested: another reference is another look at these runs, and there is no journal here that could "
-    "count it. Name a run directory of this version, or compare them so with a run directory of their own."
+    "Nothing was tested: another reference is another look at these runs, and there is no journal here to count it. "
+    "Name a run directory of this version, or run that comparison in its own run directory."
 )
 NOT_WRITABLE = (
-    "Nothing was tested: another reference is another look at these runs, and the run directory cannot be written, so "
-    "that it would not be counted."
+    "Nothing was tested: another reference is another look at these runs, and it could not be counted because the run "
+    "directory is not writable."
 )
 
 
@@ -44,7 +44,7 @@ def chosen_reference(text: str, arms: Sequence[str]) -> str:
             return canonical
     close = close_matches(text, arms)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"--reference {text!r} is none of the arms of these runs: {', '.join(arms)}{hint}")
+    raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")
 
 
 def compare_against(
@@ -81,8 +81,8 @@ def compare_against(
             return comparison
     except Timeout:
         raise ConfigError(
-            f"{journal.folder} is in use by another command, and another reference is a look that is written there; "
-            "call this again when that command has ended"
+            f"{journal.folder} is in use by another command, and another reference is a look that must be recorded "
+            f"there; try again when that command has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
         return summarize(journal.untested(NOT_WRITABLE))

@@ -90,12 +90,10 @@ def load_records(folder: Path) -> tuple[list[RunRecord], list[str]]:
             if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
                 excluded.append(str(error))
     if excluded and not records:
-        again = f"the command that wrote {folder}, called again, runs such cells again"
-        raise RecordError(f"{folder} holds no record that can be used: {'; '.join(excluded[:MAX_NAMED])}; {again}")
+        again = f"run the command that wrote {folder} again to repeat such cells"
+        raise RecordError(f"{folder} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
     if not records:
-        raise RecordError(
-            f"{folder} holds no records (cells/*/record.json); name a folder that run or compare has written"
-        )
+        raise RecordError(f"{folder} holds no records (cells/*/record.json); name a folder that run or compare wrote")
     return records, excluded
 
 

@@ -85,7 +85,7 @@ def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> Sett
     """
     name, size = request.recipe, request.size
     if size is not None and name is None:
-        raise ConfigError(f"--size {size} is for a recipe; name it with --recipe")
+        raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
     full = None if name is None else read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)
     matrix = full.matrix if full is not None else Matrix()
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []

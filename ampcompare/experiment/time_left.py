@@ -1,4 +1,4 @@
-"""How long the rest of a matrix will take: every arm has a cost of its own.
+"""How long the rest of a matrix will take: every arm has its own cost.
 
 An arm costs the mean of its cells that ran in this call; else of its records that were there before; else what its
 running cell is heading for; else the mean of the arms whose cost is known. A cached cell costs nothing. The start of a

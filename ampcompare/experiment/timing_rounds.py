@@ -1,7 +1,7 @@
 """Timing rounds: after the runs of a seed, every arm is timed again for some steps, in turns close to each other.
 
 A run of minutes meets another machine than the run of the next arm; rounds of seconds, in balanced order, meet the same
-one. Each turn is a process of its own, and its median step time is one measurement.
+one. Each turn is a separate process, and its median step time is one measurement.
 """
 
 from __future__ import annotations

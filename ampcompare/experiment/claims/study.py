@@ -30,7 +30,7 @@ class StudyOptions:
         claims: names; all of the study if empty.
         output_dir: folder of records and reports, by default `runs/reproduce-<study>`.
         budget_seconds: wall time; no seed begins after it.
-        jobs: cells that run in parallel; no times are judged then.
+        jobs: cells that run in parallel; step times are then not judged.
         wait_seconds: how long to wait for another command that uses the folder.
         command: printed in the report.
     """

@@ -1,7 +1,7 @@
 """A mistake that users of torch.amp make, in the loop that they make it in: the optimizer steps twice.
 
 `scaler.step(optimizer)` leaves out a step whose gradients overflowed; an `optimizer.step()` after it makes that step
-all the same, with infinite gradients. Run as a program, this trains with and without the mistake, and prints a record
+anyway, with infinite gradients. Run as a program, this trains with and without the mistake, and prints a record
 per run. The scale grows every `GROWTH_INTERVAL` steps, a hundredth of torch's default, so that an overflow is met in
 seconds and not after thousands of steps.
 """
