@@ -11,7 +11,7 @@ from ampcompare.records.run import RunRecord
 __all__ = ["circumstances"]
 
 MAX_NAMED = 4
-MIN_SKIPPED = 0.01  # share of the steps from which on skipped ones move a median of step times
+MIN_SKIPPED = 0.01  # share of steps above which skipped steps affect the median step time
 
 
 def _of_environment(name: str) -> Callable[[RunRecord], object]:
@@ -44,7 +44,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 
 
 def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
-    """Yield a line for each thing in which the cells of a comparison differ, apart from arm, seed and recipe."""
+    """Yield a line for each difference between the cells of a comparison, except arm, seed and recipe."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished(records), key=lambda record: record.arm != reference):
         rows.setdefault(record.arm, []).append(record)

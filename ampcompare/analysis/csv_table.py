@@ -1,4 +1,4 @@
-"""Figures that someone else measured, read from a CSV or a Markdown table: one line per run, or per mean of runs."""
+"""External results, read from a CSV or a Markdown table: one line per run, or per mean of runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class ResultsTable:
-    """All lines in order, what was measured, and what a reader should know of how they were read."""
+    """All lines in order, what was measured, and notes on how they were read."""
 
     runs: tuple[Run, ...]
     metric: Metric | None
@@ -256,7 +256,7 @@ def _positive(parsed: Quantity | None, text: str, what: str) -> Quantity:
 
 
 def _how(text: str) -> str:
-    """Return how a number that could not be read is to be written."""
+    """Return how to write a number that could not be read."""
     if "," in text:
         return f"write it with a decimal point, and without separators of thousands: {_with_a_point(text)}"
     return "write NaN for a run that diverged, and leave the cell empty if it was not measured"
@@ -270,7 +270,7 @@ def _with_a_point(text: str) -> str:
 
 
 def same_words(text: str) -> str:
-    """Return what names and settings are compared by: any case, and numbers by their value."""
+    """Return the key by which names and settings are compared: ignoring case, and numbers by value."""
     number = parse_number(text)
     return text.casefold() if number is None or number.sd is not None else repr(number.mean)
 

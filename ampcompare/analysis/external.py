@@ -1,4 +1,4 @@
-"""Verdicts on figures that someone else measured: a table of runs in, a comparison without records out."""
+"""Verdicts on external results: from a table of runs to a comparison without records."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def _why_none(rows: Sequence[ArmSummary], lines: Sequence[_Line], metric: Metric
 def _notes(
     lines: Sequence[_Line], groups: Sequence[Group], sd: float | None, within: Sequence[str], factor: float
 ) -> Iterable[str]:
-    """Yield what a reader should know of how the arms were compared."""
+    """Yield notes on how the arms were compared."""
     tested = [line for line in lines if not line.is_reference and not line.closed and line.groups[1:] == ()]
     for line in tested:
         if line.value is not None and line.value.note:

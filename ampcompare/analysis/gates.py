@@ -42,7 +42,7 @@ SHOWN_BY = {
 }
 REFUSED = ("worse", "diverged", LEARNED_NOTHING)
 SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
-Measured = tuple[float | None, str]  # a value, or why there is none
+Measured = tuple[float | None, str]  # a value, or why it is missing
 Runs = Sequence[RunRecord]
 
 

@@ -1,4 +1,4 @@
-"""The answer in a few sentences: what to use, what it costs, and what these runs cannot say."""
+"""The answer in a few sentences: what to use, what it costs, and what these runs cannot show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORRECTED = "what its records give is shown."  # the end of a warning about a re
 def headline(comparison: Comparison, warnings: Sequence[str] = ()) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
-    What weakens a claim stands before it. A sentence claims no more than the verdicts of the rows do.
+    Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
 
     Args:
         comparison: with its rows; its own headline is not used.

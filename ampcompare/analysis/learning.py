@@ -1,4 +1,4 @@
-"""Whether runs learned anything: where nothing was learned, equal accuracies say nothing about the arms.
+"""Check whether runs learned anything: if not, equal accuracies say nothing about the arms.
 
 Each rule needs what newer records hold; an older record is judged by the rest.
 """
@@ -49,7 +49,7 @@ def why_idle(record: RunRecord) -> str:
     if summary.weights_moved is False:
         return "the weights did not move"
     if _has_no_ratio(record):
-        return ""  # it may well have learned
+        return ""  # it may have learned
     if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
         return why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _fell(record.trace.losses):

@@ -1,4 +1,4 @@
-"""What to do after a comparison: commands to paste, built from the command that made it.
+"""Next steps after a comparison: commands to paste, built from the command that made it.
 
 No step changes a margin: a margin is chosen before the runs. More seeds are advised only where a look is left to test
 them (`analysis.looks`).
@@ -199,7 +199,7 @@ def _is_open(rows: Sequence[ArmSummary]) -> bool:
 
 
 def _next_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return as many further seeds, from the first on that continues the range."""
+    """Return this many further seeds that continue the range."""
     first = max(seeds) + 1
     return list(range(first, first + count))
 

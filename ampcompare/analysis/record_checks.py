@@ -1,4 +1,4 @@
-"""Whether a record can be believed: it is that of its cell, agrees with itself and with its steps, and is one run.
+"""Validate a record: it belongs to its cell, is consistent with itself and its steps, and is one run.
 
 A fault is one sentence: what was read, and what was expected. A record with a fault is named and not used. Nothing
 here needs torch.
@@ -60,7 +60,7 @@ def _faults_of_file(path: Path, raw: Mapping[str, Any], record: RunRecord) -> It
 
 
 def _foreign(path: Path, raw: Mapping[str, Any], record: RunRecord) -> str:
-    """Return why a file is not the record of the cell whose folder it lies in."""
+    """Return why a file is not the record of the cell in whose folder it is."""
     own = settings_digest(raw["config"])
     whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
     if record.cell != own:
@@ -82,7 +82,7 @@ def _edited(raw: Mapping[str, Any], record: RunRecord) -> str:
 
 
 def implausible(record: RunRecord) -> str:
-    """Return a value that no run can have; "" if there is none."""
+    """Return a value that is impossible for a run; "" if there is none."""
     summary = record.summary
     for name, metric, value in _figures(record):
         if metric.over_samples == "share" and not 0 <= value <= 1:  # not for NaN either
@@ -133,7 +133,7 @@ def _figures(record: RunRecord) -> Iterator[tuple[str, Metric, float]]:
 
 
 def _evaluation_fault(record: RunRecord, epoch: EpochResult) -> str:
-    """Return a value that no evaluation can have; "" if there is none."""
+    """Return a value that is impossible for an evaluation; "" if there is none."""
     chance = epoch.chance
     if chance is not None and record.metric.counts and not 0 < chance <= 1:
         return f"{round(chance * epoch.samples)} of {epoch.samples} samples in the largest class"

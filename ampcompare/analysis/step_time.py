@@ -1,4 +1,4 @@
-"""What pairs of runs say about the step time: an effect over the valid pairs and a verdict for each arm.
+"""Step time from pairs of runs: an effect over the valid pairs and a verdict for each arm.
 
 Where all cells have timing rounds, these are compared and the times of the runs themselves are left out: a round
 compares seconds that are close to each other. The rounds of a seed are averaged into one pair. They share its data,

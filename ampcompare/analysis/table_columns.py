@@ -1,4 +1,4 @@
-"""What the columns of a table of results are: the arm, its settings, what was measured, and what is not judged."""
+"""The roles of the columns of a results table: arm, settings, measured values, and columns that are not judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command line as it was typed, with other options: what to paste next."""
+"""Change options of a command line as typed, for commands to paste."""
 
 from __future__ import annotations
 

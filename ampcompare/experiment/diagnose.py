@@ -19,15 +19,15 @@ __all__ = ["DiagnoseOptions", "diagnose"]
 def diagnose(
     options: DiagnoseOptions, loop: Loop | None = None, say: Callable[[str], Any] = lambda line: None
 ) -> Diagnosis:
-    """Diagnose a loop in this process, or else what the configuration names, in separate processes.
+    """Diagnose a loop in this process, or else the recipe or script of the configuration in separate processes.
 
     Args:
         say: called with a line before each run of a script.
 
     Raises:
-        ConfigError: options that cannot be used, or nothing was watched.
+        ConfigError: options that cannot be used, or no step was watched.
         EnvironmentUnfit: this machine lacks something that was requested.
-        LaunchError: what was trained has failed.
+        LaunchError: training failed.
     """
     if loop is not None:
         from ampcompare.diagnosis.diagnose import diagnose_given

@@ -18,7 +18,7 @@ from ampcompare.settings.validation import validated
 
 __all__ = ["BatchLimit", "BatchSearch", "Try", "configs_of", "find_batches"]
 
-STEPS = 5  # the first ones may overflow, and an optimizer makes its state in the first that does not
+STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
@@ -26,12 +26,12 @@ OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 @dataclass(frozen=True)
 class Try:
-    """What came of one batch size.
+    """The result of one batch size.
 
     Attributes:
         batch: samples in one update of each process.
         reason: why it does not fit; "" if it does.
-        peak_bytes: most memory that it took; None if it has not ended.
+        peak_bytes: peak memory; None if it did not finish.
     """
 
     batch: int
@@ -59,7 +59,7 @@ class BatchLimit:
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """How the largest batch is searched.
+    """The terms of a search for the largest batch.
 
     Attributes:
         configs: one for each arm, whose batch size is the first to be tried.
@@ -94,7 +94,7 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
-    torch's allocator has reserved, on a CPU what the process has grown by.
+    torch's allocator has reserved, on a CPU the growth of the process.
 
     Raises:
         ConfigError: a setting that cannot be used, or a CPU without a limit.

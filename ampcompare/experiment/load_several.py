@@ -1,4 +1,4 @@
-"""Load several run directories: those of equal settings are one experiment, the others stay apart."""
+"""Load several run directories: those with equal settings form one experiment, the others stay separate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reload_experiments(paths: Sequence[Path]) -> list[tuple[str, Comparison]]:
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
-    """Return the last part of a path that tells it from the others."""
+    """Return the last part of a path that distinguishes it from the others."""
     names = [other.resolve().name for other in paths]
     return path.resolve().name if names.count(path.resolve().name) == 1 else str(path)
 
@@ -90,8 +90,8 @@ def _together(group: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]
 def _design(comparisons: Sequence[Comparison]) -> Design | None:
     """Return how runs of several directories are tested together; None where no journal has a look at any of them.
 
-    It is one more look at each, with what the one that has least left gives its next, halved for every further
-    directory: those who add one directory after another look once more each time.
+    It is one more look at each. Its error rate is that of the next look at the directory with the least left, halved
+    for every further directory, since adding directories one by one looks again each time.
     """
     if not any(comparison.looks for comparison in comparisons):
         return None

@@ -96,7 +96,7 @@ def expand_matrix(
     vary: Vary = (),
     by_hand: Collection[str] = (),
 ) -> list[Row]:
-    """Return the rows that a file describes, or those asked for in its place.
+    """Return the rows that a file describes, or the requested ones instead.
 
     Args:
         arms: instead of those of the file; its rows give way too.

@@ -1,4 +1,4 @@
-"""Which cells a comparison is made of, and in which order they run."""
+"""The cells of a comparison, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Plan:
         reference: the row that the others are compared with.
         seeds: in order.
         cells: in the order in which they run: blocks by seed, each with all arms, and over the blocks all arms at equal
-            mean positions, so that a drift of the machine reaches them alike.
+            mean positions, so that a drift of the machine affects them equally.
         labels: the row of each cell.
-        order_seed: of the random choice of the order, drawn for each plan.
+        order_seed: seed of the random order, drawn for each plan.
         timing_rounds: times that every arm of a seed is timed again after its runs.
         published: published results matched to the rows.
     """
@@ -85,7 +85,7 @@ class Plan:
     def digest(self) -> str:
         """Return 12 hexadecimal digits that change with any row, and not with the seeds.
 
-        More seeds of the same rows are another look at the same comparison, so they belong into the same folder.
+        More seeds of the same rows are another look at the same comparison, so they use the same folder.
         """
         recipes = ((cell, cell.recipe.model_copy(update={"seed": 0})) for cell in self.cells)
         text = "\n".join(sorted({cell.model_copy(update={"recipe": recipe}).digest() for cell, recipe in recipes}))
@@ -124,7 +124,7 @@ def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: 
             reference.
 
     Raises:
-        ConfigError: an arm or setting that cannot be used, or a row that is there twice.
+        ConfigError: an arm or setting that cannot be used, or a duplicate row.
     """
     return plan_rows(base, crossed(arms, vary), seeds)
 
@@ -136,7 +136,7 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
         reference: an arm or the label of a row; by default the first row of fp32, or else the first of all.
 
     Raises:
-        ConfigError: a setting that cannot be used, a row that is there twice, or no row of the reference.
+        ConfigError: a setting that cannot be used, a duplicate row, or no row of the reference.
     """
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")

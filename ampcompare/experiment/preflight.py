@@ -1,4 +1,4 @@
-"""What certainly cannot run is refused before torch is imported, a process started or a folder made."""
+"""Refuse what certainly cannot run before torch is imported, a process is started or a folder is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     """Check that the names, files and libraries of cells exist, as far as that can be known without torch.
 
     Raises:
-        ConfigError: a name or a file that is not there.
+        ConfigError: a name or a file does not exist.
         EnvironmentUnfit: this machine lacks a GPU, a library or Slurm.
     """
     cells = list(cells)

@@ -32,10 +32,10 @@ NOT_WRITABLE = (
 
 
 def chosen_reference(text: str, arms: Sequence[str]) -> str:
-    """Return the row that a text names: its label, or its arm in any way of writing it.
+    """Return the row that a text names: by its label, or by its arm in any spelling.
 
     Raises:
-        ConfigError: no row is called so.
+        ConfigError: no row has this name.
     """
     if text in arms:
         return text
@@ -52,8 +52,8 @@ def compare_against(
 ) -> Comparison:
     """Return the comparison against the reference of a journal that was made for it, and count the look.
 
-    The look is tested at what the looks before have left, and its reading names the reference as a changed term. The
-    same reference again is the same look, which spends nothing.
+    The look is tested at the error rate that earlier looks left, and its text names the reference as a changed term.
+    The same reference again is the same look, which spends nothing.
 
     Args:
         journal: with the looks so far.
@@ -89,7 +89,7 @@ def compare_against(
 
 
 def _name_last_look(folder: Path) -> None:
-    """Write the last look's hash into the plan, which shows that none was taken out."""
+    """Write the last look's hash into the plan, so that a removed look is detected."""
     path = folder / "plan.json"
     plan = read_json(path)
     head = journal_head(folder)

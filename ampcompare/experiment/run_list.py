@@ -21,7 +21,7 @@ RESULTS = ("completed", "diverged")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run directory says about itself.
+    """The contents of a run directory in brief.
 
     Attributes:
         changed: when a cell or a report was last written.

@@ -67,7 +67,7 @@ def check_run(options: RunOptions) -> None:
 def run_single(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
 ) -> RunOutcome:
-    """Train one arm, or return the record that is there.
+    """Train one arm, or return its existing record.
 
     Args:
         observer: receives progress and notes in the main process.

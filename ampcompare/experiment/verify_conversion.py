@@ -1,4 +1,4 @@
-"""Whether a converted checkpoint trains on as its source would have."""
+"""Check whether training continues from a converted checkpoint as from its source."""
 
 from __future__ import annotations
 

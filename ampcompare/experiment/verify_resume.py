@@ -108,7 +108,7 @@ def _of_results(one: RunRecord, other: RunRecord) -> str:
 
 
 def _of_states(one: Path, other: Path) -> str:
-    """Compare all that the last checkpoints hold; a run that has diverged leaves none at its end."""
+    """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
     from ampcompare.checkpoint.store.difference import first_difference
     from ampcompare.checkpoint.store.folder import CheckpointFolder
 

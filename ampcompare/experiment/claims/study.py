@@ -24,7 +24,7 @@ __all__ = ["StudyOptions", "run_study"]
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """All that `reproduce` can be asked for.
+    """All options of `reproduce`.
 
     Attributes:
         claims: names; all of the study if empty.
