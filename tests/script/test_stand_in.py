@@ -277,7 +277,7 @@ def test_data_are_loaded_without_casts(behind: Any) -> None:
 
 def test_other_backends_cannot_stand_behind_a_script() -> None:
     """A library that trains by itself is no arm for a script."""
-    with pytest.raises(UnsupportedCombination, match="cannot stand behind"):
+    with pytest.raises(UnsupportedCombination, match="cannot replace amp"):
         check_arm(Arm.parse("accelerate"))
 
 
